@@ -1,4 +1,4 @@
-"""Calls from command lines by tyro; help shows the common fields, and a wrong use is an InputError in one line."""
+"""Calls from command lines by tyro, with short help, and a line for a wrong use."""
 
 import inspect
 import os
@@ -46,7 +46,7 @@ class Overrides(dict[str, Any]):
 
 
 class _Refused(Exception):
-    """The InputError of a configuration that checks itself; tyro would turn a ValueError into a page."""
+    """An InputError of a configuration; tyro would print a ValueError as a page."""
 
 
 def call(
@@ -60,34 +60,34 @@ def call(
 ) -> T:
     """Call a function with the arguments of a command line, or make a dataclass of them.
 
-    --help shows the fields that are marked as Common, if there are any, and --help-all shows all fields.
+    --help shows the fields that are marked as Common, if there are any, and --help-all shows all
+    fields.
 
     Args:
         prog: the command, as one types it.
-        default: the dataclass that the flags of a recipe change; None: a function's parameters are flags.
+        default: the dataclass that the flags of a recipe change; None: a function's parameters are
+            flags.
         foot: printed below help where it does not show all.
 
     Raises:
         InputError: an argument is missing, unknown, without a value, or has one that does not fit.
         SystemExit: help was asked for, and printed (0).
     """
-    arguments = list(_arguments(function, default))
-    has_common = any(each.is_common for each in arguments)
+    is_recipe = default is not None
     wants_help = bool({"-h", "--help", "--help-all"} & set(words))
-    brief = has_common and wants_help and "--help-all" not in words
+    has_common = wants_help and any(each.is_common for each in _arguments(function, default))
     if wants_help and get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
-    bound = partial(tyro.cli, config=(FlagCreatePairsOff, DisallowNone))
-    if default is not None:
-        bound = partial(tyro.cli, default=default, config=(AvoidSubcommands,))
     try:
         with redirect_stderr(StringIO()):
-            parsed: Any = bound(
+            parsed: Any = tyro.cli(
                 _deferred(function),
                 args=["--help"] if wants_help else words,
                 prog=prog,
                 description=description,
-                registry=registry(is_recipe=default is not None, brief=brief),
+                default=default if is_recipe else tyro.MISSING,
+                config=(AvoidSubcommands,) if is_recipe else (FlagCreatePairsOff, DisallowNone),
+                registry=registry(is_recipe=is_recipe, brief=has_common and "--help-all" not in words),
             )
     except _Refused as refused:
         raise InputError(str(refused)) from refused
@@ -96,8 +96,9 @@ def call(
             if has_common:
                 print(foot)
             raise
-        raise InputError(_mistake(words, arguments, prog, "--help" if default is None else "--help-all")) from stop
-    return parsed if default is not None else parsed()
+        way_out = f"{prog} {'--help-all' if is_recipe else '--help'} says more"
+        raise InputError(_mistake(words, list(_arguments(function, default)), prog, way_out)) from stop
+    return parsed if is_recipe else parsed()
 
 
 def _deferred(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,7 +192,7 @@ def _briefly(field: StructFieldSpec) -> StructFieldSpec:
 
 
 def _override_fields(kind: type[Overrides]) -> tuple[Callable[..., Overrides], tuple[StructFieldSpec, ...]]:
-    """Flags for the fields of a configuration, each None where it is not named; a bool has one to switch it off."""
+    """Flags for the fields of a configuration, None if not named; two for a bool."""
     fields: list[StructFieldSpec] = []
     off: dict[str, str] = {}
     for field in _fields(kind.CONFIG):
@@ -255,7 +256,7 @@ def _flags(field: StructFieldSpec, prefix: str, *, with_pairs: bool) -> Iterator
         yield _Argument(f"{prefix}no-{name.removeprefix(prefix)}", kind)
 
 
-def _mistake(words: Sequence[str], arguments: Sequence[_Argument], prog: str, more: str) -> str:
+def _mistake(words: Sequence[str], arguments: Sequence[_Argument], prog: str, way_out: str) -> str:
     """Say what is wrong with words that tyro refuses."""
     flags = {each.name: each for each in arguments if not each.is_positional}
     positional = [each for each in arguments if each.is_positional]
@@ -270,7 +271,6 @@ def _mistake(words: Sequence[str], arguments: Sequence[_Argument], prog: str, mo
     near = [each for flag in unknown for each in _nearest(flag, list(flags))]
     if near:
         return f"there is no flag {', '.join(unknown)}; did you mean {' or '.join(near)}?"
-    way_out = f"{prog} {more} says more"
     if unknown:
         return f"there is no flag {', '.join(unknown)}; {way_out}"
     loose = uses[0][1]
@@ -293,7 +293,7 @@ def _mistake(words: Sequence[str], arguments: Sequence[_Argument], prog: str, mo
 
 
 def _nearest(word: str, flags: Sequence[str]) -> list[str]:
-    """The flags that begin with this word, as --training.lora.rank with --training.lora; or of the nearest name."""
+    """The flags that begin with this word, as --model.d-model with --model, or the nearest ones."""
     names = {flag: flag.strip("-").split(".")[-1] for flag in flags}
     near = get_close_matches(word.strip("-").split(".")[-1], names.values(), n=1, cutoff=0.7)
     return [flag for flag, name in names.items() if flag.startswith((f"{word}.", f"{word}-")) or name in near][:3]

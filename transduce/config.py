@@ -116,7 +116,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def at_least(low: int | float, **values: int | float | None) -> None:
-    """Raise InputError unless each value is None or at least `low` and finite, integers below 2**62."""
+    """Raise InputError unless each value is None or at least `low`, finite and below 2**62."""
     for name, value in values.items():
         limit = 2**62 if isinstance(value, int) else math.inf
         if value is not None and not low <= value < limit:

@@ -7,7 +7,8 @@ BEFORE = "model.before.safetensors"
 
 
 def average_checkpoints(run: OwnRun, *, last: Count = None, best: Count = None, output: OptionalFile = None) -> None:
-    """Make the mean of checkpoints the run's finished model; the one before becomes model.before.safetensors.
+    """Make the mean of checkpoints the run's finished model; the one before becomes
+    model.before.safetensors.
 
     Args:
         last: Average this many newest checkpoints.

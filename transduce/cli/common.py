@@ -61,7 +61,8 @@ class Machine:
     device: Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
     precision: Common[Literal["fp32", "bf16", "int8"]] = "fp32"
-    """bf16 is faster where the hardware has it, and int8 on CPUs, with large matrices in 8 bits; a few outputs change."""
+    """bf16 is faster where the hardware has it, and int8 on CPUs, with large matrices in 8 bits; a
+    few outputs change."""
 
     def load(self, kind: type[KindT], run: Path, lm: Path | None = None) -> KindT:
         """Load a run as a task of this kind.
@@ -109,11 +110,12 @@ class SearchOptions:
     greedy: Common[bool] = False
     """Take the likeliest next token each time: --beam-size 1."""
     lm: Common[Annotated[Path | None, arg(metavar="LM")]] = None
-    """A language model beside the run: for words and phrases that its training lacked. Another run, of the same target
-    tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them."""
+    """A language model beside the run: for words and phrases that its training lacked. Another run,
+    of the same target tokenizer, or an ARPA file of n-grams whose words are its tokens, as
+    transduce tokenize writes them."""
     forbid: OptionalFile = None
-    """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at either end of one is the
-    end of a word."""
+    """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at
+    either end of one is the end of a word."""
     settings: Group[Overrides]
 
     def resolve(self, runs: Path) -> tuple[dict[str, Any], SearchConfig]:
@@ -137,7 +139,7 @@ class SearchOptions:
         return run.experiment, decoding
 
     def applied(self, own: SearchConfig) -> SearchConfig:
-        """A run's own search with what the command line names instead; greedy search has one hypothesis."""
+        """A run's own search with what the command line names instead."""
         config = overridden(own, self.settings, self.forbid)
         if not self.greedy:
             return config
@@ -150,7 +152,7 @@ class SearchOptions:
 
 
 def overridden(own: ConfigT, settings: Overrides, forbid: Path | None) -> ConfigT:
-    """A configuration with the settings that the command line names, and forbidden phrases of a file."""
+    """Change the settings that the command line names, and add forbidden phrases of a file."""
     phrases = {"forbid": read_phrases(forbid)} if forbid else {}
     return own.changed(**settings, **phrases)
 
@@ -160,18 +162,19 @@ class Columns:
     """Columns behind an input: what its output begins with, and what it holds."""
 
     prefix: bool = False
-    """Lines are INPUT<TAB>PREFIX, where a FILE of transcribe is a list of sounds, and an output begins with its prefix,
-    where somebody has written its beginning; its last word may go on, unless a space ends it."""
+    """Lines are INPUT<TAB>PREFIX, where a FILE of transcribe is a list of sounds, and an output
+    begins with its prefix, where somebody has written its beginning; its last word may go on,
+    unless a space ends it."""
     require: bool = False
-    """Lines are INPUT<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and an output, of sound in one segment,
-    holds all of its phrases, where terms or names are prescribed; phrases may be inflected. Costs time; takes a wide
-    beam."""
+    """Lines are INPUT<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and an output, of
+    sound in one segment, holds all of its phrases, where terms or names are prescribed; phrases may
+    be inflected. Costs time; takes a wide beam."""
 
     def __bool__(self) -> bool:
         return self.prefix or self.require
 
     def check(self, line: str, number: int, what: str) -> None:
-        """Raise InputError where a line of an input and its prefix alone has more tabs; `number` counts from 1."""
+        """Raise InputError where a line of an input and a prefix has more tabs."""
         n = line.count("\t") + 1
         if self.prefix and not self.require and n > 2:
             raise InputError(f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs")
@@ -196,7 +199,7 @@ def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | InputErro
 
 
 def lines_or_errors(path: Path) -> Iterator[str | InputError]:
-    """The lines of a file, or of standard input for -, as they come; an error in place of one that is not UTF-8."""
+    """The lines of a file, or of standard input, as they come, or their InputErrors."""
     return each_or_error(_raw_lines(path), side_name(path))
 
 
@@ -205,7 +208,8 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 class Lines:
-    """The lines of files, one after the other, or errors, read anew by every loop: none stays in memory.
+    """The lines of files, one after the other, or errors, read anew by every loop: none stays in
+    memory.
 
     What cannot be read twice, as standard input and pipes, is copied to a temporary file.
     """
@@ -229,7 +233,8 @@ class Lines:
 
 
 def checked_lines(*paths: Path) -> Iterator[str]:
-    """The lines of files, one after the other, when all are known to be UTF-8; none stays in memory.
+    """The lines of files, one after the other, when all are known to be UTF-8; none stays in
+    memory.
 
     Raises:
         InputError: one of them is not UTF-8.
@@ -286,7 +291,7 @@ def side_name(path: Path) -> str:
 
 
 def chunks(items: Iterable[ItemT], size: int, done: int = 0) -> Iterator[tuple[int, list[ItemT]]]:
-    """So many items at a time, and how many came before, `done` at first; the last chunk may have fewer."""
+    """Cut items into chunks of a size, each with the number of items before it."""
     for some in blocks(items, size):
         yield done, some
         done += len(some)

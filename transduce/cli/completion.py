@@ -10,7 +10,8 @@ from transduce.arguments import registry
 
 
 def completion(shell: Positional[Annotated[Literal["bash", "zsh", "fish"], arg(metavar="SHELL")]]) -> None:
-    """Print what lets a shell complete commands and flags: eval "$(transduce completion bash)" in ~/.bashrc.
+    """Print what lets a shell complete commands and flags: eval "$(transduce completion bash)" in
+    ~/.bashrc.
 
     Args:
         shell: bash, zsh, where the file is ~/.zshrc, or fish.

@@ -17,11 +17,11 @@ def export(run: OwnRun, directory: Theirs, *, to: Literal["ctranslate2", "gpt2",
     """Write the model of a run, with its tokenizers, as a directory that another library loads.
 
     Args:
-        to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator (pip
-            install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2, llama, which
-            gives a Qwen2 or Qwen3 where their parts are needed, or marian. onnx (the extra onnx) for
-            onnxruntime and others: the encoder and a step of the decoder. The code that runs them is in
-            docs/models_in_and_out.md.
+        to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator
+            (pip install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2,
+            llama, which gives a Qwen2 or Qwen3 where their parts are needed, or marian. onnx (the
+            extra onnx) for onnxruntime and others: the encoder and a step of the decoder. The code
+            that runs them is in docs/models_in_and_out.md.
     """
     from transduce.config import to_dict
     from transduce.run import load_model, load_run

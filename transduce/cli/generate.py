@@ -1,4 +1,4 @@
-"""`transduce generate RUN` and `transduce score perplexity RUN FILE`: continuations and scores of a language model."""
+"""`transduce generate` and `transduce score perplexity`: texts and scores of language models."""
 
 import json
 import sys
@@ -61,8 +61,8 @@ class GenerationOptions:
     """How to go on, where the run's own way does not suit."""
 
     forbid: OptionalFile = None
-    """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at either end of one is the
-    end of a word."""
+    """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at
+    either end of one is the end of a word."""
     settings: Group[GenerationSettings]
 
 
@@ -71,7 +71,8 @@ class GenerationInput:
     """Prompts that are in no file."""
 
     prompt: Common[Annotated[tuple[str, ...] | None, arg(metavar="STR [STR ...]")]] = None
-    """Texts to go on from, instead of files; what a text shall begin with is its prompt. "" begins from nothing."""
+    """Texts to go on from, instead of files; what a text shall begin with is its prompt. "" begins
+    from nothing."""
     interactive: Common[bool] = False
     """Ask for a prompt, go on from it at once, and ask again; Ctrl-D ends."""
 
@@ -89,8 +90,8 @@ class GenerationOutput:
     format: Common[Literal["text", "json"]] = "text"
     """text: prompt and text, a rule between any two. json: an object per text and line."""
     token_scores: bool = False
-    """Put the log-probability of every token, and a confidence of every word, into json, to see where the model was unsure.
-    The model's own, without temperature."""
+    """Put the log-probability of every token, and a confidence of every word, into json, to see
+    where the model was unsure. The model's own, without temperature."""
 
 
 def generate(
@@ -105,11 +106,12 @@ def generate(
 ) -> None:
     """Go on from prompts: each is printed with what follows it, a rule between any two.
 
-    The same seed gives the same texts, whatever the batch. Of an imported model, its own files may say other defaults.
+    The same seed gives the same texts, whatever the batch. Of an imported model, its own files may
+    say other defaults.
 
     Args:
-        files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank line begins from
-            nothing.
+        files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank
+            line begins from nothing.
     """
     if output.token_scores and (output.format != "json" or output.stream or given.interactive):
         raise InputError(
@@ -119,7 +121,8 @@ def generate(
         raise InputError("prompts come from files or from --prompt, but both are given; leave one out")
     if given.interactive:
         check_interactive({"FILE": files, "--prompt": given.prompt, "--output": division.output})
-    overridden(GenerationConfig(max_length=LONGEST), generation.settings, None)  # refused before a run is loaded
+    # what no run can do is refused before one is loaded
+    overridden(GenerationConfig(max_length=LONGEST), generation.settings, None)
     run = local(run)
     decoding = overridden(_own_decoding(run, machine), generation.settings, generation.forbid)
     job = Generation(run=run, machine=machine, decoding=decoding, output=output)
@@ -229,7 +232,8 @@ def score_perplexity(
     """Perplexity per token, nats per token and bits per byte of a text, lower is better.
 
     Args:
-        window: Tokens that a prediction can look back on at most; the model's max_positions if not given.
+        window: Tokens that a prediction can look back on at most; the model's max_positions if not
+            given.
         stride: Tokens between the beginnings of two windows; half a window if not given.
         batch_tokens: Positions in one go: speed and memory, never the figures.
     """

@@ -13,10 +13,11 @@ PROMPT = "> "
 
 
 def interact(answer: Callable[[str, int], object]) -> None:
-    """Answer line after line of standard input, with history and editing on a terminal; Ctrl-D ends.
+    """Answer line after line of standard input, with history and editing on a terminal; Ctrl-D
+    ends.
 
-    Ctrl-C stops the answer that is being made, or clears the line that is being typed. An answer that raises InputError
-    is told on stderr, and the next line is asked for.
+    Ctrl-C stops the answer that is being made, or clears the line that is being typed. An answer
+    that raises InputError is told on stderr, and the next line is asked for.
 
     Args:
         answer: called with a line and how many came before it; it prints.

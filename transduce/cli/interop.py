@@ -12,12 +12,14 @@ from transduce.errors import InputError
 def import_run(
     words: Positional[Annotated[tuple[str, ...], arg(metavar="[KIND] HF_DIRECTORY RUN", help_behavior_hint="")]],
 ) -> None:
-    """Make a run directory from a model as transformers saves it: config.json, weights and its tokenizer.
+    """Make a run directory from a model as transformers saves it: config.json, weights and its
+    tokenizer.
 
     Args:
-        words: The directory, and a run directory to make. KIND before them says what model_type config.json must have: gpt2,
-            llama (also SmolLM2), qwen2, qwen3, mistral, gemma, phi3, olmo, opt, xglm, marian (opus-mt), m2m_100 (also
-            NLLB), bart, mbart, pegasus, blenderbot, whisper or speech_to_text.
+        words: The directory, and a run directory to make. KIND before them says what model_type
+            config.json must have: gpt2, llama (also SmolLM2), qwen2, qwen3, mistral, gemma, phi3,
+            olmo, opt, xglm, marian (opus-mt), m2m_100 (also NLLB), bart, mbart, pegasus,
+            blenderbot, whisper or speech_to_text.
     """
     from transduce.config import from_dict
     from transduce.files import save_weights

@@ -1,4 +1,4 @@
-"""Commands that decode large files: an input in chunks, done by one process or several, or a part of it."""
+"""Commands that decode large files: in chunks, by one process or several, whole or a part."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """What is done with every input of a list: plain data that is sent to workers, without a model."""
+    """A task for every input of a list: plain data that is sent to workers, without a model."""
 
     run: Path
     machine: Machine
@@ -85,10 +85,10 @@ class Job(ABC):
         return rows
 
     def key(self, items: Iterable[Any], n: int) -> dict[str, Any]:
-        """All that decides the output of n inputs: the settings, hashes of the run and of their names."""
+        """All that decides the output: settings, hashes of the run and of the names of n inputs."""
         key = to_dict(self)
         del key["machine"]["device"]
-        for name in ("batch_tokens", "batch_size"):  # they change speed and memory, never the output
+        for name in ("batch_tokens", "batch_size"):  # not the output
             key.get("decoding", {}).pop(name, None)
         key |= {
             "kind": type(self).__name__,
@@ -108,14 +108,15 @@ class Division:
     """Where the output goes, and who does the work; see docs/large_files.md."""
 
     output: Common[OptionalFile] = None
-    """The file that the output becomes once it is whole; standard output if not given. Until then what is done is kept
-    in FILE.unfinished, and the same command goes on from there."""
+    """The file that the output becomes once it is whole; standard output if not given. Until then
+    what is done is kept in FILE.unfinished, and the same command goes on from there."""
     workers: Common[Count] = None
-    """Processes on this machine, each with the model and its share of the cores. If not given: one per core where a CPU
-    computes and the input is large, else one."""
+    """Processes on this machine, each with the model and its share of the cores. If not given: one
+    per core where a CPU computes and the input is large, else one."""
     part: Common[Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")]] = None
-    """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. With --output and without --part, a
-    task of a SLURM array does its part, and so does a process of torchrun; --part all: the whole input."""
+    """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. With --output and
+    without --part, a task of a SLURM array does its part, and so does a process of torchrun; --part
+    all: the whole input."""
 
     def share(self) -> Share | None:
         """The part of the input to do; None: all of it.
@@ -133,9 +134,9 @@ class Division:
 def carry_out(job: Job, items: Iterable[Any], division: Division, inputs: Sequence[Path] = ()) -> None:
     """Do a job on all inputs, or on this process's part of them.
 
-    Rows go to standard output in the order of the input, as soon as they are there. A file appears once
-    it is whole: until then a journal beside it has the chunks that are done, and the same command goes on
-    from there.
+    Rows go to standard output in the order of the input, as soon as they are there. A file appears
+    once it is whole: until then a journal beside it has the chunks that are done, and the same
+    command goes on from there.
 
     Args:
         items: read several times from the beginning, so that memory holds a few chunks of them.
@@ -233,7 +234,7 @@ def stream(
 def _results(
     job: Job, chunks: Iterable[Chunk], bar: "tqdm[None]", n_workers: int
 ) -> Generator[tuple[list[Any], Rows], None, None]:
-    """The inputs and rows of every chunk; a bar moves, and of errors and warnings of one kind stderr has the first few."""
+    """Yield inputs and rows of every chunk; stderr has a bar, the first few errors and warnings."""
     from torch import get_num_threads
 
     waiting = deque[list[Any]]()
@@ -292,7 +293,7 @@ def cut(items: Iterable[ItemT], cost: Callable[[ItemT], int], limit: int, start:
 
 
 def _default_workers(job: Job, n_chunks: int) -> int:
-    """One process per core where that is faster: on a CPU, with two chunks or more for each, and memory for all."""
+    """One process per core of a CPU, if there are two chunks for each, and memory for all."""
     import torch
 
     from transduce.checkpoints import weights_path

@@ -1,4 +1,4 @@
-"""`transduce score likelihood` and `transduce rerank`: the probabilities that a run gives to given outputs."""
+"""`transduce score likelihood` and `transduce rerank`: scores of given outputs by a run."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -67,15 +67,18 @@ def score_likelihood(
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
-    """Write the natural log-probability that a run gives to each text, and its number of tokens: to filter pairs by.
+    """Write the natural log-probability that a run gives to each text, and its number of tokens: to
+    filter pairs by.
 
-    A text that cannot be scored is named on stderr and gives a blank line, in json an error; the exit code is then 1.
+    A text that cannot be scored is named on stderr and gives a blank line, in json an error; the
+    exit code is then 1.
 
     Args:
-        files: What the texts come from, and the texts, line by line: files, plain or .gz, or -. Of sound, SRC is a
-            manifest (.tsv), or has names of files, one a line. A language model takes HYP alone.
-        format: text: log-probability, a tab, number of tokens. json: an object per line, with the log-probability of
-            every token.
+        files: What the texts come from, and the texts, line by line: files, plain or .gz, or -. Of
+            sound, SRC is a manifest (.tsv), or has names of files, one a line. A language model
+            takes HYP alone.
+        format: text: log-probability, a tab, number of tokens. json: an object per line, with the
+            log-probability of every token.
     """
     check_stdin(files)
     if len(files) not in (1, 2):
@@ -105,15 +108,17 @@ def rerank(
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
-    """Choose among n outputs of every input by the scores of another run: where it is too slow to search with.
+    """Choose among n outputs of every input by the scores of another run: where it is too slow to
+    search with.
 
-    The score of an output is --own-weight times the score that the list has, plus --weight times the run's (its
-    log-probability over its length penalty). What cannot be scored is named on stderr and gives blank lines; the exit
-    code is then 1.
+    The score of an output is --own-weight times the score that the list has, plus --weight times
+    the run's (its log-probability over its length penalty). What cannot be scored is named on
+    stderr and gives blank lines; the exit code is then 1.
 
     Args:
         source: What was translated; sound by names or manifest.
-        lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line of SRC.
+        lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line
+            of SRC.
     """
     check_stdin([source, lists])
     run = local(run)
@@ -132,7 +137,7 @@ Item = tuple[Any, list[str | InputError]]
 
 @dataclass(frozen=True)
 class Given:
-    """Every input with its n texts, read anew by every loop; of a language model there are texts alone."""
+    """Every input with its n texts, read anew by every loop; without inputs texts alone."""
 
     texts: Iterable[str | InputError]
     inputs: Iterable[Any] | None = None
@@ -244,7 +249,7 @@ class Reranking(Likelihood):
 
 
 def _each(scored: Callable[[list[Item]], list[Any]], items: list[Item]) -> list[Any]:
-    """The result of every item, or its error: halves of a list with an error are tried by themselves."""
+    """The result of every item, or its error: a list with an error is halved and tried again."""
     try:
         return scored(items)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""The command line: which commands there are. What a command needs is imported when it is called."""
+"""The command line: its commands, whose modules are imported when they are called."""
 
 import sys
 from collections.abc import Callable
@@ -40,7 +40,8 @@ COMMANDS = {
     "export": ("export:export", "Write a run's model for CTranslate2, transformers or ONNX."),
     "completion": ("completion:completion", "Let the Tab key complete commands and flags in bash or zsh."),
 }
-"""By name: where the function is, and a line of help. This is the order in which --help lists them."""
+"""By name: where the function is, and a line of help. This is the order in which --help lists
+them."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +73,7 @@ def function(name: str) -> Callable[..., None]:
 
 
 def _without_command(words: list[str]) -> int:
-    """Answer where no command is named: with help where it was asked for, else with what is wrong."""
+    """Print help, or what is wrong, where no command is named; the exit code."""
     if words == ["--version"]:
         print(f"transduce {version('transduce')}")
         return 0

@@ -24,7 +24,8 @@ VARIES = re.compile(r"(['\"]).*?\1|\S*[./]\S+|\d+")
 
 @contextmanager
 def first_few() -> Iterator[Callable[[str], bool]]:
-    """Decide which messages are shown: the first few of one kind; in the end stderr counts the others.
+    """Decide which messages are shown: the first few of one kind; in the end stderr counts the
+    others.
 
     The same message again is neither shown nor counted.
     """
@@ -52,7 +53,8 @@ def first_few() -> Iterator[Callable[[str], bool]]:
 def progress_bar(*, unit: str, total: int | None, quiet: bool = False) -> Iterator["tqdm[None]"]:
     """A bar on stderr, if that is a terminal and not `quiet`; warnings are written around it.
 
-    Where output goes to the same terminal, `bar.clear()` before a line lets it begin at the left edge.
+    Where output goes to the same terminal, `bar.clear()` before a line lets it begin at the left
+    edge.
     """
     hidden = quiet or not sys.stderr.isatty()
     with logging_redirect_tqdm(), tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True) as bar:
@@ -63,7 +65,8 @@ def progress_bar(*, unit: str, total: int | None, quiet: bool = False) -> Iterat
 def open_output(output: Path | None, inputs: Sequence[Path] = ()) -> Iterator[TextIO]:
     """Open the file to write to, standard output for None.
 
-    A usual file appears once it is whole; an error or Ctrl-C leaves FILE.partial, which stderr names.
+    A usual file appears once it is whole; an error or Ctrl-C leaves FILE.partial, which stderr
+    names.
 
     Raises:
         InputError: the file is one of the inputs.
@@ -101,7 +104,8 @@ def is_plain(output: Path) -> bool:
 
 
 def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
-    """Check that an output, if it is a usual file, has a folder and is no input, standard input among them.
+    """Check that an output, if it is a usual file, has a folder and is no input, standard input
+    among them.
 
     Raises:
         InputError: it has none, or it is one.

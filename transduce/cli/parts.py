@@ -1,4 +1,4 @@
-"""Journals of large outputs, from which the same command goes on, and `transduce merge` of their parts."""
+"""Journals of large outputs, and `transduce merge` of their parts."""
 
 import fcntl
 import json
@@ -149,7 +149,7 @@ class Journal:
         os.fsync(self.file.fileno())
 
     def resume(self, items: Iterator[Any], fingerprint: Callable[[list[Any]], str]) -> int:
-        """Count the inputs that are done; chunks from the first one on whose inputs have changed are dropped."""
+        """Count the inputs that are done, up to the first chunk whose inputs have changed."""
         n = 0
         end = self.file.tell()
         for entry in read_entries(self.file):
@@ -177,7 +177,8 @@ class Journal:
 
 @contextmanager
 def open_journal(path: Path, header: Header, *, is_part: bool) -> Iterator[Journal]:
-    """Open or begin the journal of a job, which no other process writes meanwhile; without chunks it is removed.
+    """Open or begin the journal of a job, which no other process writes meanwhile; without chunks
+    it is removed.
 
     A journal of another job begins anew, unless it is a part.
 
@@ -308,7 +309,7 @@ def _finished(path: Path) -> Header:
 
 
 def run_fingerprint(path: Path) -> str:
-    """Hash (SHA-256) what a run decodes with: configuration, tokenizers, statistics, weights; or a file of n-grams."""
+    """Hash all files of a run that decoding reads, or a file of n-grams."""
     from transduce.checkpoints import weights_path
     from transduce.data.text.tokenizer_files import FILES, side_files
     from transduce.run import CONFIG, STATISTICS

@@ -1,4 +1,4 @@
-"""`transduce score MEASURE HYP REF ...`: how good a file of translations or transcripts is, with its signature."""
+"""`transduce score MEASURE HYP REF ...`: scores of translations and transcripts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -75,8 +75,9 @@ class BleuOptions(TranslationOptions):
     """Options of BLEU."""
 
     tokenize: Annotated[Tokenization | None, arg(help_behavior_hint="(default: by the script of REF)")] = None
-    """How words are separated: 13a where spaces do it, zh for Chinese, char for any script without spaces; ja-mecab and
-    ko-mecab need pip install 'sacrebleu[ja]' and 'sacrebleu[ko]'. The signature says which."""
+    """How words are separated: 13a where spaces do it, zh for Chinese, char for any script without
+    spaces; ja-mecab and ko-mecab need pip install 'sacrebleu[ja]' and 'sacrebleu[ko]'. The
+    signature says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +93,21 @@ class TranscriptOptions(Options):
     """Options of error rates."""
 
     normalize: bool = False
-    """Ignore case, punctuation (but for apostrophes inside words) and the width of letters and spaces: lower case,
-    Unicode NFKC."""
+    """Ignore case, punctuation (but for apostrophes inside words) and the width of letters and
+    spaces: lower case, Unicode NFKC."""
     english: bool = False
     """Whisper's normalization of English instead: numbers, contractions and spelling too; needs
     pip install whisper-normalizer."""
     by: Annotated[str | None, arg(metavar="COLUMN[:WIDTH]", help_behavior_hint="")] = None
-    """A table of the rates by a column of the manifest, such as speaker; age:10 puts ages into tens."""
+    """A table of the rates by a column of the manifest, such as speaker; age:10 puts ages into
+    tens."""
     manifest: Annotated[Path | None, arg(metavar="M.tsv", help_behavior_hint="")] = None
     """Where --by finds its column, if REF is a text file."""
     column: str = TEXT
     """The column of REF that has the text, if REF is a manifest."""
     report: OptionalFile = None
-    """Write there every utterance with errors, aligned, the worst first, and the frequent errors."""
+    """Write there every utterance with errors, aligned, the worst first, and the frequent
+    errors."""
 
 
 def score_bleu(hypotheses: Hypotheses, references: References, scoring: Group[BleuOptions]) -> None:
@@ -142,7 +145,10 @@ def score_comet(
     source: Annotated[Path, arg(metavar="SRC", help="What was translated, line by line.")],
     scoring: Group[Options],
 ) -> None:
-    """COMET, which reads the sources too; higher is better. Needs unbabel-comet (pip install '.[comet]' in a clone)."""
+    """COMET, which reads the sources too; higher is better.
+
+    Needs unbabel-comet (pip install '.[comet]' in a clone).
+    """
     systems = _systems(hypotheses, scoring, [reference, source])
     measure = comet.with_sources(read_side(source))
     _print_score(measure, systems, [reference], [read_side(reference)], scoring.resamples)
@@ -189,8 +195,8 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
     """The file to score, and the one to compare it with, if any.
 
     Raises:
-        InputError: - stands for more than one of these and the `others`, or a file is named as one of the formats of
-            `transcribe` that are not a text a line.
+        InputError: - stands for more than one of these and the `others`, or a file is named as one
+            of the formats of `transcribe` that are not a text a line.
     """
     systems = [hypotheses, *([scoring.paired] if scoring.paired else [])]
     check_stdin([*systems, *others])

@@ -75,7 +75,8 @@ def serve(
     limits: Group[ServeConfig],
     machine: Group[Machine],
 ) -> None:
-    """Answer requests over HTTP, as OpenAI, LibreTranslate and whisper.cpp's server do, until Ctrl-C or SIGTERM.
+    """Answer requests over HTTP, as OpenAI, LibreTranslate and whisper.cpp's server do, until
+    Ctrl-C or SIGTERM.
 
     Args:
         runs: Run directories; clients ask for them by the names of these directories.
@@ -114,7 +115,7 @@ def serve(
 
 
 def run_server(app: Any, listening: socket.socket, limits: ServeConfig) -> None:
-    """Serve an application until Ctrl-C, SIGTERM or SIGHUP; requests that were accepted are answered still."""
+    """Serve an application until Ctrl-C, SIGTERM or SIGHUP; accepted requests are answered."""
     import uvicorn
 
     from transduce.serve.connections import Connection, LogRate, connection_limit

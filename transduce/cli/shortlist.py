@@ -1,4 +1,4 @@
-"""`transduce shortlist RUN SOURCE TARGET`: the table with which a run translates from a vocabulary of each batch's own."""
+"""`transduce shortlist RUN SOURCE TARGET`: the table of a run for translate --shortlist."""
 
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,8 @@ def shortlist(
     frequent: int = 200,
     lines: int = 500_000,
 ) -> None:
-    """Learn which target tokens may translate a source token, for transduce translate --shortlist, which is faster.
+    """Learn which target tokens may translate a source token, for transduce translate --shortlist,
+    which is faster.
 
     Args:
         source: The source side of what the run was trained on, plain or .gz.

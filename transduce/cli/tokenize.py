@@ -12,7 +12,8 @@ def tokenize(
     source: Flag = False,
     output: OptionalFile = None,
 ) -> None:
-    """Write lines as the tokens of a run, with a space between: what n-gram models for --lm are made of.
+    """Write lines as the tokens of a run, with a space between: what n-gram models for --lm are
+    made of.
 
     For example: transduce tokenize RUN text.de | lmplz -o 5 > de.arpa
 

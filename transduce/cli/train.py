@@ -1,4 +1,4 @@
-"""`transduce train TASK ...`: the recipes. Their files are what runs, in a clone and as an installation brings them."""
+"""`transduce train TASK ...`: the recipes, in a clone and in an installation."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def recipes() -> Path:
-    """The folder of the recipes: inside the package where it was installed from a wheel, beside it in a clone.
+    """The folder of the recipes: inside the package where it was installed from a wheel, beside it
+    in a clone.
 
     Raises:
         InputError: there is none.
@@ -35,7 +36,7 @@ def train(task: str, arguments: list[str]) -> None:
     main = ModuleType("__main__")
     main.__file__ = str(path)
     before = sys.argv, sys.path, sys.modules["__main__"]
-    sys.argv = [f"transduce train {task}", *arguments]  # runpy would put the file's name there, and help would say it
+    sys.argv = [f"transduce train {task}", *arguments]  # help shows it
     sys.path = [str(folder), *sys.path]  # a recipe may import the file beside it
     sys.modules["__main__"] = main
     try:

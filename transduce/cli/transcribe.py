@@ -48,7 +48,8 @@ SOUND = re.compile(
     rb"RIFF|RIFX|RF64|riff|FORM|\.snd|dns\.|fLaC|OggS|ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]|caff|wvpk|\x1aE\xdf\xa3|....ftyp",
     re.DOTALL,
 )
-"""The first bytes of sound: WAV, AIFF, AU, FLAC, Ogg, MP3, CAF; WavPack, Matroska and MP4, which libsndfile refuses by name."""
+"""The first bytes of sound: WAV, AIFF, AU, FLAC, Ogg, MP3, CAF; WavPack, Matroska and MP4, which
+libsndfile refuses by name."""
 
 BEGINNING = 1 << 12
 """Bytes of standard input that show whether it is sound or names."""
@@ -77,11 +78,13 @@ class TranscriptionOutput:
     """What is written of a transcript."""
 
     format: Common[Literal["text", "tsv", "json", "srt", "vtt"]] = "text"
-    """text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a file that
-    cannot be used. json: an object per file and line. srt, vtt: subtitles of one file."""
+    """text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment,
+    none for a file that cannot be used. json: an object per file and line. srt, vtt: subtitles of
+    one file."""
     word_times: Common[bool] = False
-    """When every word was said, and how sure CTC is of it, for captions that follow the voice or for finding what to
-    check: in json; in srt a subtitle is then one word, in vtt words light up. Needs a model with CTC."""
+    """When every word was said, and how sure CTC is of it, for captions that follow the voice or
+    for finding what to check: in json; in srt a subtitle is then one word, in vtt words light up.
+    Needs a model with CTC."""
     token_scores: bool = False
     """Put the log-probability of every token into json, to see where the model was unsure."""
 
@@ -98,7 +101,7 @@ class TranscriptionOutput:
         return Details(token_scores=self.token_scores, word_times=self.word_times)
 
     def check(self, n_files: int, n_best: int | None, run: Path, ctc_weight: float | None) -> None:
-        """Raise InputError where the format cannot hold the outputs, or the run does not give them."""
+        """Raise InputError where the format or the run does not suit the outputs."""
         if self.format in ("srt", "vtt") and n_files != 1:
             raise InputError(f"subtitles belong to one file, but {n_files} were named; run it once for each")
         if n_best and self.format != "json":
@@ -114,10 +117,11 @@ class Live:
     """Transcription of speech as it comes."""
 
     stream: Common[bool] = False
-    """Print every segment as soon as it is transcribed, in the order of the sound, to follow a long recording: in text a
-    line each, in json an object each. The texts are the same."""
+    """Print every segment as soon as it is transcribed, in the order of the sound, to follow a long
+    recording: in text a line each, in json an object each. The texts are the same."""
     microphone: bool = False
-    """Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install '.[microphone]' in a clone)."""
+    """Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install
+    '.[microphone]' in a clone)."""
 
     def check(self, files: Sequence[Path], columns: Columns, division: Division) -> None:
         """Raise InputError where other flags or files do not go with these."""
@@ -149,12 +153,14 @@ def transcribe(
 ) -> None:
     """Transcribe sound files: a text for each, in the same order.
 
-    A file that cannot be used is named on stderr and gives a blank text; the others are transcribed all the same, and
-    the exit code is 1. A file of nothing but digital silence gives a blank text and a warning.
+    A file that cannot be used is named on stderr and gives a blank text; the others are transcribed
+    all the same, and the exit code is 1. A file of nothing but digital silence gives a blank text
+    and a warning.
 
     Args:
-        files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; a manifest (.tsv) stands for the sound that it
-            names. - is standard input: one sound file, or names of files, one a line.
+        files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; a manifest (.tsv) stands
+            for the sound that it names. - is standard input: one sound file, or names of files, one
+            a line.
     """
     live.check(files, columns, division)
     if live.microphone:

@@ -66,16 +66,19 @@ class TranslationOutput:
     scores: Common[bool] = False
     """Put the score (log-probability over length penalty) and a tab before each translation."""
     format: Common[Literal["text", "json"]] = "text"
-    """text: a line per translation. json: an object per line, with its source and its n best outputs."""
+    """text: a line per translation. json: an object per line, with its source and its n best
+    outputs."""
     alignments: Common[bool] = False
-    """Put a tab and pairs such as 0-0 1-2 behind each translation, or them into json: the number of a source word, and that
-    of the word written from it; for carrying markup over, or for seeing what was left out."""
+    """Put a tab and pairs such as 0-0 1-2 behind each translation, or them into json: the number of
+    a source word, and that of the word written from it; for carrying markup over, or for seeing
+    what was left out."""
     alignment_pictures: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Draw where the decoder looks while it writes the best translation of each of the first 100 lines, token by token, as
-    DIR/0001.png ...: to see what a word was written from, or why one is missing."""
+    """Draw where the decoder looks while it writes the best translation of each of the first 100
+    lines, token by token, as DIR/0001.png ...: to see what a word was written from, or why one is
+    missing."""
     token_scores: bool = False
-    """Put the log-probability of every token, and a confidence of every word, into json, to see where the model was
-    unsure."""
+    """Put the log-probability of every token, and a confidence of every word, into json, to see
+    where the model was unsure."""
 
     def __post_init__(self) -> None:
         check_token_scores(self.token_scores, self.format)
@@ -123,7 +126,8 @@ def translate(
     A line that is not UTF-8 is named on stderr and gives a blank line; the exit code is then 1.
 
     Args:
-        files: Text to translate, plain or .gz, one after the other; - is standard input, as is none.
+        files: Text to translate, plain or .gz, one after the other; - is standard input, as is
+            none.
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
     """
     if interactive:

@@ -18,7 +18,8 @@ SECONDS = 5
 
 
 def watch(run: OwnRun, *, port: int = 8080) -> None:
-    """Show a run's report in a browser of this machine, and anew as its training goes on, until Ctrl-C.
+    """Show a run's report in a browser of this machine, and anew as its training goes on, until
+    Ctrl-C.
 
     Args:
         port: Port of 127.0.0.1 to listen at; 0: any free one.
@@ -72,7 +73,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers / with the page; nothing else that a request says is looked at, and no file is opened by its name."""
+    """Answers / with the page; no file is opened by a name in a request."""
 
     timeout = 30
 

@@ -50,8 +50,8 @@ def results(
         n_threads: of every process, if there are several.
 
     Raises:
-        InputError, OSError: as `load` or the work raised it; ChildProcessError if a process was ended
-            from outside.
+        InputError, OSError: as `load` or the work raised it; ChildProcessError if a process was
+            ended from outside.
     """
     if n_workers == 1:
         work = load()
