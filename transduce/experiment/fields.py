@@ -1,4 +1,5 @@
-"""An experiment from a JSON or YAML file with the fields of its configuration, nested as they are."""
+"""An experiment from a JSON or YAML file with the fields of its configuration, nested as they
+are."""
 
 import json
 import re
@@ -39,8 +40,8 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
     """Change the fields that a file names: one that --print-config wrote, or a run's config.json.
 
     Raises:
-        InputError: there is no such file, it is neither JSON nor YAML, or a field has a wrong name or a value that does
-            not fit.
+        InputError: there is no such file, it is neither JSON nor YAML, or a field has a wrong name
+            or a value that does not fit.
     """
     if not path.is_file():
         raise InputError(f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one")
@@ -53,7 +54,7 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
         again.encode(errors="surrogateescape")  # refuses halves of characters
         if "\\u0000" in again:
             raise InputError("no text holds the character 0")
-    except Exception as error:  # PyYAML raises errors of many kinds, such as for a day that does not exist
+    except Exception as error:  # PyYAML raises errors of many kinds, as for a day of no calendar
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {reason}") from error
     if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
@@ -82,7 +83,8 @@ class _Yaml(yaml.SafeLoader):
     """YAML whose mappings name each field once, and whose numbers may be as short as 5e-3."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # before << adds others
+        # before << adds others
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         mapping: dict[str, Any] = super().construct_mapping(node, deep)
         _object([(self.construct_object(key, deep=True), None) for key in keys])
         return mapping
@@ -94,7 +96,8 @@ _Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE]
 def like_run(config: ConfigT, run: Path) -> ConfigT:
     """Take the model, and the features of sound, of another run that reads and writes the same.
 
-    Where there is no run, or one of another kind, such as a translator for a language model, nothing changes.
+    Where there is no run, or one of another kind, such as a translator for a language model,
+    nothing changes.
 
     Raises:
         InputError: the run's config.json is not ours.
@@ -140,7 +143,7 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
         fitting = next((kind for kind in classes if names <= {each.name for each in fields(kind)}), classes[0])
         return _changed(old, value, f"{name}.") if isinstance(old, fitting) else from_dict(fitting, value, name)
     for kind in kinds:
-        if not isinstance(value, str) or get_origin(kind) is not tuple:  # else a tuple of its characters
+        if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
             with suppress(ValueError):
                 return structured(kind, value)
     raise InputError(f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}")

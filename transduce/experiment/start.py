@@ -39,21 +39,23 @@ def saved_tokenizers(
     needs: Sequence[str] = (),
     lowercase: bool = False,
 ) -> tuple[Tokenizer, Tokenizer] | None:
-    """Source and target tokenizer of the run that was begun in this directory; or else of files; or of another run.
+    """The tokenizers of the run that was begun here, or else of files, or of another run.
 
     Args:
         start_from: the run whose weights are taken.
-        named: a tokenizer file for both sides, or one for each; a word such as "byte_bpe" names no file.
-        symbols: words, separated by spaces, that become one token each in what is taken from files or another run.
+        named: a tokenizer file for both sides, or one for each; a word such as "byte_bpe" names no
+        file.
+        symbols: words, separated by spaces, that become one token each in what is taken from files
+        or another run.
         needs: the special ids that the recipe cannot do without, such as "bos_id" and "eos_id".
         lowercase: it must fold case as well.
 
     Returns:
-        None where there is none of them; one tokenizer twice where both sides share it, or one side has none.
+        None where there is none of them; one tokenizer twice where both sides share it, or one side
+        has none.
 
     Raises:
-        InputError: a config.json is not ours, or of another format, start_from is no run, a file no tokenizer, or a
-            tokenizer lacks what is needed.
+        InputError: start_from is no run, a file no tokenizer, or a tokenizer lacks what is needed.
     """
     files = [named] if isinstance(named, Path) else [] if isinstance(named, str) else list(named)
     if len(files) > 2:
@@ -79,8 +81,8 @@ def saved_tokenizers(
                 f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out --lowercase, or train a "
                 "tokenizer with it"
             )
-    known = list(tokenizers)
-    return known[0], known[-1]
+    first, *rest = tokenizers
+    return first, (rest or [first])[0]
 
 
 def _tokenizers_of(directory: Path) -> dict[Tokenizer, Path]:
@@ -121,9 +123,10 @@ def take_weights(
     source_tokenizer: Tokenizer | None = None,
     target_tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Give a model the weights of a run where names and shapes agree, and print what it did not get.
+    """Give a model the weights of a run where names and shapes agree, and print the others.
 
-    Where a tokenizer is not the run's, tables get the rows of the tokens that both have, and keep their own for others.
+    Where a tokenizer is not the run's, tables get the rows of the tokens that both have, and keep
+    their own for others.
 
     Raises:
         InputError: the directory is no run with weights, or none of them fits.
@@ -157,7 +160,8 @@ def take_weights(
 
 @torch.no_grad()
 def _take(name: str, new: Tensor, old: Tensor, side: Vocabularies | None) -> str | None:
-    """Copy what fits of a weight into another; a note on what was left, or None where nothing fits."""
+    """Copy what fits of a weight into another; a note on what was left, or None where nothing
+    fits."""
     if name in COLUMNS:
         new, old = new.T, old.T  # views
     if new.shape[1:] != old.shape[1:]:

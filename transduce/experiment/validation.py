@@ -1,4 +1,5 @@
-"""Validation: the loss on held-out batches, measures of the model's outputs, samples and pictures."""
+"""Validation: the loss on held-out batches, measures of the model's outputs, samples and
+pictures."""
 
 import json
 import math
@@ -52,12 +53,14 @@ class Validator:
     look: Callable[[Transformer], Validation]
     """Gives metrics of the model's own outputs, samples and pictures, without a score."""
     by: str = "loss"
-    """The metric that decides which checkpoint is best; lower is better for losses and error rates."""
+    """The metric that decides which checkpoint is best; lower is better for losses and error
+    rates."""
     perplexity: bool = False
     """Whether e to the loss is a metric, too."""
 
     def __call__(self, model: Transformer) -> Validation:
-        """Metrics of this model, the score that decides (higher is better), samples and pictures."""
+        """Metrics of this model, the score that decides (higher is better), samples and
+        pictures."""
         loss = held_out_loss(model, self.batches)
         if not math.isfinite(loss):  # such a model writes nothing that one could look at
             return Validation({"loss": loss}, by=self.by)
@@ -76,7 +79,7 @@ class Validator:
 def _per_token(batches: Sequence[Batch], device: torch.device, value: Callable[[Batch], float]) -> float:
     """The sum of a value of batches, over their tokens; processes share the batches."""
     total = n_tokens = 0.0
-    for i in world().share(range(len(batches))):  # one at a time, as those of sound are made when they are asked for
+    for i in world().share(range(len(batches))):  # one at a time, as those of sound are made then
         batch = batches[i]
         total += value(batch.to(device))
         n_tokens += batch.n_tokens
@@ -109,7 +112,8 @@ def translation_validator(
     tokenize: Tokenization | None = None,
     n_samples: int = 3,
 ) -> Validator:
-    """Loss and BLEU (greedy search) on held-out pairs, `by` where it is another measure, and a picture of attention."""
+    """Loss and BLEU (greedy search) on held-out pairs, `by` where it is another measure, and a
+    picture of attention."""
     measures = _measures(["bleu"], by, text.source, tokenize)
 
     def look(model: Transformer) -> Validation:
@@ -122,7 +126,8 @@ def translation_validator(
 
 
 def _aligned(translator: Translator, samples: Sequence[tuple[str, str, str]]) -> dict[str, Callable[[Path], None]]:
-    """A picture of the alignment of the shortest sample with its reference, if the model has positions for it."""
+    """A picture of the alignment of the shortest sample with its reference, if the model has
+    positions for it."""
     source, reference, _ = min(samples, key=lambda sample: len(sample[0]) + len(sample[1]))
     try:
         (alignment,) = translator.align([source], [reference])
@@ -143,11 +148,11 @@ def speech_validator(
     recordings: Sequence[Recording] | None = None,
     n_samples: int = 3,
 ) -> Validator:
-    """Loss and error rates (BLEU, if BLEU or chrF decide) on held-out recordings, and how straight attention is.
+    """Loss and error rates on held-out recordings, and the diagonality of attention.
 
     Args:
-        recordings: those to transcribe and score, whatever the loss leaves out; a sound that cannot be used has a blank
-            transcript. By default those of `pairs`.
+        recordings: those to transcribe and score, whatever the loss leaves out; a sound that cannot
+            be used has a blank transcript. By default those of `pairs`.
     """
     scored = pairs.recordings if recordings is None else recordings
     references = [recording.text for recording in scored]
@@ -173,7 +178,8 @@ def speech_validator(
 
 
 def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] | None:
-    """The vectors of a recording; None where its sound cannot be used, which the reader warns of."""
+    """The vectors of a recording; None where its sound cannot be used, which the reader warns
+    of."""
     try:
         return reader(recording.audio)
     except InputError:
@@ -183,7 +189,8 @@ def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] |
 def _straightest_head(
     transcriber: Transcriber, pairs: SpeechPairs, rows: Sequence[int]
 ) -> tuple[float, Callable[[Path], None]]:
-    """The greatest mean diagonality of a head over some utterances, and a picture of that head on the first of them."""
+    """The greatest mean diagonality of a head over some utterances, and a picture of that head on
+    the first of them."""
     model = transcriber.model
     targets = [pairs.target[i] for i in rows]
     source, lengths = pad_frames([pairs.reader(pairs.recordings[i].audio) for i in rows])
@@ -231,7 +238,8 @@ def language_validator(
 def masked_language_validator(
     fill_mask: FillMask, batches: MaskedBatches, *, by: str = "loss", n_samples: int = 3, sample_tokens: int = 32
 ) -> Validator:
-    """Loss and accuracy (percent) on the masked tokens of held-out text, and how the model fills some of them."""
+    """Loss and accuracy (percent) on the masked tokens of held-out text, and how the model fills
+    some of them."""
 
     def sample(i: int) -> tuple[str, str, str]:
         """The beginning of a window: masked, as it was, as the model fills it."""
@@ -287,14 +295,16 @@ def held_out_report(
     *,
     baselines: Mapping[str, tuple[float, float | None]],
 ) -> dict[str, float]:
-    """The finished model's loss on held-out batches beside that of baselines; print, and keep in NAME.json.
+    """Print the finished model's loss on held-out batches, and baselines'; write NAME.json.
 
     Args:
         name: what the batches are, such as "validation".
-        baselines: by name, nats per token, and for masked tokens the share of them that the baseline finds.
+        baselines: by name, nats per token, and for masked tokens the share of them that the
+        baseline finds.
 
     Returns:
-        Loss in nats per token, and perplexity or, for masked tokens, accuracy in percent; the same of every baseline.
+        Loss in nats per token, and perplexity or, for masked tokens, accuracy in percent; the same
+        of every baseline.
     """
     task = load(directory, device)
     assert isinstance(task, Generator | FillMask)

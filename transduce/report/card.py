@@ -1,4 +1,5 @@
-"""The facts of a run, and its model card: what it is, how good, on what data, and how to make it again."""
+"""The facts of a run, and its model card: what it is, how good, on what data, and how to make it
+again."""
 
 import hashlib
 import re
@@ -87,7 +88,8 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def scores(run: Path) -> list[tuple[str, str]]:
-    """Labels and values of the scores on held-out data, then of the last validation, as far as there are any."""
+    """Labels and values of the scores on held-out data, then of the last validation, as far as
+    there are any."""
     labelled = []
     for path in score_files(run):
         try:

@@ -1,4 +1,4 @@
-"""The scores of a finished run on held-out data, printed and kept in the run directory."""
+"""Scores of a finished run on test data, printed and written into the run directory."""
 
 import json
 import time
@@ -37,10 +37,11 @@ def speech_report(
     measures: Sequence[str] = ("wer", "cer"),
     tokenize: Tokenization | None = None,
 ) -> dict[str, float]:
-    """Transcribe `test` greedily, with the beam, and with CTC beside it where `search` has it; write every score.
+    """Transcribe `test` greedily, with the beam, and with CTC if `search` has it; score each.
 
-    A recording that cannot be used is named and counts as a blank transcript; the text of one without a reference counts
-    as insertions. Every search reads the sound anew, in chunks, so that memory does not grow with `test`.
+    A recording that cannot be used is named and counts as a blank transcript; the text of one
+    without a reference counts as insertions. Every search reads the sound anew, in chunks, so that
+    memory does not grow with `test`.
 
     Args:
         test: recordings, of which at least one has a text.
@@ -73,18 +74,20 @@ def search_report(
     groups: Sequence[str] = (),
     recordings: Sequence[Recording] = (),
 ) -> dict[str, float]:
-    """Decode test data greedily and as `search` says; print every score with its signature, and write test.* in the run.
+    """Decode test data greedily and as `search` says; print all scores, and write test.*.
 
     Args:
         decode: gives one output for every pair, searched in this way.
         pairs: sources, or names of recordings, and references.
         measures: their names, such as "bleu".
         tokenize: how BLEU separates words.
-        groups: the group of every pair, such as its direction; each group has scores of its own, beside those of all.
+        groups: the group of every pair, such as its direction; each group has scores of its own,
+        beside those of all.
         recordings: the sources, if they are sound.
 
     Returns:
-        Scores by name, for example "bleu.lowercase.beam5", and "bleu.lowercase.beam5.en-de" of a group.
+        Scores by name, for example "bleu.lowercase.beam5", and "bleu.lowercase.beam5.en-de" of a
+        group.
     """
     rows: list[dict[str, Any]] = []
     for name, config in _searches(search).items():
@@ -132,7 +135,8 @@ def _example(source: str, reference: str, output: str) -> str:
 
 
 def _word_errors(pairs: Sequence[tuple[str, str]], outputs: Sequence[str], recordings: Sequence[Recording]) -> str:
-    """Word errors: of each speaker, where there are several; the worst utterances, aligned; and the frequent ones."""
+    """Word errors: of each speaker, where there are several; the worst utterances, aligned; and the
+    frequent ones."""
     names, references = zip(*pairs, strict=True)
     rate = wer(outputs, references, resamples=0)
     speakers = [recording.speaker for recording in recordings]

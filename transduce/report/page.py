@@ -38,7 +38,7 @@ class Picture:
 
 
 def write_reports(directory: Path) -> None:
-    """Write a run's MODEL_CARD.md, unless somebody has changed the one that is there, and its report.html.
+    """Write a run's report.html, and its MODEL_CARD.md unless somebody has changed that.
 
     Raises:
         InputError: the directory is no run.
@@ -48,7 +48,7 @@ def write_reports(directory: Path) -> None:
 
 
 def page(directory: Path) -> str:
-    """The page of a run as it is now, also while it is trained: below 1 MB, and the same for the same files.
+    """The page of a run, also while it is trained: below 1 MB, and the same for the same files.
 
     Text of the run is escaped. Times of the clock are inside <time>, or behind "seconds".
 

@@ -1,4 +1,5 @@
-"""The record of a training in its run directory: learning curves, samples, scores; as far as it has them."""
+"""The record of a training in its run directory: learning curves, samples, scores; as far as it has
+them."""
 
 import json
 from contextlib import suppress

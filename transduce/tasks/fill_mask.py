@@ -1,4 +1,4 @@
-"""Fill-mask: text with mask words in, whole text out."""
+"""Text with mask words in, text without them out."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,8 @@ from transduce.tasks.states import Source, Task, check_positions, encoder_states
 
 
 class FillMask(Task):
-    """Lines with mask words in, whole lines out, in the same order; a line without one comes back as it is."""
+    """Lines with mask words in, lines without them out, in the same order; a line without one stays
+    as it is."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         encoder = model.config.encoder
@@ -40,36 +41,39 @@ class FillMask(Task):
     def __call__(self, lines: Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096) -> list[str]:
         """Every mask word is one token: the likeliest there, whatever the other masks become.
 
-        The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters takes it everywhere.
-        Text around them comes out as the tokenizer writes it: SentencePiece's with single spaces.
+        The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters
+        takes it everywhere. Text around them comes out as the tokenizer writes it: SentencePiece's
+        with single spaces.
 
         Raises:
-            InputError: a line with a mask is longer than learned positions, or the mask word is empty.
+            InputError: a line with a mask is longer than learned positions, or the mask word is
+            empty.
         """
         check_list(lines, "masks are filled in a list of lines", of_text=True)
         if not mask_word:
             raise InputError("mask_word must be what stands for a masked token, but it is empty; leave it out for _")
-        outputs = list(lines)
-        found = (
-            (i, encode_masked(self.tokenizer, line, mask_word)) for i, line in enumerate(lines) if mask_word in line
-        )
-        masked = [(i, row) for i, row in found if mask_id(self.tokenizer) in row]
-        for i, row in masked:
-            check_positions(f"line {i + 1}", len(row), [self.model])
+        mask = mask_id(self.tokenizer)
+        encoded = {
+            i: encode_masked(self.tokenizer, line, mask_word) for i, line in enumerate(lines) if mask_word in line
+        }
+        masked = [i for i, row in encoded.items() if mask in row]
+        for i in masked:
+            check_positions(f"line {i + 1}", len(encoded[i]), [self.model])
 
-        def filled(batch: list[int]) -> list[str]:
-            ids, lengths = (t.to(self.model.device) for t in pad([masked[n][1] for n in batch], 0))
-            places = ids == mask_id(self.tokenizer)
+        def fill(batch: list[int]) -> list[str]:
+            ids, lengths = (t.to(self.model.device) for t in pad([encoded[masked[n]] for n in batch], 0))
+            places = ids == mask
             ids[places] = self.likeliest(ids, lengths, places)
             return self.tokenizer.decode([row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)])
 
-        for n, text in in_batches([len(row) for _, row in masked], batch_tokens, filled):
-            outputs[masked[n][0]] = one_line(text)
+        outputs = list(lines)
+        for n, text in in_batches([len(encoded[i]) for i in masked], batch_tokens, fill):
+            outputs[masked[n]] = one_line(text)
         return outputs
 
     @torch.no_grad()
     def encode(self, lines: Sequence[str], *, batch_tokens: int = 4096) -> list[Float[Tensor, "_ D"]]:
-        """The encoder's states, of shape (T, d_model), for every line: a row per token of the text as in training.
+        """The encoder's states (T, d_model) of every line: a row per token of the text as in training.
 
         A tokenizer with BOS and EOS puts them around every line.
 

@@ -68,18 +68,20 @@ class Generator(Task):
         stop: Sequence[str] = (),
         token_scores: bool = False,
     ) -> list[list[Output]]:
-        """n texts of every prompt, without the prompt. Text k of prompt i depends on (model, prompt, seed, i, k) alone.
+        """n texts after every prompt; text k of prompt i depends on (model, prompt, seed, i, k) alone.
 
-        An empty prompt is a beginning: BOS, or, where the vocabulary has none, a line break. A prompt that learned
-        positions cannot hold together with max_length new tokens keeps its last ones, if by itself it fills more than
-        all positions, and half of them at least; where the positions end, so does the text. Both with a warning.
+        An empty prompt is a beginning: BOS, or, where the vocabulary has none, a line break. A
+        prompt longer than the
+        learned positions keeps its last tokens, so that max_length new ones have room, but at least
+        half of the positions; where the positions end, so does the text. Both with a warning.
 
         Args:
             first_prompt: the number of prompts[0], where these are a part of all prompts.
-            first_text: the number of each prompt's first text, where these are a part of all its texts.
-            stop: strings, each of which ends a text, which holds it then; they may span tokens.
-            token_scores: give every output the log-probabilities of its tokens, as the model has them without any
-                temperature, and the confidence of its words.
+            first_text: the number of each prompt's first text, where these are a part of all its
+            texts.
+            stop: strings, each of which ends a text, as its last part; they may span tokens.
+            token_scores: give outputs the log-probabilities of their tokens, without any
+                temperature, and the confidence of their words.
 
         Returns:
             Outputs whose log-probability and score are nan unless a beam search found them.
@@ -94,16 +96,14 @@ class Generator(Task):
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
-            ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
-            scorer = combined(self.scorers(ids))
-            constraints = self._constraints(ids, config)
+            batch = [rows[i] for i in numbers]
             if config.beam_size > 1:
-                hypotheses = beam_search(scorer, ids, constraints, config.beam)
+                ids = torch.tensor(batch, device=self.model.device)
+                scorer = combined(self.scorers(ids))
+                hypotheses = beam_search(scorer, ids, self._constraints(ids, config), config.beam)
             else:
                 rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
-                ends = self._ends([rows[i] for i in numbers for _ in samples], stop)
-                sampler = Sampler(scorer, ids, constraints, sampling=config, rngs=rngs, ends=ends)
-                hypotheses = sampler.run_by_sentence()
+                hypotheses = self._sampler(batch, config, rngs, stop).run_by_sentence()
             for i, best in zip(numbers, hypotheses, strict=True):
                 for h in best:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
@@ -121,15 +121,15 @@ class Generator(Task):
         text_number: int = 0,
         stop: Sequence[str] = (),
     ) -> Pieces[str, None, Output]:
-        """One text that follows a prompt, piece by piece as it comes; together they are what `generate` gives.
+        """One text after a prompt, piece by piece as it comes; together they are that of `generate`.
 
-        Bytes that are no character yet are held back. Whoever stops asking stops the search. What the generator returns
-        behind the last piece is the whole output.
+        Bytes that are no character yet are held back. Closing the generator stops the search. It
+        returns the whole output.
 
         Args:
             prompt_number: i of (model, prompt, seed, i, k), which the text depends on.
             text_number: its k.
-            stop: strings, each of which ends the text, which holds it then.
+            stop: strings, each of which ends the text, as its last part.
 
         Raises:
             InputError: beam search, which knows no text before its end.
@@ -141,15 +141,7 @@ class Generator(Task):
                 "generate"
             )
         row = self.encode(prompt, config.max_length)
-        ids = torch.tensor([row], device=self.model.device)
-        sampler = Sampler(
-            combined(self.scorers(ids)),
-            ids,
-            self._constraints(ids, config),
-            sampling=config,
-            rngs=[config.rng(prompt_number, text_number)],
-            ends=self._ends([row], stop),
-        )
+        sampler = self._sampler([row], config, [config.rng(prompt_number, text_number)], stop)
         text = TextStream(self.tokenizer, row)
         tokens: list[int] = []
         pieces: list[str] = []
@@ -168,14 +160,15 @@ class Generator(Task):
 
     @torch.no_grad()
     def score(self, texts: Sequence[str]) -> list[TokenScores]:
-        """How likely each text is, token by token; it is made tokens as it is for training (`encode_text`).
+        """Log-probabilities of the tokens of each text, made as for training (`encode_text`).
 
-        BOS stands first where the tokenizer has one; without one, the first token is given and not predicted. Where EOS
-        is another one, it is predicted at the end of every line. In an ensemble, a token's log-probability is the mean of
-        those that the models give it.
+        BOS stands first where the tokenizer has one; without one, the first token is given and not
+        predicted. Where EOS is another one, it is predicted at the end of every line. In an
+        ensemble, a token's log-probability is the mean of those that the models give it.
 
         Raises:
-            InputError: a text is longer than learned positions; `measure_perplexity` takes windows of it.
+            InputError: a text is longer than learned positions; `measure_perplexity` takes windows
+            of it.
         """
         check_list(texts, "score takes a list of texts", of_text=True)
         scores = []
@@ -225,10 +218,21 @@ class Generator(Task):
             rules=forbid,
         )
 
-    def _ends(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> "StopStrings | None":
-        """The rule that ends the texts of these prompts at the stop strings, if there are any."""
+    def _sampler(
+        self,
+        prompts: Sequence[list[int]],
+        config: GenerationConfig,
+        rngs: Sequence[np.random.Generator],
+        stop: Sequence[str],
+    ) -> Sampler:
+        """The sampler of n texts of every prompt, for n generators each; texts end at the stop
+        strings."""
         check_list(stop, "stop takes a list of strings")
-        return StopStrings([TextStream(self.tokenizer, prompt) for prompt in prompts], stop) if stop else None
+        ids = torch.tensor(prompts, device=self.model.device)
+        texts = [TextStream(self.tokenizer, row) for row in prompts for _ in range(len(rngs) // len(prompts))]
+        ends = StopStrings(texts, stop) if stop else None
+        constraints = self._constraints(ids, config)
+        return Sampler(combined(self.scorers(ids)), ids, constraints, sampling=config, rngs=rngs, ends=ends)
 
     def _warn(self, outputs: list[list[Output]], config: GenerationConfig, stop: Sequence[str]) -> None:
         """Warn of prompts with a text that neither ended nor reached max_length."""
@@ -247,7 +251,8 @@ class Generator(Task):
             )
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
-        """Ids to go on from: those of the whole prompt, or as many of its last ones as there is room for, with a warning."""
+        """Ids to go on from: those of the whole prompt, or as many of its last ones as there is
+        room for, with a warning."""
         ids = self.encode_whole(prompt)
         limit = last_position(*self.engines)
         if len(ids) <= limit:
@@ -257,12 +262,14 @@ class Generator(Task):
         return ids[-n:]
 
     def encode_whole(self, prompt: str) -> list[int]:
-        """Ids of a prompt, of any length: at least one, with BOS where every text begins with it."""
+        """Ids of a prompt, of any length: at least one, with BOS where every text begins with
+        it."""
         (ids,) = self.tokenizer.encode([prompt])
         start = self.tokenizer.bos_id
         if self.tokenizer.opening:
             ids = [*self.tokenizer.opening, *ids]
-        elif start is not None and (not ids or start != self.tokenizer.eos_id):  # GPT-2's only stands between texts
+        # GPT-2's only stands between texts
+        elif start is not None and (not ids or start != self.tokenizer.eos_id):
             ids = [start, *ids]
         if not ids:
             (ids,) = self.tokenizer.encode(["\n"])
@@ -270,10 +277,10 @@ class Generator(Task):
 
 
 class TextStream:
-    """Text of tokens as they come after a prompt, from a window of the last ones: time does not grow with the text.
+    """Text of tokens as they come after a prompt, from a window: time does not grow with the text.
 
-    The window has tokens before the new ones, as SentencePiece leaves out a space at the beginning of a text, and as
-    bytes spell a character only together.
+    The window has tokens before the new ones, as SentencePiece leaves out a space at the beginning
+    of a text, and as bytes spell a character only together.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
@@ -283,10 +290,12 @@ class TextStream:
         """Characters of the window's text that were returned before."""
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
-        """The text that these tokens add, without what may yet become another character unless they are `last`."""
+        """The text that these tokens add, without what may yet become another character unless they
+        are `last`."""
         self.window += tokens
         text = self._text()
-        n_open = 0 if last else min(3, len(text) - len(text.rstrip("\ufffd")))  # of the four bytes of a character
+        # a character has four bytes at most
+        n_open = 0 if last else min(3, len(text) - len(text.rstrip("\ufffd")))
         settled = text[: len(text) - n_open]
         new = settled[self.shown :]
         self.shown = max(self.shown, len(settled))
@@ -316,7 +325,8 @@ class StopStrings:
 
 
 def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple[list[int], range]]:
-    """Prompts, and which of their n texts: together only where prompts are equally long, for a cache has one length."""
+    """Prompts, and which of their n texts: together only where prompts are equally long, for a
+    cache has one length."""
     width = config.n if config.beam_size == 1 else 1
     beside = config.beam_size if config.beam_size > 1 else min(width, config.batch_size)
     size = max(1, config.batch_size // beside)

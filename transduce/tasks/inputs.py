@@ -1,4 +1,4 @@
-"""What a task is called with: a list, of text where it reads text."""
+"""Checks of the inputs of a task."""
 
 import logging
 import re
@@ -17,10 +17,10 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_list(given: object, rule: str, *, of_text: bool = False) -> None:
-    """Raise InputError unless it is a list, and no single string or path; `rule` says who takes a list of what.
+    """Raise InputError with this rule unless an input is a list, and no single string or path.
 
     Args:
-        of_text: every element must be text, of characters that UTF-8 can write.
+        of_text: every element must be text that UTF-8 can encode.
     """
     if isinstance(given, str | Path):
         raise InputError(f"{rule}, but got one string; use [{str(given)[:20]!r}]")

@@ -23,15 +23,16 @@ def detects_speech(model: Engine, tokenizer: Tokenizer) -> bool:
 def no_speech_probs(
     model: Engine, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], batch_tokens: int
 ) -> list[float | None]:
-    """The probability that nobody speaks, for the frames of every sound; 1 of no frames, None where the model cannot tell.
+    """The probability that nobody speaks in every sound; 1 of no frames, None if it cannot be told.
 
-    Whisper's is that of its token for it, after the first token of its prompt. Of other models it is 1 - q^(1/n), for the n
-    tokens of the greedy path of their CTC head, which all alignments together spell with the probability q; 1 where that
-    path is all blank.
+    Whisper's is that of its token for it, after the first token of its prompt. Of other models it
+    is 1 - q^(1/n), for the n tokens of the greedy path of their CTC head, which all alignments
+    together spell with the probability q; 1 where that path is all blank.
 
     Args:
         batch_tokens: source positions of a batch: speed and memory, never the figures.
-    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision, section 4.5.
+    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
+    section 4.5.
     """
     if not detects_speech(model, tokenizer):
         return [None if len(frames) else 1.0 for frames in sources]

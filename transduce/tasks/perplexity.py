@@ -87,10 +87,11 @@ def measure_perplexity(
 ) -> Perplexity:
     """Predict every token of a text once, from up to `window` tokens before it.
 
-    Windows begin `stride` tokens apart, and of each the tokens count that the one before did not reach: so all but those
-    of the first window have at least window - stride tokens of context. The text is made tokens as it is for training
-    (`encode_text`): BOS stands first where the tokenizer has one, otherwise the first token is not predicted; and where EOS
-    is another token, every line is a text between the two, and both are predicted.
+    Windows begin `stride` tokens apart, and of each the tokens count that the one before did not
+    reach: so all but those of the first window have at least window - stride tokens of context. The
+    text is made tokens as it is for training (`encode_text`): BOS stands first where the tokenizer
+    has one, otherwise the first token is not predicted; and where EOS is another token, every line
+    is a text between the two, and both are predicted.
 
     Args:
         window: positions; the model's max_positions if not given.
@@ -98,7 +99,8 @@ def measure_perplexity(
         batch_tokens: positions of a batch: speed and memory, never the figures.
 
     Raises:
-        InputError: no token to predict, a stride outside 1 ... window, or a window longer than learned positions.
+        InputError: no token to predict, a stride outside 1 ... window, or a window longer than
+        learned positions.
     """
     batches, uncosted = strided_windows(
         model.config, tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens

@@ -1,4 +1,5 @@
-"""Typed arguments of a search: what one source asks for, and what outputs carry besides their text."""
+"""Typed arguments of a search: what one source asks for, and what outputs carry besides their
+text."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -58,7 +59,8 @@ class Resources:
     words: tuple[str, ...] = ()
     """The lexicon, for `config.words`."""
     lm: LanguageModel | None = None
-    """A language model with the weight `config.lm_weight` beside the models, which have 1 together."""
+    """A language model with the weight `config.lm_weight` beside the models, which have 1
+    together."""
 
     def check(self, config: SearchConfig) -> None:
         """Check that a search has what it needs.

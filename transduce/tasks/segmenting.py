@@ -1,4 +1,5 @@
-"""Sound to segments and their features, made as they are asked for: memory does not grow with its length."""
+"""Sound to segments and their features, made as they are asked for: memory does not grow with its
+length."""
 
 import logging
 import math
@@ -35,7 +36,8 @@ class SegmentedAudio:
     n_frames: list[int]
     """Of every segment."""
     segments: Iterator[AudioSegment]
-    """The sound is read again for them, so they may raise an InputError, which names it. Digital silence has no frames."""
+    """The sound is read again for them, so they may raise an InputError, which names it. Digital
+    silence has no frames."""
 
 
 def segment_audio(
@@ -43,8 +45,8 @@ def segment_audio(
 ) -> SegmentedAudio:
     """Cut sound in its pauses.
 
-    Vectors have no loudness, so they are cut into equal parts, as few as are no longer than `max_seconds`; they are
-    normalized before, all at once.
+    Vectors have no loudness, so they are cut into equal parts, as few as are no longer than
+    `max_seconds`; they are normalized before, all at once.
 
     Raises:
         InputError: the sound cannot be used; the message names it.
@@ -96,7 +98,8 @@ def errors_of(name: Path | str) -> Iterator[None]:
 
 
 def group_by_duration(items: Iterable[ItemT], least: float, seconds: Callable[[ItemT], float]) -> Iterator[list[ItemT]]:
-    """Items in groups that last for at least `least` seconds each; the last group may be shorter."""
+    """Items in groups that last for at least `least` seconds each; the last group may be
+    shorter."""
     group: list[ItemT] = []
     total = 0.0
     for item in items:

@@ -1,4 +1,5 @@
-"""Encoder-decoder models as tasks: search, scores and alignments of given outputs, encoder states."""
+"""Encoder-decoder models as tasks: search, scores and alignments of given outputs, encoder
+states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -53,13 +54,14 @@ class Alignment:
     weights: Float[Tensor, "L H T S"]
     """Cross-attention by layer and head: row t predicted target token t, and sums to 1."""
     seconds: float | None = None
-    """The time from one source position to the next, if the source is sound; position s begins at s * seconds."""
+    """The time from one source position to the next, if the source is sound; position s begins at s
+    * seconds."""
     words: WordAlignment | None = None
     """Which source word each target word was written from; None of sound."""
 
     @property
     def mean(self) -> Float[Tensor, "T S"]:
-        """The mean over the heads of the last layer but one, which follows translations best; of a single layer, its own.
+        """The mean over the heads of the last layer but one, which aligns best, or of the only one.
 
         Source: Garg et al. (2019), Jointly Learning to Align and Translate with Transformer Models.
         """
@@ -78,7 +80,8 @@ class Alignment:
         return max(0, len(self.weights) - 2)
 
     def draw(self, path: Path | str, title: str = "") -> None:
-        """Write the mean over the heads of `layer` as a PNG: a row for every target token, the source to the right."""
+        """Write the mean over the heads of `layer` as a PNG: a row for every target token, the
+        source to the right."""
         source = self.source if self.seconds is None else self.seconds
         title = f"{title}\nlayer {self.layer + 1} of {len(self.weights)}, mean over heads".strip()
         weights = self.weights[self.layer].mean(dim=0).float()
@@ -89,7 +92,8 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
     """A task of an encoder-decoder model: search, scores and alignments of given outputs."""
 
     shortlist: Shortlist | None = None
-    """Target tokens that may translate each source token; used where `decoding.shortlist` is set."""
+    """Target tokens that may translate each source token; used where `decoding.shortlist` is
+    set."""
     lexicon: tuple[str, ...] = ()
     """The words that may be written where `decoding.words` is "known"."""
     lm: LanguageModel | None = None
@@ -144,12 +148,13 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
 
     @torch.no_grad()
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
-        """The encoder's states, of shape (S, d_model), for every input: a row per source position, on the CPU.
+        """The encoder's states (S, d_model) of every input, a row per source position, on the CPU.
 
         Text has a position per token and one for the end; sound, one per stack of frames.
 
         Raises:
-            InputError: an input cannot be used, or is longer than learned positions; or this is an ensemble.
+            InputError: an input cannot be used, or is longer than learned positions; or this is an
+            ensemble.
         """
         self._check_single("encode")
         sources = self._for_call(settings)._checked_sources(inputs)
@@ -159,8 +164,8 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
     def score(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[TokenScores]:
         """How likely each text is as the output for its input, by attention alone, without CTC.
 
-        An output stands for its tokens; in an ensemble, a log-probability is the mean of the models'. `settings` are
-        fields of SearchConfig, such as target_language="de".
+        An output stands for its tokens; in an ensemble, a log-probability is the mean of the
+        models'. `settings` are fields of SearchConfig, such as target_language="de".
 
         Raises:
             InputError: there are not as many texts as inputs, or one of either cannot be used.
@@ -170,7 +175,7 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
 
     @torch.no_grad()
     def align(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[Alignment]:
-        """Where the decoder looks in each input while it writes the given text, or an output in its own tokens.
+        """Where the decoder looks in each input while it writes a given text, or an output's tokens.
 
         Raises:
             InputError: as for `score`; or this is an ensemble.
@@ -189,14 +194,15 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         backwards: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
-        """Rank outputs of every input, such as another run's n best, by own_weight * their score + weight * this run's.
+        """Rank outputs of every input, such as another run's, by own_weight * their score + weight * ours.
 
-        This run's score of a text is its log-probability over the length penalty of `decoding.alpha`.
+        This run's score of a text is its log-probability over the length penalty of
+        `decoding.alpha`.
 
         Args:
-            backwards: this run translates the other way, and scores each input as a translation of the output: the
-                channel of a noisy channel model (Yee et al. 2019, Simple and effective noisy channel modeling for
-                neural machine translation).
+            backwards: this run translates the other way, and scores each input as a translation of
+                the output: the channel of a noisy channel model (Yee et al. 2019, Simple and
+                effective noisy channel modeling for neural machine translation).
 
         Returns:
             The outputs with these scores, the best first; else they stay as they are.
@@ -223,13 +229,15 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
 
     @torch.no_grad()
     def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
-        """The outputs, n of every source, with the log-probabilities of their tokens and the confidence of their words."""
+        """The outputs, n of every source, with the log-probabilities of their tokens and the
+        confidence of their words."""
         scores = iter(self._token_scores(*self._pairs(sources, outputs)))
         return [[with_scores(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
 
     @torch.no_grad()
     def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
-        """The outputs, n of every source, with the source words that the (first) model wrote their words from."""
+        """The outputs, n of every source, with the source words that the (first) model wrote their
+        words from."""
         alignments = iter(self._align(*self._pairs(sources, outputs)))
         return [[replace(each, alignment=next(alignments).words) for each in some] for some in outputs]
 
@@ -281,7 +289,8 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
     def _forced(
         self, model: Engine, sources: Sequence[Source], targets: Sequence[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"], int]]:
-        """Batches of pairs: their numbers, memory, the decoder's input, and the position where outputs begin in it."""
+        """Batches of pairs: their numbers, memory, the decoder's input, and the position where
+        outputs begin in it."""
         prompt = beginning(self.tokenizer, self.decoding)
         lengths = zip(source_lengths(model, sources), map(len, targets), strict=True)
         for rows in batches(list(lengths), self.decoding.batch_tokens):

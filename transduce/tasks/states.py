@@ -1,4 +1,5 @@
-"""Forward passes without a search: sources to encoder states, decoder states to log-probabilities, in batches."""
+"""Forward passes without a search: sources to encoder states, decoder states to log-probabilities,
+in batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -41,10 +42,12 @@ ResultT = TypeVar("ResultT")
 
 
 def batches(lengths: Sequence[int | tuple[int, ...]], batch_tokens: int) -> Iterator[list[int]]:
-    """The numbers of rows of about one length, at most batch_tokens positions together, padding included."""
+    """The numbers of rows of about one length, at most batch_tokens positions together, padding
+    included."""
     if lengths:
         sizes = np.array(lengths).reshape(len(lengths), -1)
-        yield from (rows.tolist() for rows in reversed(bucket(sizes, batch_tokens)))  # memory peaks early
+        # longest first: memory peaks early
+        yield from (rows.tolist() for rows in reversed(bucket(sizes, batch_tokens)))
 
 
 def in_batches(

@@ -5,28 +5,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.speech.features import FeatureExtractor, VectorReader
-from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, loops
-from transduce.decode.phrases import text_prefix
-from transduce.decode.required import required
 from transduce.errors import InputError
-from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.inputs import check_list, per_line, warn_of_lacking
-from transduce.tasks.no_speech import detects_speech, no_speech_probs
+from transduce.tasks.inputs import check_list, warn_of_lacking
+from transduce.tasks.no_speech import no_speech_probs
 from transduce.tasks.request import Details, Request
 from transduce.tasks.search import Output, chosen, outputs_of, timestamps
-from transduce.tasks.segmenting import errors_of, group_by_duration, segment_audio, warn_of_unusual
-from transduce.tasks.seq2seq import Seq2SeqTask
-from transduce.tasks.states import Source, check_positions, in_batches, in_order, source_lengths
-from transduce.tasks.transcript import Audio, AudioSegment, Segment, Sound, Transcript, audio_name, split_at_times
-from transduce.tasks.word_times import CTCAligner
-from transduce.tasks.words import Word
+from transduce.tasks.segmenting import group_by_duration
+from transduce.tasks.sound import SoundTask
+from transduce.tasks.states import Source, in_batches, in_order, source_lengths
+from transduce.tasks.transcript import Audio, AudioSegment, Segment, Sound, Transcript, split_at_times
 
 logger = logging.getLogger("transduce")
 
@@ -35,29 +27,14 @@ BLOCK = 4
 AT_ONCE = 4
 """Segments that are searched together where somebody waits for the first."""
 
-STRETCH = 60.0
-"""Seconds of one sound whose features are made at a time; the segment that completes them may be longer."""
 CHUNK = 600.0
-"""Seconds of sound that are searched at a time, in batches of similar length; so many features are in memory."""
-
-WHOLE = 1e9
-"""The max_seconds that disables segmentation."""
+"""Seconds of sound that are searched at a time, in batches of similar length; so many features are
+in memory."""
 
 
-class Transcriber(Seq2SeqTask[Audio]):
-    """A list of sounds in, as many texts out, in the same order: files, or samples with their rate."""
-
-    def __init__(
-        self,
-        model: Transformer,
-        tokenizer: Tokenizer,
-        feature_extractor: FeatureExtractor | VectorReader,
-        decoding: SearchConfig | None = None,
-        lexicon: Sequence[str] = (),
-    ) -> None:
-        super().__init__(model, tokenizer, decoding)
-        self.feature_extractor = feature_extractor
-        self.lexicon = tuple(lexicon)
+class Transcriber(SoundTask):
+    """A list of sounds in, as many texts out, in the same order: files, or samples with their
+    rate."""
 
     def __call__(self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
         """The text of every sound; see `transcribe`.
@@ -87,12 +64,14 @@ class Transcriber(Seq2SeqTask[Audio]):
 
         Args:
             decoding: how to search; the run's own way if not given.
-            settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
+            settings: fields of SearchConfig, such as n_best=3; the others stay as they are in
+            `decoding`.
             prefix, require: see `read`.
-            progress: called with 1 for every segment that is done, and the number of all segments of the sounds that
-                were read so far.
+            progress: called with 1 for every segment that is done, and the number of all segments
+                of the sounds that were read so far.
             token_scores: give every output the log-probabilities of its tokens.
-            word_times: give every output its words, with their times and confidence, by CTC (of the first model).
+            word_times: give every output its words, with their times and confidence, by CTC (of the
+            first model).
 
         Raises:
             InputError: times of words are asked for, but the model has no CTC head.
@@ -102,61 +81,6 @@ class Transcriber(Seq2SeqTask[Audio]):
         details = Details(token_scores=token_scores, word_times=word_times)
         stretches = self.read(sounds, config, prefix=prefix, require=require)
         return self.transcripts(stretches, config, progress=progress, details=details)
-
-    def read(
-        self,
-        sounds: Sequence[Audio],
-        decoding: SearchConfig,
-        *,
-        prefix: Sequence[str] | None = None,
-        require: Sequence[Sequence[str]] | None = None,
-        first_sound: int = 0,
-    ) -> Iterator[Sound]:
-        """One sound after the other, each when it is asked for, cut into segments of at most `decoding.max_seconds`.
-
-        A long sound comes in several stretches of about STRETCH seconds, so that memory does not grow with its length.
-        Its file is read twice, for the places to cut and for the features; if it ceases to be readable in between, its
-        last stretch has an error.
-
-        A sound of nothing but digital silence is named by a warning, and so is one that is shorter than half of
-        `min_seconds`. If max_seconds is above the run's own, a warning says that the run knows no such segments.
-
-        Args:
-            prefix: the beginning of each text, "" for none; its last word may go on, unless a space ends it.
-            require: the phrases in each text, [] for none: of sound in one segment, as nobody knows in which of several
-                they are. A wider beam finds better places for them.
-            first_sound: the number of sounds[0], where these are a part of all sounds.
-        """
-        prefixes = per_line(prefix, len(sounds), "prefix", "")
-        phrases = per_line(require, len(sounds), "require", [])
-        if self.decoding.max_seconds < decoding.max_seconds < WHOLE:
-            logger.warning(
-                "segments of up to %g s are longer than what the run was trained on, %g s with some reserve; expect "
-                "errors, or leave out max_seconds",
-                decoding.max_seconds,
-                self.decoding.max_seconds,
-            )
-        if decoding.no_speech_threshold and not detects_speech(self.engine, self.tokenizer):
-            logger.warning(
-                "no_speech_threshold changes nothing: this model has neither a CTC head nor a token for no speech"
-            )
-        for i, audio in enumerate(sounds):
-            name = audio_name(audio, f"sound {i + 1}")
-            request = Request(number=first_sound + i)
-            try:
-                segmented = segment_audio(audio, name, self.feature_extractor, decoding)
-                with errors_of(name):
-                    request = self._request(request.number, prefixes[i], phrases[i], segmented.n_frames)
-                for stretch in group_by_duration(
-                    segmented.segments, STRETCH, lambda segment: segment.stop - segment.start
-                ):
-                    if not request.part:
-                        warn_of_unusual(segmented, name, decoding)
-                    sound = Sound(name, stretch, n_segments=len(segmented.n_frames), request=request)
-                    yield sound
-                    request = sound.from_segment(len(stretch), 0).request
-            except InputError as error:
-                yield Sound(name, [], str(error), request=request)
 
     def transcripts(
         self,
@@ -195,7 +119,8 @@ class Transcriber(Seq2SeqTask[Audio]):
     ) -> Iterator[tuple[int, Segment]]:
         """The index of a stretch of sound that was read and a segment of it, as batches finish.
 
-        Segments without speech, whose text is blank, come first, then long ones. A sound with an error has no segment.
+        Segments without speech, whose text is blank, come first, then long ones. A sound with an
+        error has no segment.
 
         Raises:
             InputError: with timestamps, more is asked for than one text for each of them.
@@ -233,7 +158,7 @@ class Transcriber(Seq2SeqTask[Audio]):
     def in_order(
         self, sound: Sound, decoding: SearchConfig | None = None, *, details: Details | None = None, **settings: Any
     ) -> Iterator[Segment]:
-        """The segments of a stretch of sound that was read, each as soon as it is there, in their order.
+        """The segments of a stretch of sound that was read, in their order, as soon as they are done.
 
         A few that follow each other are searched together.
         """
@@ -242,46 +167,9 @@ class Transcriber(Seq2SeqTask[Audio]):
             numbered = self.stream([sound.from_segment(first, AT_ONCE)], config, details=details)
             yield from sorted((segment for _, segment in numbered), key=lambda segment: segment.start)
 
-    @torch.no_grad()
-    def words(self, sounds: Sequence[Audio], texts: Sequence[str]) -> list[list[Word]]:
-        """The words of a given text with their times in its sound, which is not cut, and their confidence by CTC.
-
-        Raises:
-            InputError: there are not as many texts as sounds, one of either cannot be used, or there is no CTC head.
-        """
-        sources = self._checked_sources(sounds)
-        targets = self._targets(sounds, texts)
-        aligner = self._aligner()
-        return [aligner(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)]
-
-    def _aligner(self) -> CTCAligner:
-        """The aligner of words by the CTC head; in an ensemble, by that of the first model."""
-        return CTCAligner(self.engine, self.tokenizer, self.feature_extractor.config)
-
-    def sources(self, inputs: Sequence[Audio]) -> list[Source]:
-        """The frames of every sound, which is not cut.
-
-        Raises:
-            InputError: one of them cannot be used, or is silent.
-        """
-        check_list(inputs, "encode, score and align take a list of sounds")
-        sources: list[Source] = []
-        for sound in self.read(inputs, replace(self.decoding, max_seconds=WHOLE)):
-            if sound.error:
-                raise InputError(sound.error)
-            ((_, _, frames),) = sound.segments
-            if not len(frames):
-                raise InputError(f"a sound must have something to hear, but {sound.path} is silent; leave it out")
-            sources.append(frames)
-        return sources
-
-    @property
-    def position_seconds(self) -> float:
-        """The time from one source position to the next."""
-        return self.feature_extractor.config.hop * self.model.config.frames.per_position
-
     def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
-        """The n best texts of every utterance, in order; a second search of loops is named by a warning."""
+        """The n best texts of every utterance, in order; a second search of loops is named by a
+        warning."""
         names = [f"utterance {i}" for i in range(len(frames))]
         sounds = [
             Sound(name, [AudioSegment(0.0, 0.0, each)], request=Request(number=i))
@@ -294,8 +182,8 @@ class Transcriber(Seq2SeqTask[Audio]):
     ) -> Iterator[tuple[int, list[Output]]]:
         """The number of a sound of one segment and its n best texts, as batches finish.
 
-        Sounds whose best text loops, or does not end before the length bound, are searched once more with repetition
-        blocked; a warning counts them, and names some.
+        Sounds whose best text loops, or does not end before the length bound, are searched once
+        more with repetition blocked; a warning counts them, and names some.
         """
         config = self.decoding
         frames: list[Source] = [sound.segments[0].frames for sound in sounds]
@@ -329,20 +217,3 @@ class Transcriber(Seq2SeqTask[Audio]):
                 len(frames),
                 some,
             )
-
-    def _request(self, number: int, prefix: str, phrases: Sequence[str], n_frames: Sequence[int]) -> Request:
-        """The request of a sound with segments of these lengths.
-
-        Raises:
-            InputError: a segment is too long, or the text cannot have the prefix or the phrases.
-        """
-        for model in self.engines:
-            n_positions = model.config.frames.out_lengths(max(n_frames))
-            check_positions("a segment", n_positions, [model], source=True, way_out="lower max_seconds")
-        if phrases and len(n_frames) > 1:
-            raise InputError(
-                f"required phrases are for sound in one segment, but it has {len(n_frames)}; cut it where you know "
-                "what is said, or raise max_seconds"
-            )
-        required(self.tokenizer, [phrases])
-        return Request(prefix=text_prefix(self.tokenizer, prefix), require=phrases, number=number)

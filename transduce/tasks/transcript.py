@@ -15,12 +15,13 @@ from transduce.tasks.request import Request
 from transduce.tasks.search import Output
 
 Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
-"""A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats of which full scale
-is -1 ... 1, or integers of 16 or 32 bits."""
+"""A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats
+of which full scale is -1 ... 1, or integers of 16 or 32 bits."""
 
 
 def audio_name(audio: Audio, number: str) -> Path | str:
-    """The name of a sound in messages: its path, its name, as open files have one, or its number."""
+    """The name of a sound in messages: its path, its name, as open files have one, or its
+    number."""
     if isinstance(audio, Path | str):
         return Path(audio)
     name = getattr(audio, "name", None)
@@ -28,7 +29,8 @@ def audio_name(audio: Audio, number: str) -> Path | str:
 
 
 class AudioSegment(NamedTuple):
-    """A part of a sound between two moments, in seconds; digital silence has no frames, as models hallucinate on constant ones."""
+    """A part of a sound between two moments, in seconds; digital silence has no frames, as models
+    hallucinate on constant ones."""
 
     start: float
     stop: float
@@ -49,7 +51,8 @@ class Sound:
     n_segments: int = 0
     """The number of segments of the whole sound."""
     request: Request = field(default_factory=Request)
-    """What its first segment asks of a search; `request.part` is the number of that segment in the whole sound."""
+    """What its first segment asks of a search; `request.part` is the number of that segment in the
+    whole sound."""
 
     def from_segment(self, first: int, n: int) -> "Sound":
         """n of its segments, from this one on; a prefix belongs to the first one with frames."""
@@ -77,7 +80,8 @@ class Segment:
 
 
 def split_at_times(segment: Segment, times: Timestamps, tokenizer: Tokenizer) -> list[Segment]:
-    """A segment for each stretch of text between two times of its output; itself where there is none."""
+    """A segment for each stretch of text between two times of its output; itself where there is
+    none."""
     (output,) = segment.outputs
     parts = []
     for begun, ended, ids in times.segments(output.tokens):

@@ -29,7 +29,8 @@ TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
 
 class Translator(Seq2SeqTask[str]):
-    """A list of sentences in, as many translations out, in the same order; a blank line gives a blank line."""
+    """A list of sentences in, as many translations out, in the same order; a blank line gives a
+    blank line."""
 
     def __init__(
         self,
@@ -64,12 +65,16 @@ class Translator(Seq2SeqTask[str]):
 
         Args:
             decoding: how to search; the run's own way if not given.
-            settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
-            prefix: the beginning of each translation, "" for none; its last word may go on, unless a space ends it.
-            require: the phrases in each translation, [] for none. A wider beam finds better places for them.
+            settings: fields of SearchConfig, such as n_best=3; the others stay as they are in
+            `decoding`.
+            prefix: the beginning of each translation, "" for none; its last word may go on, unless
+            a space ends it.
+            require: the phrases in each translation, [] for none. A wider beam finds better places
+            for them.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
-            token_scores: give every output the log-probabilities of its tokens and the confidence of its words.
+            token_scores: give every output the log-probabilities of its tokens and the confidence
+            of its words.
             alignments: give every output the source words that its words were written from.
         """
         outputs = []
@@ -100,7 +105,7 @@ class Translator(Seq2SeqTask[str]):
         alignments: bool = False,
         **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
-        """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
+        """The index and the n best translations of a line, as batches finish: first blank, then long ones.
 
         Args:
             first_line: the number of lines[0], for warnings.
@@ -131,23 +136,23 @@ class Translator(Seq2SeqTask[str]):
         def search(batch: list[int]) -> list[list[Output]]:
             sources: list[Source] = [rows[row][2] for row in batch]
             asked = [replace(requests[i], part=part) for i, part, _ in (rows[row] for row in batch)]
-            found = self._search(sources, asked, config)
-            best = [outputs_of(self.tokenizer, each, config.n_candidates) for each in found]
+            hypotheses = self._search(sources, asked, config)
+            best = [outputs_of(self.tokenizer, each, config.n_candidates) for each in hypotheses]
             if details.token_scores:
                 best = self.with_token_scores(sources, best)
             return self.with_alignments(sources, best) if details.alignments else best
 
-        for row, found in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
+        for row, best in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
             i, part, _ = rows[row]
-            outputs[i][part] = found
+            outputs[i][part] = best
             if len(outputs[i]) == sum(map(len, ways[i])):
                 texts = iter(in_order(outputs.pop(i).items()))
                 by_way = [list(islice(texts, len(way))) for way in ways[i]]
-                best, n_parts = likeliest(by_way, config.alpha, config.length_offset)
-                split += [first_line + i] * (n_parts > 1)
-                best = chosen(best, config)
-                warn_of_lacking(f"line {first_line + i}", requests[i].require, best[0].text)
-                yield i, best
+                candidates, n_texts = likeliest(by_way, config.alpha, config.length_offset)
+                split += [first_line + i] * (n_texts > 1)
+                translations = chosen(candidates, config)
+                warn_of_lacking(f"line {first_line + i}", requests[i].require, translations[0].text)
+                yield i, translations
         if any(len(way) > 1 for each in ways.values() for way in each):
             logger.warning(
                 "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s",
@@ -167,7 +172,8 @@ class Translator(Seq2SeqTask[str]):
         """Check that the search can use the shortlist, where it is asked for.
 
         Raises:
-            InputError: the run has none, or something is asked for that a shortlist does not go with.
+            InputError: the run has none, or something is asked for that a shortlist does not go
+            with.
         """
         config = self.decoding
         if not config.shortlist:
@@ -207,11 +213,12 @@ class Translator(Seq2SeqTask[str]):
     def _ways(
         self, lines: Sequence[str], requests: Sequence[Request], first_line: int
     ) -> dict[int, list[list[list[int]]]]:
-        """By the number of a line that is not blank, the ways to translate it: each is the ids of one or more texts.
+        """The ways to translate each line that is not blank: the ids of one or more texts.
 
-        A line that is longer than split_length has a second way, by its sentences; if it is longer than
-        max_source_length, that is the only one. A line with a prefix or required phrases has none, for they belong to
-        all of its text. A text that is still too long is cut, with a warning.
+        A line that is longer than split_length has a second way, by its sentences; if it is longer
+        than max_source_length, that is the only one. A line with a prefix or required phrases has
+        none, for they belong to all of its text. A text that is still too long is cut, with a
+        warning.
         """
         config = self.decoding
         tokenizer = self.source_tokenizer
@@ -239,9 +246,9 @@ class Translator(Seq2SeqTask[str]):
 
 
 def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> None:
-    """Check that it is said, once, in which language each line shall be written, where a model has tags for several.
+    """Check that each line says once which language to write, where a model has tags for several.
 
-    A line for which it is not said gets a warning: the model guesses.
+    A warning counts the lines that do not say it: for those, the model guesses.
 
     Raises:
         InputError: a line has a tag although a language was named.
@@ -260,50 +267,68 @@ def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> 
         if line.strip() and not tags and not source.opening:
             untagged.append(number)
     if untagged:
-        told = "this model writes several languages (%s), and %s, the first of them line %d: it guesses; name one with "
-        told += "--target-language, or begin every line with a tag such as %s"
-        lacking = f"{len(untagged)} of {len(lines)} lines do not say which"
-        logger.warning(told, ", ".join(source.tagged_languages), lacking, untagged[0], min(known))
+        logger.warning(
+            "this model writes several languages (%s), and %d of %d lines do not say which, the first of them line %d: it "
+            "guesses; name one with --target-language, or begin every line with a tag such as %s",
+            ", ".join(source.tagged_languages),
+            len(untagged),
+            len(lines),
+            untagged[0],
+            min(known),
+        )
 
 
 def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -> tuple[Tokenizer, Tokenizer]:
-    """The same tokenizers, of texts of the languages that `decoding` names: of a model of many languages. Where tags in front of
-    the source say what to write, the source tokenizer puts them there, and the source's own language is not asked for.
+    """The tokenizers for texts of the languages that `decoding` names, of a model of many.
+
+    Where tags in front of the source say what to write, the source tokenizer puts them there, and
+    the source's own language has no effect.
 
     Raises:
         InputError: a tokenizer does not know the language.
     """
-    if source.tagged_languages:  # one of our own, which sees by itself what language a line is in
+    if source.tagged_languages:
         return source.with_tag(decoding.target_language) if decoding.target_language else source, target
-    sides = ((source, decoding.source_language), (target, decoding.target_language))
-    spoken = [tokenizer.with_language(language) if language else tokenizer for tokenizer, language in sides]
-    return spoken[0], spoken[1]
+    if decoding.source_language:
+        source = source.with_language(decoding.source_language)
+    if decoding.target_language:
+        target = target.with_language(decoding.target_language)
+    return source, target
 
 
 def likeliest(ways: list[list[list[Output]]], alpha: float, offset: float = 5.0) -> tuple[list[Output], int]:
-    """The n best translations of a line, in the way whose best has the highest mean log-probability of a token.
+    """The n best translations of a line, in the way of the highest mean log-probability of a token.
 
     Args:
-        ways: in each, the n best outputs of every text that the line was parted into.
+        ways: in each, the n best outputs of every text of the line.
 
     Returns:
-        The joined outputs of that way, and how many parts it has.
+        The joined outputs of that way, and its number of texts.
     """
-    each = [(_joined(parts, alpha, offset), len(parts)) for parts in ways]
-    return max(each, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1]))
+    joined_ways = [(_joined(texts, alpha, offset), len(texts)) for texts in ways]
+    return max(joined_ways, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1]))
 
 
-def _joined(parts: list[list[Output]], alpha: float, offset: float) -> list[Output]:
-    """The best of every part as one output, then the second ones, and so on; EOS counts in every part."""
-    if len(parts) == 1:
-        return parts[0]
-    found = []
-    for ranked in zip(*parts, strict=True):
-        tokens, log_prob = [token for output in ranked for token in output.tokens], sum(o.log_prob for o in ranked)
-        score = log_prob / length_penalty(len(tokens) + len(ranked), alpha, offset)
-        text, finished = " ".join(output.text for output in ranked), all(output.finished for output in ranked)
-        scores, words = joined([o.token_scores for o in ranked]), [word for o in ranked for word in o.words]
-        aligned = [o.alignment for o in ranked if o.alignment]
-        alignment = reduce(WordAlignment.followed_by, aligned) if aligned else None
-        found.append(Output(text, log_prob, score, tokens, finished, scores, words, alignment))
-    return found
+def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Output]:
+    """The best output of every text as one, then the second ones, and so on; each text has an
+    end."""
+    if len(texts) == 1:
+        return texts[0]
+    outputs = []
+    for parts in zip(*texts, strict=True):
+        tokens = [token for part in parts for token in part.tokens]
+        log_prob = sum(part.log_prob for part in parts)
+        alignments = [part.alignment for part in parts if part.alignment]
+        outputs.append(
+            Output(
+                text=" ".join(part.text for part in parts),
+                log_prob=log_prob,
+                score=log_prob / length_penalty(len(tokens) + len(parts), alpha, offset),
+                tokens=tokens,
+                finished=all(part.finished for part in parts),
+                token_scores=joined([part.token_scores for part in parts]),
+                words=[word for part in parts for word in part.words],
+                alignment=reduce(WordAlignment.followed_by, alignments) if alignments else None,
+            )
+        )
+    return outputs

@@ -18,9 +18,9 @@ from transduce.tasks.states import Source, encoded
 from transduce.tasks.words import Word, word_spans
 
 LOUD = 0.8
-"""Pauses are below this share of the way from loud frames down to quiet ones. Chosen on the validation part of joined
-digits, where the median error of a boundary is 43 ms with 0.7, 16 with 0.8 and 8 with 0.9; but there pauses are as quiet
-as the quietest frame, and rooms are not."""
+"""Pauses are below this share of the way from loud frames down to quiet ones. Chosen on the
+validation part of joined digits, where the median error of a boundary is 43 ms with 0.7, 16 with
+0.8 and 8 with 0.9; but there pauses are as quiet as the quietest frame, and rooms are not."""
 
 FrameSpan = tuple[int, int]
 """The first frame or position, and the one behind the last."""
@@ -53,11 +53,13 @@ class CTCAligner:
     def __call__(self, frames: Source, transcripts: Sequence[Sequence[int]]) -> list[list[Word]]:
         """The words of several transcripts of one sound, without their ends.
 
-        Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there are no times.
+        Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there
+        are no times.
         """
         assert isinstance(frames, Tensor)
         logits = self.model.ctc_logits(encoded(self.model, [frames]).states)[0].cpu()
-        level = frames[:, 0] if isinstance(self.features, FeatureConfig) else None  # the 0th coefficient is loudness
+        # the 0th coefficient is loudness
+        level = frames[:, 0] if isinstance(self.features, FeatureConfig) else None
         return [self._words(ids, logits, len(frames), level) for ids in transcripts]
 
     def _words(
@@ -88,8 +90,8 @@ class CTCAligner:
 def boundaries(spikes: Sequence[FrameSpan], n_frames: int, level: Float[Tensor, " n"] | None) -> list[FrameSpan]:
     """The frames of every word, given the spike of CTC, which is but some place within its word.
 
-    Words end in the pauses between their spikes, and at the ends of the sound's own pauses. Where the loudness of frames
-    is not known, words meet in the middle between their spikes.
+    Words end in the pauses between their spikes, and at the ends of the sound's own pauses. Where
+    the loudness of frames is not known, words meet in the middle between their spikes.
     """
     if not spikes:
         return []
@@ -139,7 +141,8 @@ def ctc_spans(logits: Float[Tensor, "S V"], ids: Sequence[int], *, blank_id: int
 def ctc_posteriors(
     logits: Float[Tensor, "S V"], ids: Sequence[int], spans: Sequence[FrameSpan], *, blank_id: int
 ) -> Float[Tensor, " T"]:
-    """The probability of each token among all but the blank, summed up to the middles between it and its neighbours."""
+    """The probability of each token among all but the blank, summed up to the middles between it
+    and its neighbours."""
     probs = logits.double().softmax(-1)
     middles = [(before[1] + after[0] + 1) // 2 for before, after in pairwise(spans)]
     parts = [probs[a:b].sum(dim=0) for a, b in pairwise([0, *middles, len(probs)])]

@@ -1,4 +1,5 @@
-"""The words of an output: their tokens, their confidence, and the source words they were written from."""
+"""The words of an output: their tokens, their confidence, and the source words they were written
+from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,8 @@ class TokenScores:
     tokens: list[str]
     """The T tokens, readable; the end is one of them where the model predicts it."""
     log_probs: Float[Tensor, " T"]
-    """The natural log-probability of each, given the tokens before it, and the source if there is one."""
+    """The natural log-probability of each, given the tokens before it, and the source if there is
+    one."""
 
     @property
     def log_prob(self) -> float:
@@ -44,8 +46,8 @@ class Word:
 
     text: str
     confidence: float
-    """0 ... 1: the geometric mean of the probabilities of its tokens; with times, of their probabilities by CTC among all
-    tokens but the blank."""
+    """0 ... 1: the geometric mean of the probabilities of its tokens; with times, of their
+    probabilities by CTC among all tokens but the blank."""
     start: float | None = None
     """Seconds from the beginning of the sound, where times were asked for."""
     stop: float | None = None
@@ -65,9 +67,11 @@ class WordAlignment:
     """The words of the source, as its tokens spell them."""
     target: list[str]
     pairs: list[tuple[int, int]]
-    """The number of a source word and that of a target word, one pair for every target word, in their order."""
+    """The number of a source word and that of a target word, one pair for every target word, in
+    their order."""
     layer: int | None = None
-    """The decoder's layer, from 0, whose attention this is; None of a text in parts, which may have several."""
+    """The decoder's layer, from 0, whose attention this is; None of a text in parts, which may have
+    several."""
 
     def __str__(self) -> str:
         """As Pharaoh writes it: 0-0 1-2."""
@@ -82,9 +86,9 @@ class WordAlignment:
 def word_alignment(weights: Float[Tensor, "L T S"], source: Sequence[Span], target: Sequence[Span]) -> WordAlignment:
     """Every target word with the source word of the greatest weight.
 
-    Weights are summed over the tokens of a source word, and averaged over those of a target word; the end of the source
-    has none. Of the layers, the one is taken whose greatest weights are the highest in the mean, as layers that align have
-    few large weights.
+    Weights are summed over the tokens of a source word, and averaged over those of a target word;
+    the end of the source has none. Of the layers, the one is taken whose greatest weights are the
+    highest in the mean, as layers that align have few large weights.
 
     Args:
         weights: cross-attention of every layer, the mean of its heads.
@@ -103,8 +107,8 @@ def word_alignment(weights: Float[Tensor, "L T S"], source: Sequence[Span], targ
 def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Span]:
     """The words that these tokens spell, with their tokens.
 
-    A token without a text, such as a space alone or an end, belongs to the word after it, if there is one. A token that
-    spells the end of a word and the beginning of the next belongs to both.
+    A token without a text, such as a space alone or an end, belongs to the word after it, if there
+    is one. A token that spells the end of a word and the beginning of the next belongs to both.
     """
     spans: list[list[int]] = []
     before: list[str] = []
