@@ -313,10 +313,10 @@ def test_the_setting_paper_has_the_layers_of_the_paper_in_both_halves(monkeypatc
     flags = "--model.positions learned --model.n-experts 2 --model.attention linear"
     monkeypatch.setattr("sys.argv", ["speech_to_text.py", "paper", *flags.split()])
     chosen = choose(SETTINGS, default="commands", description=None).model
-    assert {chosen.of(half).positions for half in (chosen.encoder, chosen.decoder)} == {"learned"}
+    assert {chosen.for_stack(half).positions for half in (chosen.encoder, chosen.decoder)} == {"learned"}
 
 
 def test_the_positions_of_a_model_reach_the_encoder_of_every_setting(monkeypatch):
     monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", "--model.positions", "sinusoidal"])
     model = choose(SETTINGS, default="commands", description=None).model
-    assert {model.of(half).positions for half in (model.encoder, model.decoder)} == {"sinusoidal"}
+    assert {model.for_stack(half).positions for half in (model.encoder, model.decoder)} == {"sinusoidal"}
