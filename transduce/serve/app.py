@@ -83,7 +83,7 @@ async def _lifespan(state: ServerState, wyoming: socket.socket | None, app: Fast
         await asyncio.to_thread(engine.join)
 
 
-def _check_host(request: Request, state: State) -> None:
+async def _check_host(request: Request, state: State) -> None:
     """Refuse pages that reach this machine by a name of their own (DNS rebinding)."""
     host = request.headers.get("host", "")
     if host and state.hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in state.hosts:

@@ -165,7 +165,7 @@ class ServerState:
         raise HTTPException(404, f"{purpose}this server has {names}, but not {name[:40]!r}; see /v1/models")
 
 
-def _server_state(request: Request) -> ServerState:
+async def _server_state(request: Request) -> ServerState:
     """The state of the application that received the request."""
     state: ServerState = request.app.state.server
     return state
