@@ -1,4 +1,4 @@
-"""What every recipe needs besides its data: a model for it, and the training."""
+"""The model and the training of an experiment."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -37,18 +37,23 @@ from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 
 def with_vocabularies(config: TransformerConfig, source: int, target: int, *, joint: bool) -> TransformerConfig:
-    """The same model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
-    stacks: dict[str, StackConfig | None] = {}
-    for name, stack, size in (("encoder", config.encoder, source), ("decoder", config.decoder, target)):
-        if stack is not None and isinstance(stack.input, Tokens):
-            stack = replace(stack, input=replace(stack.input, vocab_size=size))
-        stacks[name] = stack
-    tie = "output" if config.tie == "all" and not joint else config.tie
-    return replace(config, encoder=stacks["encoder"], decoder=stacks["decoder"], tie=tie)
+    """The model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
+
+    def resized(stack: StackConfig | None, vocab_size: int) -> StackConfig | None:
+        if stack is None or not isinstance(stack.input, Tokens):
+            return stack
+        return replace(stack, input=replace(stack.input, vocab_size=vocab_size))
+
+    return replace(
+        config,
+        encoder=resized(config.encoder, source),
+        decoder=resized(config.decoder, target),
+        tie="output" if config.tie == "all" and not joint else config.tie,
+    )
 
 
 def with_frames(config: TransformerConfig, n_features: int, target: int) -> TransformerConfig:
-    """The same model for frames of this many features and a vocabulary of this size.
+    """The model for frames of this many features and a vocabulary of this size.
 
     Raises:
         InputError: the model has no encoder that takes frames, or no decoder.
@@ -70,12 +75,15 @@ def new_model(
     """A model with the initial weights of the experiment's seed, on its device.
 
     Args:
-        start_from: another run, whose weights are taken where names and shapes agree; the others are listed.
-        source_tokenizer: the model's own; where it is not that of the run, pieces that both have keep their vectors.
+        start_from: another run, whose weights are taken where names and shapes agree; the others
+        are listed.
+        source_tokenizer: the model's own; where it is not that of the run, pieces that both have
+        keep their vectors.
         target_tokenizer: the same for the target.
 
     Raises:
-        InputError: start_from is no run with weights, or none of them fits; or the model cannot fit into memory.
+        InputError: start_from is no run with weights, or none of them fits; or the model cannot fit
+        into memory.
     """
     parts = world().size if x.training.shard else 1  # and a validation has whole weights
     check_fits(config, torch_device(x.device), bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts)
@@ -119,13 +127,15 @@ def token_losses(
         InputError: a teacher is no run with weights, or does, reads or writes something else.
     """
     teachers = []
+    own = Run(student.config, {}, source_tokenizer, target_tokenizer, feature_extractor)
     for path in x.training.teachers:
         run = teacher_run(path)
         teacher = read_model(on_disk(path), run.model, student.device).requires_grad_(False)
-        if differing := _differing(run, student.config, source_tokenizer, target_tokenizer, feature_extractor):
+        if difference := _difference(run, own):
             raise InputError(
-                f"a teacher must do what its student does, with the same tokens and features, but {path} has {differing}; train "
-                f"with --tokenizer and its tokenizer file, or start from it (--start-from {path})"
+                "a teacher must do what its student does, with the same tokens and features, but "
+                f"{path} has {difference}; train with --tokenizer and its tokenizer file, or start "
+                f"from it (--start-from {path})"
             )
         print(f"teacher: {path}, {sum(p.numel() for p in teacher.parameters()):,} parameters")
         teachers.append(teacher)
@@ -137,30 +147,25 @@ def token_losses(
     )
 
 
-def _differing(
-    run: Run,
-    student: TransformerConfig,
-    source_tokenizer: Tokenizer | None,
-    target_tokenizer: Tokenizer | None,
-    feature_extractor: FeatureExtractor | VectorReader | None,
-) -> str | None:
-    """What a run has otherwise than a student, so that it cannot teach it."""
+def _difference(teacher: Run, student: Run) -> str | None:
+    """The difference between two runs for which one cannot teach the other."""
+    extractors = (teacher.feature_extractor, student.feature_extractor)
     pairs: list[tuple[str, Any, Any, Callable[[Any, Any], bool]]] = [
-        ("source tokens", run.source_tokenizer, source_tokenizer, same_tokens),
-        ("target tokens", run.target_tokenizer, target_tokenizer, same_tokens),
-        ("features of sound", run.feature_extractor, feature_extractor, same_features),
+        ("source tokens", teacher.source_tokenizer, student.source_tokenizer, same_tokens),
+        ("target tokens", teacher.target_tokenizer, student.target_tokenizer, same_tokens),
+        ("features of sound", *extractors, same_features),
+        ("encoder", teacher.model.encoder, student.model.encoder, lambda a, b: True),
+        ("decoder", teacher.model.decoder, student.model.decoder, lambda a, b: True),
     ]
-    for what, its, own, same in pairs:
-        if (its is None) != (own is None):
-            return f"no {what}" if its is None else what
-        if its is not None and not same(its, own):
-            return f"other {what}"
-    for half in ("encoder", "decoder"):
-        if (getattr(run.model, half) is None) != (getattr(student, half) is None):
-            return f"no {half}" if getattr(run.model, half) is None else f"a {half}"
-    if run.model.vocab_size != student.vocab_size:
-        return f"a vocabulary of {run.model.vocab_size} instead of {student.vocab_size}"
-    return None
+    for name, of_teacher, of_student, same in pairs:
+        if of_teacher is None and of_student is not None:
+            return f"no {name}"
+        if of_teacher is not None and of_student is None:
+            return {"encoder": "an encoder", "decoder": "a decoder"}.get(name, name)
+        if of_teacher is not None and not same(of_teacher, of_student):
+            return f"other {name}"
+    sizes = teacher.model.vocab_size, student.model.vocab_size
+    return None if sizes[0] == sizes[1] else f"a vocabulary of {sizes[0]} instead of {sizes[1]}"
 
 
 class Reports(Sink):
@@ -187,15 +192,15 @@ def train(
     lexicon: Sequence[str] = (),
     flops_per_token: float | None = None,
 ) -> bool:
-    """Train in the experiment's directory, or go on there, and leave the finished model behind.
+    """Train in the experiment's directory, or go on there, up to the finished model.
 
     Args:
-        fingerprint: what the training and validation data is, wherever it lies; another one is another experiment.
+        fingerprint: of the training and validation data; another one is another experiment.
         lexicon: the words of the training's texts.
-        flops_per_token: floating-point operations of training on one token, for the progress bar's MFU.
+        flops_per_token: operations of training on one token, for the progress bar's MFU.
 
     Returns:
-        Whether this process goes on: of several the first one, which from now on works alone.
+        Whether this process goes on: the first of several, which from now on works alone.
 
     Raises:
         InputError: another process holds the directory, or another experiment lives there.
@@ -204,15 +209,13 @@ def train(
     plain = {**to_dict(x), "data": fingerprint}
     run = Run(objective.model.config, plain, source_tokenizer, target_tokenizer, feature_extractor)
     here = world()
-    with (
-        here.exchanging(COLLECTIVE),
-        open_run(x.run, run) if here.first else nullcontext(),
-    ):  # the first alone writes there
+    held = open_run(x.run, run) if here.first else nullcontext()  # the first alone writes there
+    with here.exchanging(COLLECTIVE), held:
         if here.first:
             save_lexicon(x.run, lexicon)
         here.barrier()
         _check_alike(x, run)
-        _say_if_longer(x.run, x.training)
+        _print_schedule(x.run, x.training)
         speed = full_speed(objective.model.device, flops_per_token)
         trainer = Trainer(
             objective=objective,
@@ -223,7 +226,7 @@ def train(
             pretrained=getattr(x, "start_from", None) is not None,
             sinks=[*standard_sinks(x.run, x.training.max_updates, speed), Reports(x.run)],
         )
-        _say_what_is_frozen(trainer.model)
+        _print_frozen(trainer.model)
         trainer.run()
         finish(x.run, trainer)
     if not leave():
@@ -233,37 +236,46 @@ def train(
 
 
 def _check_alike(x: AnyExperiment, run: Run) -> None:
-    """Raise InputError unless this process sees the directory that the first one holds, and has its experiment."""
-    holder, here = x.run / HOLDER, world()
-    own = holder.read_text() if holder.is_file() else ""
-    if here.broadcast(own) != own:
+    """Check that this process sees the directory that the first one holds, and has its experiment.
+
+    Raises:
+        InputError: it does not.
+    """
+    here = world()
+    process = f"process {here.rank} of {here.size}, on {gethostname()}"
+    path = x.run / HOLDER
+    holder = path.read_text() if path.is_file() else ""
+    if here.broadcast(holder) != holder:
         raise InputError(
-            f"every process must see the same run directory, but for process {here.rank} of {here.size}, on "
-            f"{gethostname()}, {x.run.absolute()} is not the one that the first process holds; give all machines the same --run, on a "
-            "file system that they share"
+            f"every process must see the same run directory, but for {process}, {x.run.absolute()} is "
+            "not the one that the first process holds; give all machines the same --run, on a file "
+            "system that they share"
         )
     settings = {**run.resume_key(), "training": to_dict(replace(x.training, data_workers=0))}
     if changed := differences(here.broadcast(settings), settings):
         raise InputError(
-            f"every process must have the same settings and data, but in process {here.rank} of {here.size}, on "
-            f"{gethostname()}, this differs from the first: {'; '.join(changed)}; start the same command on all machines"
+            f"every process must have the same settings and data, but in {process}, this differs from "
+            f"the first: {'; '.join(changed)}; start the same command on all machines"
         )
 
 
-def _say_if_longer(directory: Path, training: TrainingConfig) -> None:
-    """Say what the rate does where a run that had ended goes on."""
+def _print_schedule(directory: Path, training: TrainingConfig) -> None:
+    """Print the change of the rate where a run that had ended goes on."""
     first = load_run(directory).experiment["training"]["max_updates"]
     done = max((int(path.name) for path in checkpoints(directory)), default=0)
     if first <= done < training.max_updates:
-        was = training.optim.rate(done, done)
+        before = training.optim.rate(done, done)
         now = training.optim.rate(done + 1, training.max_updates)
         print(
-            f"goes on after update {done}, in a schedule of {training.max_updates} updates: the rate was {was:.3g} and is "
-            f"now {now:.3g}; for a schedule of its own: --start-from {directory} --run NEW"
+            f"goes on after update {done}, in a schedule of {training.max_updates} updates: the rate was "
+            f"{before:.3g} and is now {now:.3g}; for a schedule of its own: --start-from {directory} "
+            "--run NEW"
         )
 
 
-def _say_what_is_frozen(model: torch.nn.Module) -> None:
-    trained, frozen = (sum(p.numel() for p in model.parameters() if p.requires_grad is on) for on in (True, False))
-    if frozen:
-        print(f"trained: {trained:,} parameters; frozen: {frozen:,}")
+def _print_frozen(model: torch.nn.Module) -> None:
+    sizes = {True: 0, False: 0}
+    for parameter in model.parameters():
+        sizes[parameter.requires_grad] += parameter.numel()
+    if sizes[False]:
+        print(f"trained: {sizes[True]:,} parameters; frozen: {sizes[False]:,}")
