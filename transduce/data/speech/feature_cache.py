@@ -68,12 +68,9 @@ class FeatureCache:
                 the file.
         """
         config = features.config
-        known = self._known.get((path, _settings(config), speed))
-        if known and (log_mel := _load(known, config.n_mels)) is not None:
-            return log_mel
-        if (log_mel := _load(self.file(path, config, speed), config.n_mels)) is not None:
-            return log_mel
-        return self._compute(path, features, (speed,))[speed]
+        file = self._known.get((path, _settings(config), speed)) or self.file(path, config, speed)
+        log_mel = _load(file, config.n_mels)
+        return self._compute(path, features, (speed,))[speed] if log_mel is None else log_mel
 
     def _compute(
         self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
