@@ -64,7 +64,7 @@ class Request:
     costs: Sequence[int] = ()
     """The part of a batch that each input takes, in texts; 1 if empty."""
     stream: bool = False
-    """Compute each input beside the batches, as it takes long, or its pieces are sent as they come."""
+    """Compute each input beside the batches: it takes long, or its pieces are sent one by one."""
     cancelled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What endpoints share over HTTP: the server's state, errors in the forms of clients, bodies of requests.
+"""What endpoints share over HTTP: the server's state, errors as clients read them, bodies.
 
 Bodies are read within bounds of size and time, and checked by pydantic.
 """

@@ -223,7 +223,7 @@ def _generate(generator: TextGenerator, request: GenerationRequest, prompts: lis
 
 
 def _until_stop(pieces: Generator[str, None, Output], stops: Sequence[str]) -> Iterator[str | Ending]:
-    """Yield the pieces before the first stop string, then the Ending; hold back what may begin one."""
+    """Yield the pieces before the first stop string, then the Ending; hold back its possible start."""
     text = ""
     n_sent = 0
     n_held = max((len(stop) - 1 for stop in stops), default=0)

@@ -67,7 +67,7 @@ class LineBody(BaseModel):
 
 
 class AttentionMap(BaseModel):
-    """The decoder's attention: a row of weights per target token, which sum to 1 over the source."""
+    """The decoder's attention: a row of weights per target token, which sum to 1."""
 
     source: list[str]
     target: list[str]
