@@ -88,7 +88,7 @@ def upload(
     private: bool = False,
     revision: str | None = None,
 ) -> str:
-    """Write files into a repository as one commit, and make the repository where there is none.
+    """Write files into a repository, made where there is none, as one commit; return its address.
 
     Args:
         files: paths by their names in the repository.
@@ -96,9 +96,6 @@ def upload(
         keeps: whether a README.md of this text that is there already stays.
         private: only its owner sees the repository.
         revision: a branch, which is made where there is none; None: main.
-
-    Returns:
-        The address of the repository.
 
     Raises:
         InputError: huggingface_hub is not installed, there is no token, the hub refuses it or

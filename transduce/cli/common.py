@@ -245,22 +245,13 @@ def checked_lines(*paths: Path) -> Iterator[str]:
     return map(checked, lines)
 
 
-def each_of(path: Path) -> Iterator[str]:
-    """The lines of a file, or of standard input for -, as they come.
-
-    Raises:
-        InputError: one of them is not UTF-8.
-    """
-    return map(checked, lines_or_errors(path))
-
-
 def read_side(path: Path) -> list[str]:
     """All lines of a file, or of standard input for -.
 
     Raises:
         InputError: one of them is not UTF-8.
     """
-    return list(each_of(path))
+    return list(map(checked, lines_or_errors(path)))
 
 
 def checked(item: ItemT | InputError) -> ItemT:

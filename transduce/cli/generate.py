@@ -23,8 +23,8 @@ from transduce.cli.common import (
     checked,
     checked_lines,
     chunks,
-    each_of,
     each_run,
+    lines_or_errors,
     local,
     overridden,
     read_side,
@@ -131,14 +131,14 @@ def generate(
         if given.interactive:
             return interact(lambda prompt, number: job.print_texts(generator, [prompt], sys.stdout, number))
         with open_output(division.output, files) as out:
-            prompts = given.prompt or (checked_lines(*files) if files else each_of(STDIN))
+            prompts = given.prompt or (checked_lines(*files) if files else map(checked, lines_or_errors(STDIN)))
             return job.print_texts(generator, prompts, out)
     if given.prompt or files or division.output or division.share():
         items = given.prompt or Lines(*files or [STDIN])
         for item in items:
             checked(item)  # refused before anything is written
         return carry_out(job, items, division, inputs=files or [STDIN])
-    lines = chunks(each_of(STDIN), 1 if sys.stdin.isatty() else job.CHUNK)
+    lines = chunks(map(checked, lines_or_errors(STDIN)), 1 if sys.stdin.isatty() else job.CHUNK)
     stream(job, lines, None, n_workers=division.workers or 1, quiet=True)
 
 
