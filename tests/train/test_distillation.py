@@ -62,7 +62,7 @@ def test_teachers_predict_at_the_targets_of_speech(rng):
     given = {"source_lengths": examples.source_lengths, "target_in": examples.target_in}
     real = examples.target_out != IGNORE
     want = 0.0
-    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, teachers=[other], distillation=0.7, ctc_consistency=1e-12))
+    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, teachers=(other,), distillation=0.7, ctc_consistency=1e-12))
     for source in (examples.source, examples.second_source):
         logits, q = (m(source=source, **given)[real] for m in (model, other.eval()))
         entropy = F.cross_entropy(logits, examples.target_out[real], reduction="sum")
@@ -88,14 +88,14 @@ def test_a_language_model_teaches_a_language_model(rng):
     examples = batch_of(None, None, torch.randint(11, (3, 7), generator=rng).tolist(), bos=1)
     logits, q = (m(target_in=examples.target_in).flatten(0, 1) for m in (small, large))
     want = F.kl_div(logits.log_softmax(-1), q.detach().softmax(-1), reduction="sum")
-    found = CrossEntropy(small, LossConfig(teachers=[large], distillation=1.0))(examples)
+    found = CrossEntropy(small, LossConfig(teachers=(large,), distillation=1.0))(examples)
     torch.testing.assert_close(found.parts["distillation"], want.detach(), rtol=1e-12, atol=0)
     check_gradients(small, found.total, want)
 
 
 def test_a_validation_has_no_teacher(rng):
     model, examples = training(CONFIG, rng), speech(rng)
-    taught = HybridCTC(model, LossConfig(ctc_weight=0.3, teachers=[training(CONFIG, rng)])).eval()
+    taught = HybridCTC(model, LossConfig(ctc_weight=0.3, teachers=(training(CONFIG, rng),))).eval()
     plain = HybridCTC(model, LossConfig(ctc_weight=0.3)).eval()(examples)
     assert taught(examples).parts.keys() == plain.parts.keys() and torch.equal(taught(examples).total, plain.total)
 
@@ -103,7 +103,7 @@ def test_a_validation_has_no_teacher(rng):
 def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
     model, other = (toy.model(d_model=d).train() for d in (16, 24))
     examples = toy.Backwards(n=9).epoch(0)[0]
-    objective = CrossEntropy(model, LossConfig(teachers=[other]))
+    objective = CrossEntropy(model, LossConfig(teachers=(other,)))
     want = objective(examples)
     with torch.autocast("cpu", torch.bfloat16):
         got = objective(examples)
@@ -122,7 +122,7 @@ def test_a_share_that_is_none_is_refused(rng, share):
 
 def test_two_views_and_teachers_are_refused_together(rng):
     with pytest.raises(ValueError, match=r"consistency=1\.0 and there are 1 teachers; leave one of them out"):
-        CrossEntropy(random_model(CONFIG, rng), LossConfig(consistency=1.0, teachers=[random_model(CONFIG, rng)]))
+        CrossEntropy(random_model(CONFIG, rng), LossConfig(consistency=1.0, teachers=(random_model(CONFIG, rng),)))
 
 
 @pytest.mark.train
@@ -132,7 +132,7 @@ def test_a_student_comes_closer_to_its_teacher_than_one_that_saw_targets_alone(t
     toy.trainer(tmp_path / "teacher", objective=CrossEntropy(teacher := toy.model(d_model=32))).run()
     last = {}
     for share in (1e-9, 1.0):
-        objective = CrossEntropy(toy.model(), LossConfig(teachers=[teacher], distillation=share))
+        objective = CrossEntropy(toy.model(), LossConfig(teachers=(teacher,), distillation=share))
         toy.trainer(tmp_path / str(share), objective=objective, config=toy.config(max_updates=60)).run()
         *_, last[share] = (x for x in read_json_lines(tmp_path / str(share) / "metrics.jsonl") if x["kind"] == "train")
     assert last[1.0]["distillation"] < 0.5 * last[1e-9]["distillation"]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -13,6 +13,7 @@ from transduce.decode.config import RulesConfig
 from transduce.decode.scorer import Places, Scores
 
 
+@runtime_checkable
 class Rule(Protocol):
     """Set the scores of tokens to -inf that may not come next, in place or in a copy.
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -18,6 +18,7 @@ from transduce.taps import Taps
 logger = logging.getLogger("transduce")
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Computes what a Transformer computes. A Transformer is the engine whose name is "layers"."""
 
