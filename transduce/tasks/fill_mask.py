@@ -19,8 +19,7 @@ from transduce.tasks.states import Source, Task, check_positions, encoder_states
 
 
 class FillMask(Task):
-    """Lines with mask words in, lines without them out, in the same order; a line without one stays
-    as it is."""
+    """Lines with mask words in, as many without them out, in the same order."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         encoder = model.config.encoder

@@ -225,8 +225,7 @@ class Generator(Task):
         rngs: Sequence[np.random.Generator],
         stop: Sequence[str],
     ) -> Sampler:
-        """The sampler of n texts of every prompt, for n generators each; texts end at the stop
-        strings."""
+        """The sampler of n texts of every prompt, which end at the stop strings."""
         check_list(stop, "stop takes a list of strings")
         ids = torch.tensor(prompts, device=self.model.device)
         texts = [TextStream(self.tokenizer, row) for row in prompts for _ in range(len(rngs) // len(prompts))]
@@ -251,8 +250,7 @@ class Generator(Task):
             )
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
-        """Ids to go on from: those of the whole prompt, or as many of its last ones as there is
-        room for, with a warning."""
+        """Ids of a prompt, or as many of its last ones as have room, with a warning."""
         ids = self.encode_whole(prompt)
         limit = last_position(*self.engines)
         if len(ids) <= limit:
@@ -262,8 +260,7 @@ class Generator(Task):
         return ids[-n:]
 
     def encode_whole(self, prompt: str) -> list[int]:
-        """Ids of a prompt, of any length: at least one, with BOS where every text begins with
-        it."""
+        """Ids of a prompt of any length, with BOS where texts begin with it: at least one."""
         (ids,) = self.tokenizer.encode([prompt])
         start = self.tokenizer.bos_id
         if self.tokenizer.opening:
@@ -290,8 +287,7 @@ class TextStream:
         """Characters of the window's text that were returned before."""
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
-        """The text that these tokens add, without what may yet become another character unless they
-        are `last`."""
+        """The text that these tokens add, without an unfinished character unless `last`."""
         self.window += tokens
         text = self._text()
         # a character has four bytes at most
@@ -325,8 +321,7 @@ class StopStrings:
 
 
 def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple[list[int], range]]:
-    """Prompts, and which of their n texts: together only where prompts are equally long, for a
-    cache has one length."""
+    """Prompts of one length, as a cache has one length, and which of their n texts."""
     width = config.n if config.beam_size == 1 else 1
     beside = config.beam_size if config.beam_size > 1 else min(width, config.batch_size)
     size = max(1, config.batch_size // beside)

@@ -1,5 +1,4 @@
-"""Typed arguments of a search: what one source asks for, and what outputs carry besides their
-text."""
+"""Typed arguments of a search: of one source, and of what outputs carry besides text."""
 
 import sys
 from collections.abc import Callable, Sequence

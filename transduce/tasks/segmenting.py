@@ -1,5 +1,4 @@
-"""Sound to segments and their features, made as they are asked for: memory does not grow with its
-length."""
+"""Sound to segments and their features, lazily: memory does not grow with its length."""
 
 import logging
 import math
@@ -98,8 +97,7 @@ def errors_of(name: Path | str) -> Iterator[None]:
 
 
 def group_by_duration(items: Iterable[ItemT], least: float, seconds: Callable[[ItemT], float]) -> Iterator[list[ItemT]]:
-    """Items in groups that last for at least `least` seconds each; the last group may be
-    shorter."""
+    """Items in groups of at least `least` seconds each; the last one may be shorter."""
     group: list[ItemT] = []
     total = 0.0
     for item in items:

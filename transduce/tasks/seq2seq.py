@@ -1,5 +1,4 @@
-"""Encoder-decoder models as tasks: search, scores and alignments of given outputs, encoder
-states."""
+"""Encoder-decoder models: search, scores and alignments of given outputs, encoder states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -80,8 +79,7 @@ class Alignment:
         return max(0, len(self.weights) - 2)
 
     def draw(self, path: Path | str, title: str = "") -> None:
-        """Write the mean over the heads of `layer` as a PNG: a row for every target token, the
-        source to the right."""
+        """Write the mean over the heads of `layer` as a PNG, a row for every target token."""
         source = self.source if self.seconds is None else self.seconds
         title = f"{title}\nlayer {self.layer + 1} of {len(self.weights)}, mean over heads".strip()
         weights = self.weights[self.layer].mean(dim=0).float()
@@ -229,15 +227,13 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
 
     @torch.no_grad()
     def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
-        """The outputs, n of every source, with the log-probabilities of their tokens and the
-        confidence of their words."""
+        """The n outputs of every source with scores of tokens and confidence of words."""
         scores = iter(self._token_scores(*self._pairs(sources, outputs)))
         return [[with_scores(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
 
     @torch.no_grad()
     def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
-        """The outputs, n of every source, with the source words that the (first) model wrote their
-        words from."""
+        """The n outputs of every source with alignments of words, by the (first) model."""
         alignments = iter(self._align(*self._pairs(sources, outputs)))
         return [[replace(each, alignment=next(alignments).words) for each in some] for some in outputs]
 
@@ -289,8 +285,7 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
     def _forced(
         self, model: Engine, sources: Sequence[Source], targets: Sequence[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"], int]]:
-        """Batches of pairs: their numbers, memory, the decoder's input, and the position where
-        outputs begin in it."""
+        """Batches of pairs: numbers, memory, the decoder's input, and where outputs begin."""
         prompt = beginning(self.tokenizer, self.decoding)
         lengths = zip(source_lengths(model, sources), map(len, targets), strict=True)
         for rows in batches(list(lengths), self.decoding.batch_tokens):

@@ -1,5 +1,4 @@
-"""Forward passes without a search: sources to encoder states, decoder states to log-probabilities,
-in batches."""
+"""Forward passes in batches: sources to encoder states, these to log-probabilities."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -42,8 +41,7 @@ ResultT = TypeVar("ResultT")
 
 
 def batches(lengths: Sequence[int | tuple[int, ...]], batch_tokens: int) -> Iterator[list[int]]:
-    """The numbers of rows of about one length, at most batch_tokens positions together, padding
-    included."""
+    """Numbers of rows of about one length, at most batch_tokens positions with padding."""
     if lengths:
         sizes = np.array(lengths).reshape(len(lengths), -1)
         # longest first: memory peaks early

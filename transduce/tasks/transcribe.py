@@ -33,8 +33,7 @@ in memory."""
 
 
 class Transcriber(SoundTask):
-    """A list of sounds in, as many texts out, in the same order: files, or samples with their
-    rate."""
+    """A list of sounds in, as many texts out, in the same order."""
 
     def __call__(self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
         """The text of every sound; see `transcribe`.
@@ -168,8 +167,7 @@ class Transcriber(SoundTask):
             yield from sorted((segment for _, segment in numbered), key=lambda segment: segment.start)
 
     def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
-        """The n best texts of every utterance, in order; a second search of loops is named by a
-        warning."""
+        """The n best texts of every utterance, in order; a warning counts the loops."""
         names = [f"utterance {i}" for i in range(len(frames))]
         sounds = [
             Sound(name, [AudioSegment(0.0, 0.0, each)], request=Request(number=i))

@@ -20,8 +20,7 @@ of which full scale is -1 ... 1, or integers of 16 or 32 bits."""
 
 
 def audio_name(audio: Audio, number: str) -> Path | str:
-    """The name of a sound in messages: its path, its name, as open files have one, or its
-    number."""
+    """The name of a sound in messages: its path, the name of an open file, or its number."""
     if isinstance(audio, Path | str):
         return Path(audio)
     name = getattr(audio, "name", None)
@@ -29,8 +28,7 @@ def audio_name(audio: Audio, number: str) -> Path | str:
 
 
 class AudioSegment(NamedTuple):
-    """A part of a sound between two moments, in seconds; digital silence has no frames, as models
-    hallucinate on constant ones."""
+    """A part of a sound, in seconds; digital silence has no frames: models hallucinate on it."""
 
     start: float
     stop: float
@@ -80,8 +78,7 @@ class Segment:
 
 
 def split_at_times(segment: Segment, times: Timestamps, tokenizer: Tokenizer) -> list[Segment]:
-    """A segment for each stretch of text between two times of its output; itself where there is
-    none."""
+    """A segment for each text between two times of its output; itself where there is none."""
     (output,) = segment.outputs
     parts = []
     for begun, ended, ids in times.segments(output.tokens):

@@ -29,8 +29,7 @@ TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
 
 class Translator(Seq2SeqTask[str]):
-    """A list of sentences in, as many translations out, in the same order; a blank line gives a
-    blank line."""
+    """A list of lines in, as many translations out, in order; a blank line stays blank."""
 
     def __init__(
         self,
@@ -310,8 +309,7 @@ def likeliest(ways: list[list[list[Output]]], alpha: float, offset: float = 5.0)
 
 
 def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Output]:
-    """The best output of every text as one, then the second ones, and so on; each text has an
-    end."""
+    """The best outputs of all texts as one, then the second ones; each text has an end."""
     if len(texts) == 1:
         return texts[0]
     outputs = []
