@@ -1,5 +1,7 @@
 """A model that is made without memory and filled is the one that was made and loaded."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -71,3 +73,19 @@ def test_a_blank_model_has_identities_as_norms_and_zeros_elsewhere(norm):
     for name, weight in weights_of(model).items():
         ones = name.endswith(("norm.weight", "norm.query.weight", "norm.key.weight"))
         assert torch.equal(weight, torch.full_like(weight, float(ones))), name
+
+
+@pytest.mark.process
+def test_a_model_without_memory_needs_no_slow_import():
+    """Random numbers and arithmetic on the device meta import sympy and 900 other modules, which takes a second."""
+    code = """
+import sys
+from transduce.experiment import conformer_small, gpt2, transformer_base
+from transduce.model.fill import blank_transformer
+from transduce.model.size import n_parameters
+for config in (conformer_small(), gpt2(), transformer_base()):
+    n_parameters(config)
+blank_transformer(conformer_small())
+sys.exit("sympy" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -101,7 +101,11 @@ class Positions(nn.Module):
             self.learned = nn.Parameter(torch.empty(config.max_positions, config.d_model))
         self.computed = self.kind in ("sinusoidal", "rotary")
         if self.computed:
-            self.register_buffer("table", self._compute(0, config.max_positions), persistent=False)
+            n = config.max_positions
+            shape = (n, config.d_model) if self.kind == "sinusoidal" else (2, n, config.d_head // 2)
+            self.register_buffer("table", torch.empty(*shape), persistent=False)
+            if not self.table.is_meta:  # where arithmetic imports hundreds of modules
+                self.fill_table(self.table.device)
 
     def _compute(self, start: int, stop: int, device: torch.device | None = None) -> Float[Tensor, "..."]:
         """Sinusoids (T, D), or the cosines and sines (2, T, P) of rotary positions."""
