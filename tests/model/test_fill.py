@@ -80,7 +80,7 @@ def test_a_model_without_memory_needs_no_slow_import():
     """Random numbers and arithmetic on the device meta import sympy and 900 other modules, which takes a second."""
     code = """
 import sys
-from transduce.experiment import conformer_small, gpt2, transformer_base
+from transduce.model.presets import conformer_small, gpt2, transformer_base
 from transduce.model.fill import blank_transformer
 from transduce.model.size import n_parameters
 for config in (conformer_small(), gpt2(), transformer_base()):

@@ -379,6 +379,7 @@ def test_heads_of_their_own_width_need_not_divide_the_model():
 def test_bfloat16_training_takes_every_variant_in_silence(rng):
     """A warning is an error here: a kernel that is not fused would be told once, and be slow for ever."""
     config = replace(CASES["decoder-everything"], d_model=32, d_ff=48, dropout=0.0)
+    torch.manual_seed(1)  # rounding chooses another expert where two are nearly as good
     model = Transformer(config).train()
     ids = torch.randint(31, (3, 19), generator=rng)
     want = model(target_in=ids)
