@@ -30,11 +30,9 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
-    Every step weighs the 2 * beam_size likeliest continuations of a sentence. A continuation that
-    ends counts if it is among the best beam_size. A sentence is done when it has beam_size finished
-    hypotheses and its best active one, scored at its present length, beats none of them; or at its
-    own bound, where active hypotheses fill the places that finished ones left free. Done sentences
-    leave the batch.
+    Every step weighs the 2 * beam_size likeliest continuations of a sentence. A sentence is done
+    when it has beam_size finished hypotheses and its best active one, scored at its present length,
+    beats none of them; or at its own bound. Done sentences leave the batch.
 
     Args:
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
@@ -45,8 +43,7 @@ def beam_search(
 
     Raises:
         InputError: there are groups and required phrases.
-    Source: Wu et al. (2016), section 7, for the penalties; transformers' generate for the rule to
-    stop.
+    Source: Wu et al. (2016), section 7, for the penalties; transformers for the rule to stop.
     """
     if required and config.beam_groups > 1:
         raise InputError(
