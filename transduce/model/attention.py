@@ -243,7 +243,7 @@ class SelfAttention(nn.Module):
             taps: keeps the attention weights of the positions of `x` to one another.
 
         Raises:
-            InputError: weights are to be kept, but the attention is linear, which forms none.
+            InputError: taps want the weights, but the attention is linear, which forms none.
         """
         query, key, value = (_split(part, self.d_head) for part in self.qkv.split(self.qkv(x)))
         if self.norm is not None:

@@ -25,7 +25,7 @@ class StackConfig:
     n_layers: int = 6
     """Layers of this half."""
     positions: PositionKind | None = None
-    """How positions are told in this half; None: as in the model."""
+    """The kind of positions in this half; None: as in the model."""
     max_positions: int | None = None
     """The rows of its table of positions; None: as many as in the model."""
 
@@ -102,7 +102,7 @@ class TransformerConfig:
     norm_eps: float = 1e-5
     """Added to the variance in every norm."""
     positions: PositionKind = "sinusoidal"
-    """How positions are told: added sinusoids (the paper's), a learned table, rotated queries and
+    """The kind of positions: added sinusoids (the paper's), a learned table, rotated queries and
     keys, or not at all."""
     max_positions: int = 1024
     """Rows of the learned table; sinusoidal and rotary positions have no end."""

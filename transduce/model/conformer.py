@@ -47,7 +47,7 @@ class ConvolutionModule(nn.Module):
 class ConformerLayer(Layer):
     """Half a feed-forward, self-attention, convolution, half a feed-forward, each residual; a norm.
 
-    Positions are told as in the other layers: rotary ones are relative, as the paper's are.
+    Positions are those of the other layers: rotary ones are relative, as the paper's are.
 
     Source: Gulati et al. (2020), Conformer: Convolution-augmented Transformer for speech
     recognition.
