@@ -293,24 +293,28 @@ def test_lines_of_metrics_that_are_none_are_left_out(whole, tmp_path, capsys):
     assert "last validation: update 5, loss 2.5\n" in capsys.readouterr().out
 
 
+GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 5, "n_positions": 9}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
         ("config.json", "[1]", "it holds a list"),
         ("config.json", "[" * 100_000, "at most 100 deep"),
-        ("config.json", '{"model_type": "gpt2", "n_embd": "768"}', "n_embd must be a whole number, but in "),
-        ("config.json", '{"model_type": "gpt2", "vocab_size": [3]}', "vocab_size must be a whole number, but in "),
-        ("config.json", '{"model_type": "gpt2", "n_embd": 1000000000000000, "n_head": 1}', "must fit into memory"),
-        ("config.json", '{"model_type": "gpt2", "activation_function": ["gelu"]}', "activation_function must be"),
-        ("config.json", '{"model_type": "gpt2", "n_layer": NaN}', "it has NaN"),
+        ("config.json", GPT2 | {"n_embd": "8"}, "it must be a whole number, but it is '8' @ $.n_embd"),
+        ("config.json", GPT2 | {"vocab_size": [3]}, "it must be a whole number, but it is [3] @ $.vocab_size"),
+        ("config.json", GPT2 | {"n_embd": 1000000000000000, "n_head": 1}, "has neither; write them"),
+        ("config.json", GPT2 | {"activation_function": ["gelu"]}, "@ $.activation_function"),
+        ("config.json", {"model_type": "gpt2"}, "required field missing @ $.n_embd"),
+        ("config.json", json.dumps(GPT2).replace(": 5", ": NaN"), "it has NaN"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../../x"}}', "to files beside it"),
         ("model.safetensors.index.json", '{"weight_map": 5}', "to files beside it"),
     ],
 )
 def test_a_broken_gpt2_is_refused(tmp_path, capsys, name, content, told):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}')
-    (tmp_path / name).write_text(content)
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     assert main(["import", "gpt2", str(tmp_path), str(tmp_path / "run")]) == 2
     err = capsys.readouterr().err
-    assert (told in err and str(tmp_path) in err) or told == "must fit into memory"
+    assert told in err and str(tmp_path) in err
     assert err.startswith("transduce: ") and err.count("\n") == 1

@@ -126,8 +126,8 @@ def translate(
     A line that is not UTF-8 is named on stderr and gives a blank line; the exit code is then 1.
 
     Args:
-        files: Text to translate, plain or .gz, one after the other; - is standard input, as is
-            none.
+        files: Text to translate, plain or .gz, one after the other; - is standard
+            input, which is read where none is named.
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
     """
     if interactive:

@@ -55,7 +55,7 @@ class BeamConfig:
 
     beam_size: Common[int] = 5
     """1 is greedy search."""
-    alpha: float = 0.6
+    alpha: Common[float] = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
     length_offset: float = 5.0
     """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1

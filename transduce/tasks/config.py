@@ -77,7 +77,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     words: Literal["any", "known"] = "any"
     """known: only the words of a speech run's lexicon.txt. It has those of the training, one in each line, and what one adds:
     better where few others are said, wrong where many are. Texts with a prefix or required phrases are free of it."""
-    lm_weight: float = 0.0
+    lm_weight: Common[float] = 0.0
     """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to 0.5 where there is much
     more text than the run was trained on."""
 
