@@ -76,9 +76,9 @@ def new_model(
 
     Args:
         start_from: another run, whose weights are taken where names and shapes agree; the others
-        are listed.
+            are listed.
         source_tokenizer: the model's own; where it is not that of the run, pieces that both have
-        keep their vectors.
+            keep their vectors.
         target_tokenizer: the same for the target.
 
     Raises:

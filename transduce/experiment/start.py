@@ -43,16 +43,13 @@ def saved_tokenizers(
 
     Args:
         start_from: the run whose weights are taken.
-        named: a tokenizer file for both sides, or one for each; a word such as "byte_bpe" names no
-        file.
-        symbols: words, separated by spaces, that become one token each in what is taken from files
-        or another run.
+        named: a tokenizer file for both sides, or one for each; a word such as "byte_bpe" is none.
+        symbols: words that become one token each in tokenizers of files or another run.
         needs: the special ids that the recipe cannot do without, such as "bos_id" and "eos_id".
         lowercase: it must fold case as well.
 
     Returns:
-        None where there is none of them; one tokenizer twice where both sides share it, or one side
-        has none.
+        None where there are none; one tokenizer twice where a side has none, or both share it.
 
     Raises:
         InputError: start_from is no run, a file no tokenizer, or a tokenizer lacks what is needed.

@@ -300,7 +300,7 @@ def held_out_report(
     Args:
         name: what the batches are, such as "validation".
         baselines: by name, nats per token, and for masked tokens the share of them that the
-        baseline finds.
+            baseline finds.
 
     Returns:
         Loss in nats per token, and perplexity or, for masked tokens, accuracy in percent; the same

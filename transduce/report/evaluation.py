@@ -82,7 +82,7 @@ def search_report(
         measures: their names, such as "bleu".
         tokenize: how BLEU separates words.
         groups: the group of every pair, such as its direction; each group has scores of its own,
-        beside those of all.
+            beside those of all.
         recordings: the sources, if they are sound.
 
     Returns:

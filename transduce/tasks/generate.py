@@ -70,21 +70,18 @@ class Generator(Task):
     ) -> list[list[Output]]:
         """n texts after every prompt; text k of prompt i depends on (model, prompt, seed, i, k) alone.
 
-        An empty prompt is a beginning: BOS, or, where the vocabulary has none, a line break. A
-        prompt longer than the
-        learned positions keeps its last tokens, so that max_length new ones have room, but at least
-        half of the positions; where the positions end, so does the text. Both with a warning.
+        An empty prompt is BOS, or a line break where there is none. A prompt beyond the learned
+        positions keeps its last tokens, so that max_length new ones have room, but at least half of
+        the positions; where these end, so does the text. Both with a warning. Log-probability and
+        score of outputs are nan unless a beam search found them.
 
         Args:
             first_prompt: the number of prompts[0], where these are a part of all prompts.
             first_text: the number of each prompt's first text, where these are a part of all its
-            texts.
+                texts.
             stop: strings, each of which ends a text, as its last part; they may span tokens.
             token_scores: give outputs the log-probabilities of their tokens, without any
                 temperature, and the confidence of their words.
-
-        Returns:
-            Outputs whose log-probability and score are nan unless a beam search found them.
 
         Raises:
             InputError: beam search and `stop`, as a beam knows no text before its end.

@@ -69,7 +69,7 @@ class SoundTask(Seq2SeqTask[Audio]):
 
         Args:
             prefix: the beginning of each text, "" for none; its last word may go on, unless a space
-            ends it.
+                ends it.
             require: the phrases in each text, [] for none: of sound in one segment, as nobody knows
                 in which of several they are. A wider beam finds better places for them.
             first_sound: the number of sounds[0], where these are a part of all sounds.

@@ -64,13 +64,13 @@ class Transcriber(SoundTask):
         Args:
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in
-            `decoding`.
+                `decoding`.
             prefix, require: see `read`.
             progress: called with 1 for every segment that is done, and the number of all segments
                 of the sounds that were read so far.
             token_scores: give every output the log-probabilities of its tokens.
             word_times: give every output its words, with their times and confidence, by CTC (of the
-            first model).
+                first model).
 
         Raises:
             InputError: times of words are asked for, but the model has no CTC head.

@@ -65,15 +65,15 @@ class Translator(Seq2SeqTask[str]):
         Args:
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in
-            `decoding`.
+                `decoding`.
             prefix: the beginning of each translation, "" for none; its last word may go on, unless
-            a space ends it.
+                a space ends it.
             require: the phrases in each translation, [] for none. A wider beam finds better places
-            for them.
+                for them.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
             token_scores: give every output the log-probabilities of its tokens and the confidence
-            of its words.
+                of its words.
             alignments: give every output the source words that its words were written from.
         """
         outputs = []
