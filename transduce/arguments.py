@@ -105,6 +105,8 @@ def _deferred(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that binds its arguments, to be called after they are parsed."""
     if inspect.isclass(function):
         return function
+    # tyro shows the line breaks inside the description of an argument
+    function.__doc__ = re.sub(r"\n {8}(?=\S)", " ", inspect.getdoc(function) or "")
     return wraps(function)(lambda *args, **options: partial(function, *args, **options))
 
 
