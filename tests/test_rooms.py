@@ -159,4 +159,4 @@ def test_no_rival_and_no_test_tool_is_imported():
 
 def test_a_file_can_be_seen_across():
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in (*SOURCES, *RECIPES)}
-    assert {path: n for path, n in lines.items() if n > 350} == {}
+    assert {path: n for path, n in lines.items() if n > 400} == {}

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     )
     from transduce.model.transformer import Transformer as Transformer
     from transduce.run import load_model as load_model
-    from transduce.tasks.config import GenerationConfig as GenerationConfig, SearchConfig as SearchConfig
+    from transduce.tasks.config import (
+        GenerationConfig as GenerationConfig,
+        SearchConfig as SearchConfig,
+    )
     from transduce.tasks.fill_mask import FillMask as FillMask
     from transduce.tasks.generate import Generator as Generator
     from transduce.tasks.load import (

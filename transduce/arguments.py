@@ -12,11 +12,27 @@ from io import StringIO
 from pathlib import Path
 from shutil import get_terminal_size
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 from tyro.conf import AvoidSubcommands, DisallowNone, FlagCreatePairsOff, Positional, Suppress, arg
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from transduce.config import COMMON
 from transduce.errors import InputError
@@ -87,7 +103,9 @@ def call(
                 description=description,
                 default=default if is_recipe else tyro.MISSING,
                 config=(AvoidSubcommands,) if is_recipe else (FlagCreatePairsOff, DisallowNone),
-                registry=registry(is_recipe=is_recipe, brief=has_common and "--help-all" not in words),
+                registry=registry(
+                    is_recipe=is_recipe, brief=has_common and "--help-all" not in words
+                ),
             )
     except _Refused as refused:
         raise InputError(str(refused)) from refused
@@ -97,7 +115,9 @@ def call(
                 print(foot)
             raise
         way_out = f"{prog} {'--help-all' if is_recipe else '--help'} says more"
-        raise InputError(_mistake(words, list(_arguments(function, default)), prog, way_out)) from stop
+        raise InputError(
+            _mistake(words, list(_arguments(function, default)), prog, way_out)
+        ) from stop
     return parsed if is_recipe else parsed()
 
 
@@ -156,7 +176,9 @@ def registry(*, is_recipe: bool, brief: bool = False) -> ConstructorRegistry:
         finally:
             is_inside = False
         fields = fields if is_recipe else tuple(map(_tidied, fields))
-        return StructConstructorSpec(partial(_checked, make), tuple(map(_briefly, fields)) if brief else fields)
+        return StructConstructorSpec(
+            partial(_checked, make), tuple(map(_briefly, fields)) if brief else fields
+        )
 
     return rules
 
@@ -193,7 +215,9 @@ def _briefly(field: StructFieldSpec) -> StructFieldSpec:
     return replace(field, helptext=lambda: sentence(_help(field))[0].removesuffix("."))
 
 
-def _override_fields(kind: type[Overrides]) -> tuple[Callable[..., Overrides], tuple[StructFieldSpec, ...]]:
+def _override_fields(
+    kind: type[Overrides],
+) -> tuple[Callable[..., Overrides], tuple[StructFieldSpec, ...]]:
     """Flags for the fields of a configuration, None if not named; two for a bool."""
     fields: list[StructFieldSpec] = []
     off: dict[str, str] = {}
@@ -201,18 +225,30 @@ def _override_fields(kind: type[Overrides]) -> tuple[Callable[..., Overrides], t
         inner, notes = _split(field.type)
         if field.name in kind.WITHOUT:
             continue
-        hint = arg(help_behavior_hint="" if inner is bool else kind.HINT.format(getattr(kind.CONFIG, field.name)))
+        hint = arg(
+            help_behavior_hint=""
+            if inner is bool
+            else kind.HINT.format(getattr(kind.CONFIG, field.name))
+        )
         option = inner if inner is bool else inner | None
         unnamed = False if inner is bool else None
         fields.append(replace(field, type=_annotated(option, *notes, hint), default=unnamed))
         if inner is bool:
             without = f"Without --{field.name.replace('_', '-')}, which a run may have."
             off[f"no_{field.name}"] = field.name
-            fields.append(StructFieldSpec(f"no_{field.name}", _annotated(bool, hint), False, without))
+            fields.append(
+                StructFieldSpec(f"no_{field.name}", _annotated(bool, hint), False, without)
+            )
 
     def named(**values: Any) -> Overrides:
-        settings = {name: value for name, value in values.items() if value is not None and value is not False}
-        return kind({off.get(name, name): name not in off and value for name, value in settings.items()})
+        settings = {
+            name: value
+            for name, value in values.items()
+            if value is not None and value is not False
+        }
+        return kind(
+            {off.get(name, name): name not in off and value for name, value in settings.items()}
+        )
 
     return named, tuple(fields)
 
@@ -236,7 +272,9 @@ def _arguments(function: Callable[..., Any], default: Any) -> Iterator[_Argument
             return
         hints = get_type_hints(function, include_extras=True)
         for name, parameter in inspect.signature(function).parameters.items():
-            yield from _flags(StructFieldSpec(name, hints[name], parameter.default), "--", with_pairs=False)
+            yield from _flags(
+                StructFieldSpec(name, hints[name], parameter.default), "--", with_pairs=False
+            )
 
 
 def _flags(field: StructFieldSpec, prefix: str, *, with_pairs: bool) -> Iterator[_Argument]:
@@ -246,14 +284,18 @@ def _flags(field: StructFieldSpec, prefix: str, *, with_pairs: bool) -> Iterator
     name = prefix + (names or [field.name.replace("_", "-")])[0]
     if is_dataclass(field.default) or _is_group(kind):
         is_given = is_dataclass(field.default)
-        for each in _fields(type(field.default) if is_given else kind, field.default if is_given else tyro.MISSING):
+        for each in _fields(
+            type(field.default) if is_given else kind, field.default if is_given else tyro.MISSING
+        ):
             yield from _flags(each, name if name == prefix else f"{name}.", with_pairs=with_pairs)
         return
     if get_origin(kind) in (Union, UnionType) and not with_pairs:
         kind = Union[tuple(each for each in get_args(kind) if each is not NoneType)]  # noqa: UP007
     is_positional = Positional in notes
     shown = (metavars or [field.name.upper()])[0] if is_positional else name
-    yield _Argument(shown, kind, is_positional, field.default is inspect.Parameter.empty, COMMON in notes)
+    yield _Argument(
+        shown, kind, is_positional, field.default is inspect.Parameter.empty, COMMON in notes
+    )
     if kind is bool and with_pairs:
         yield _Argument(f"{prefix}no-{name.removeprefix(prefix)}", kind)
 
@@ -289,7 +331,9 @@ def _mistake(words: Sequence[str], arguments: Sequence[_Argument], prog: str, wa
         return f"{prog} needs {' and '.join(needed)}, but got none; {way_out}"
     for argument, value in zip(positional, loose, strict=False):
         if not _fit(argument.kind, [value]):
-            return f"{argument.name} takes {_in_words(argument.kind)}, but it is {value!r}; {way_out}"
+            return (
+                f"{argument.name} takes {_in_words(argument.kind)}, but it is {value!r}; {way_out}"
+            )
     stray = [*loose[len(positional) :], *words][0]
     return f"a word must be an argument or the value of a flag, but {stray!r} is neither; {way_out}"
 
@@ -298,7 +342,11 @@ def _nearest(word: str, flags: Sequence[str]) -> list[str]:
     """The flags that begin with this word, as --model.d-model with --model, or the nearest ones."""
     names = {flag: flag.strip("-").split(".")[-1] for flag in flags}
     near = get_close_matches(word.strip("-").split(".")[-1], names.values(), n=1, cutoff=0.7)
-    return [flag for flag, name in names.items() if flag.startswith((f"{word}.", f"{word}-")) or name in near][:3]
+    return [
+        flag
+        for flag, name in names.items()
+        if flag.startswith((f"{word}.", f"{word}-")) or name in near
+    ][:3]
 
 
 def _n_values(kind: Any) -> int | None:

@@ -35,7 +35,9 @@ def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
     try:
         scores = {int(update): float(score) for update, score in state["validations"]}
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} must list validations as pairs of update and score, but it does not") from error
+        raise InputError(
+            f"{path} must list validations as pairs of update and score, but it does not"
+        ) from error
     return [(path, scores[int(path.name)]) for path in paths if int(path.name) in scores]
 
 
@@ -48,7 +50,10 @@ def weights_path(directory: Path) -> Path:
     for path in (directory, *reversed(checkpoints(directory))):
         if (path / WEIGHTS).is_file():
             return path / WEIGHTS
-    raise InputError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
+    raise InputError(
+        f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it "
+        "first"
+    )
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -65,6 +70,8 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     for path in paths[1:]:
         weights = read_weights(path)
         if weights.keys() != total.keys():
-            raise InputError(f"checkpoints to average must have the same names, but {paths[0]} and {path} differ")
+            raise InputError(
+                f"checkpoints to average must have the same names, but {paths[0]} and {path} differ"
+            )
         total = {name: total[name] + tensor.double() for name, tensor in weights.items()}
     return {name: (tensor / len(paths)).to(first[name].dtype) for name, tensor in total.items()}

@@ -41,7 +41,9 @@ def _exactly(value: Any, kind: type) -> Any:
             raise InputError("it is too large for a float") from error
     if type(value) is kind:
         return value
-    shown_value = json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.60}"
+    shown_value = (
+        json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.60}"
+    )
     raise InputError(f"it must be {NAMES[kind]}, but it is {shown_value}")
 
 
@@ -111,7 +113,10 @@ def shown(value: object) -> str:
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """List the fields that differ, a line each: "training.seed: 1 -> 2"."""
     before, after = flatten(old), flatten(new)
-    pairs = {name: (before.get(name, "absent"), after.get(name, "absent")) for name in {**before, **after}}
+    pairs = {
+        name: (before.get(name, "absent"), after.get(name, "absent"))
+        for name in {**before, **after}
+    }
     return [f"{name}: {shown(a)} -> {shown(b)}" for name, (a, b) in pairs.items() if a != b]
 
 
@@ -120,7 +125,13 @@ def at_least(low: int | float, **values: int | float | None) -> None:
     for name, value in values.items():
         limit = 2**62 if isinstance(value, int) else math.inf
         if value is not None and not low <= value < limit:
-            bound = "" if not value >= limit else " and finite" if value == math.inf else " and below 2**62"
+            bound = (
+                ""
+                if not value >= limit
+                else " and finite"
+                if value == math.inf
+                else " and below 2**62"
+            )
             raise InputError(f"{name} must be at least {low}{bound}, but {name}={value}")
 
 
@@ -134,7 +145,9 @@ def within(interval: str, **values: int | float | None) -> None:
             raise InputError(f"{name} must lie in {interval}, but {name}={value}")
 
 
-def environment_count(environment: Mapping[str, str], name: str, default: str = "", *, least: int = 0) -> int:
+def environment_count(
+    environment: Mapping[str, str], name: str, default: str = "", *, least: int = 0
+) -> int:
     """Read the whole number in an environment variable that torchrun or a cluster sets.
 
     Raises:
@@ -143,7 +156,8 @@ def environment_count(environment: Mapping[str, str], name: str, default: str = 
     text = environment.get(name, default)
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
         raise InputError(
-            f"{name} must be a whole number of {least} or more, but it is {text!r}; correct it or unset it"
+            f"{name} must be a whole number of {least} or more, but it is {text!r}; correct it or "
+            "unset it"
         )
     return int(text)
 

@@ -38,12 +38,15 @@ def torch_device(name: torch.device | str) -> torch.device:
     except Exception as error:  # a device that was not compiled in fails in its own way
         reason = str(error).strip().split("\n")[0]
         raise InputError(
-            f"device must be one that this machine has, but {str(name)!r}: {reason}; try --device cpu"
+            f"device must be one that this machine has, but {str(name)!r}: {reason}; try --device "
+            "cpu"
         ) from error
     return device
 
 
-def trains_in(precision: TrainingPrecision | Literal["auto"], device: torch.device) -> TrainingPrecision:
+def trains_in(
+    precision: TrainingPrecision | Literal["auto"], device: torch.device
+) -> TrainingPrecision:
     """A training's precision: `auto` is bf16 where the hardware computes it, else fp32."""
     if precision == "auto":
         return "bf16" if computes_bf16(device) else "fp32"
@@ -54,7 +57,9 @@ def computes_bf16(device: torch.device) -> bool:
     """Has the hardware instructions for bf16? Without them it is several times slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return device.type == "cpu" and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
 
 
 def dtype_of(precision: TrainingPrecision | Literal["int8"]) -> torch.dtype:

@@ -22,6 +22,7 @@ def require(library: str, feature: str, extra: str, way_out: str = "") -> None:
     """
     if find_spec(library) is None:
         raise InputError(
-            f"{feature} needs the library {library}, but it is not installed; in a clone of transduce: "
+            f"{feature} needs the library {library}, but it is not installed; in a clone of "
+            "transduce: "
             f"pip install '.[{extra}]'{way_out}"
         )

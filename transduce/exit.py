@@ -19,7 +19,10 @@ class _ClosedOutput(io.TextIOBase):
     """Standard output that was closed before the program began."""
 
     def write(self, text: str) -> int:
-        raise InputError("standard output must be open, but it is closed; name a file with --output, or write > FILE")
+        raise InputError(
+            "standard output must be open, but it is closed; name a file with --output, or write > "
+            "FILE"
+        )
 
 
 @contextmanager
@@ -49,7 +52,9 @@ def command_process(message_format: str, *, needs_output: bool) -> Iterator[None
         out = sys.stdout
         if isinstance(out, io.TextIOWrapper):
             stack.callback(out.reconfigure, encoding=out.encoding, errors=out.errors)
-            out.reconfigure(encoding=out.encoding if out.isatty() else "utf-8", errors="backslashreplace")
+            out.reconfigure(
+                encoding=out.encoding if out.isatty() else "utf-8", errors="backslashreplace"
+            )
         if not logging.root.handlers:
             stack.callback(logging.root.setLevel, logging.root.level)
             logging.basicConfig(format=message_format, level=logging.WARNING)

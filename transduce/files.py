@@ -43,7 +43,9 @@ DEEPEST = 100
 
 
 @contextmanager
-def writing_whole(path: Path, *, durable: bool = True, keep: bool = False) -> Iterator[BufferedIOBase]:
+def writing_whole(
+    path: Path, *, durable: bool = True, keep: bool = False
+) -> Iterator[BufferedIOBase]:
     """Open a file that becomes `path` once the `with` ends well, and is removed otherwise.
 
     Args:
@@ -103,7 +105,9 @@ def held(directory: Path, rule: str, way_out: str) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout as error:
         by = holder.read_text("utf-8", "replace") if holder.is_file() else "another process"
-        raise InputError(f"{rule}, but {directory} is held by {by}; wait for it or stop it, or {way_out}") from error
+        raise InputError(
+            f"{rule}, but {directory} is held by {by}; wait for it or stop it, or {way_out}"
+        ) from error
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         write_file(holder, f"process {os.getpid()} on {socket.gethostname()} since {since}")
@@ -185,13 +189,18 @@ def check_whole(path: Path) -> None:
     """Raise InputError where a file of a checkpoint is not as it was written."""
     if damaged(path.parent, [path.name]):
         raise InputError(
-            f"a checkpoint must be as it was written, but {path} is damaged; remove {path.parent}, and use the others"
+            f"a checkpoint must be as it was written, but {path} is damaged; remove {path.parent}, "
+            "and use the others"
         )
 
 
 @cache
 def _warn_unchecked(directory: Path) -> None:
-    logger.warning("%s has no %s, so its files cannot be checked and are taken as they are", directory, MANIFEST)
+    logger.warning(
+        "%s has no %s, so its files cannot be checked and are taken as they are",
+        directory,
+        MANIFEST,
+    )
 
 
 def _checksum(path: Path) -> dict[str, object]:
@@ -227,7 +236,9 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         OSError: they cannot be written.
     """
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path
+        )
     except SafetensorError as error:  # its number, such as a full disk's, is in its text
         match = re.search(r"os error (\d+)", str(error))
         if match is None:
@@ -276,10 +287,18 @@ def check_weights(targets: Mapping[str, Tensor], weights: Mapping[str, Tensor], 
     pairs = [(n, tensor, weights[n]) for n, tensor in targets.items() if n in weights]
     wrong = [f"{n} is missing" for n in targets if n not in weights]
     wrong += [f"{n} is unknown" for n in weights if n not in targets]
-    wrong += [f"{n} is {tuple(w.shape)} instead of {tuple(t.shape)}" for n, t, w in pairs if w.shape != t.shape]
-    wrong += [f"{n} is of {w.dtype}" for n, t, w in pairs if w.dtype not in (*WEIGHT_TYPES, t.dtype)]
+    wrong += [
+        f"{n} is {tuple(w.shape)} instead of {tuple(t.shape)}"
+        for n, t, w in pairs
+        if w.shape != t.shape
+    ]
+    wrong += [
+        f"{n} is of {w.dtype}" for n, t, w in pairs if w.dtype not in (*WEIGHT_TYPES, t.dtype)
+    ]
     if wrong:
-        raise InputError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
+        raise InputError(
+            f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}"
+        )
 
 
 def regular(path: Path) -> Path:
@@ -289,7 +308,10 @@ def regular(path: Path) -> Path:
         InputError: it is a FIFO, a socket or a device, where reading may wait forever.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise InputError(f"{path} must be a file, but it is a FIFO, a socket or a device; put a file in its place")
+        raise InputError(
+            f"{path} must be a file, but it is a FIFO, a socket or a device; put a file in its "
+            "place"
+        )
     return path
 
 
@@ -305,11 +327,17 @@ def read_json(path: Path) -> dict[str, Any]:
         plain = json.loads(content.decode(), parse_constant=_finite, parse_float=_finite)
         _check_depth([plain], DEEPEST + 1)
     except RecursionError as error:
-        raise InputError(f"{path} must be nested at most {DEEPEST} deep, but it is deeper; {way_out}") from error
+        raise InputError(
+            f"{path} must be nested at most {DEEPEST} deep, but it is deeper; {way_out}"
+        ) from error
     except ValueError as error:  # of decoding and of JSON
-        raise InputError(f"{path} must be JSON without NaN and Infinity, but: {error}; {way_out}") from error
+        raise InputError(
+            f"{path} must be JSON without NaN and Infinity, but: {error}; {way_out}"
+        ) from error
     if not isinstance(plain, dict):
-        raise InputError(f"{path} must hold a JSON object, but it holds a {type(plain).__name__}; {way_out}")
+        raise InputError(
+            f"{path} must hold a JSON object, but it holds a {type(plain).__name__}; {way_out}"
+        )
     return plain
 
 

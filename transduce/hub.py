@@ -31,7 +31,8 @@ def repository(name: Path | str) -> tuple[str, str | None]:
     match = re.fullmatch(r"(?:hub:)?([\w.-]+/[\w.-]+)(?:@([^@,\s]+))?", str(name))
     if match is None:
         raise InputError(
-            f"a run on the hub is named hub:USER/NAME, or hub:USER/NAME@REVISION, but this is {str(name)!r}"
+            "a run on the hub is named hub:USER/NAME, or hub:USER/NAME@REVISION, but this is "
+            f"{str(name)!r}"
         )
     return match[1], match[2]
 
@@ -59,7 +60,9 @@ def download(name: Path | str, files: Sequence[str]) -> Path:
 
         def fetch(revision: str | None, names: Sequence[str]) -> Path:
             return Path(
-                snapshot_download(identifier, revision=revision, allow_patterns=[*names], tqdm_class=_TerminalBar)
+                snapshot_download(
+                    identifier, revision=revision, allow_patterns=[*names], tqdm_class=_TerminalBar
+                )
             )
 
         folder = fetch(revision, files[:1])
@@ -107,13 +110,15 @@ def upload(
 
         if get_token() is None:
             raise InputError(
-                "publishing takes a token that may write, but there is none; hf auth login keeps one, or set HF_TOKEN"
+                "publishing takes a token that may write, but there is none; hf auth login keeps "
+                "one, or set HF_TOKEN"
             )
         api = HfApi()
         url = str(api.create_repo(identifier, private=private or None, exist_ok=True))
         if private and not api.repo_info(identifier).private:
             raise InputError(
-                f"{url} is public already, so --private cannot hold; make it private in its settings, or name another"
+                f"{url} is public already, so --private cannot hold; make it private in its "
+                "settings, or name another"
             )
         if revision is not None:
             api.create_branch(identifier, branch=revision, exist_ok=True)
@@ -125,7 +130,9 @@ def upload(
                 added.pop(CARD, None)
         changes: list[Any] = [CommitOperationAdd(each, path) for each, path in added.items()]
         changes += [CommitOperationDelete(each) for each in sorted((present & {*known}) - {*files})]
-        api.create_commit(identifier, changes, commit_message="A run of transduce", revision=revision)
+        api.create_commit(
+            identifier, changes, commit_message="A run of transduce", revision=revision
+        )
         return url
 
 
@@ -143,14 +150,23 @@ def _errors(name: str) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
-            f"{name} must be a repository that you may read, but {constants.ENDPOINT} has none of this "
+            f"{name} must be a repository that you may read, but {constants.ENDPOINT} has none of "
+            "this "
             "name, or not for you; check the name, or hf auth login"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError) as error:
         raise InputError(
-            f"{name} is not in the cache, or not whole, and {constants.ENDPOINT} cannot be reached; "
+            f"{name} is not in the cache, or not whole, and {constants.ENDPOINT} cannot be "
+            "reached; "
             "try again with a network, and without HF_HUB_OFFLINE"
         ) from error
-    except (errors.HfHubHTTPError, errors.HTTPError, errors.OfflineModeIsEnabled, RuntimeError) as error:
+    except (
+        errors.HfHubHTTPError,
+        errors.HTTPError,
+        errors.OfflineModeIsEnabled,
+        RuntimeError,
+    ) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{name}: {constants.ENDPOINT} refuses, or cannot be reached: {reason:.300}") from error
+        raise InputError(
+            f"{name}: {constants.ENDPOINT} refuses, or cannot be reached: {reason:.300}"
+        ) from error

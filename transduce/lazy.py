@@ -15,7 +15,9 @@ def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     Args:
         file: the package's __file__.
     """
-    (block,) = (node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If))
+    (block,) = (
+        node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)
+    )
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     modules = {alias.name: node.module for node in imports for alias in node.names}
 

@@ -34,12 +34,17 @@ ItemT = TypeVar("ItemT")
 
 def curves(metrics: list[dict[str, Any]]) -> dict[str, dict[str, Points]]:
     """Collect the curves of metrics.jsonl by metric and label, the loss first, without nulls."""
-    lines = {label: [line for line in metrics if line.get("kind") == kind] for label, kind in KINDS.items()}
+    lines = {
+        label: [line for line in metrics if line.get("kind") == kind]
+        for label, kind in KINDS.items()
+    }
     validated = (lines[VALIDATION] or [{}])[-1]
     no_metrics = {"update", "epoch", "kind", "seconds", "skipped", "loss", "perplexity"}
     return {
         name: {
-            label: [(float(x["update"]), float(x[name])) for x in lines[label] if _has_numbers(x, name)]
+            label: [
+                (float(x["update"]), float(x[name])) for x in lines[label] if _has_numbers(x, name)
+            ]
             for label in (KINDS if name == "loss" else [VALIDATION])
         }
         for name in ["loss", *(name for name in validated if name not in no_metrics)]
@@ -73,7 +78,9 @@ def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
 
     plots = curves(metrics)
     figure = Figure(figsize=(5 * len(plots), 3.6), layout="constrained")
-    for (name, lines), axes in zip(plots.items(), figure.subplots(1, len(plots), squeeze=False)[0], strict=True):
+    for (name, lines), axes in zip(
+        plots.items(), figure.subplots(1, len(plots), squeeze=False)[0], strict=True
+    ):
         _plot_curves(axes, name, lines)
     figure.savefig(path, dpi=120)
 
@@ -95,7 +102,11 @@ def curve_svg(name: str, lines: dict[str, Points]) -> bytes:
 
 
 def attention_map(
-    weights: Float[Tensor, "T S"], tokens: Sequence[str], source: Sequence[str] | float, title: str, path: Path
+    weights: Float[Tensor, "T S"],
+    tokens: Sequence[str],
+    source: Sequence[str] | float,
+    title: str,
+    path: Path,
 ) -> None:
     """Plot cross-attention: the source runs to the right, and every output token has a row.
 
@@ -130,7 +141,9 @@ def _label(set_ticks: Callable[..., object], tokens: Sequence[str], rotation: fl
     """Put tokens beside the middles of their rows or columns."""
     shown = range(0, len(tokens), -(-len(tokens) // MAX_LABELS))
     labels = [tokens[i] for i in shown]
-    set_ticks([i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation)  # $ is text
+    set_ticks(
+        [i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation
+    )  # $ is text
 
 
 def read_picture(path: Path) -> Float[np.ndarray, "h w 3"]:

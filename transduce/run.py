@@ -40,7 +40,16 @@ from transduce.model.transformer import Transformer
 CONFIG, STATISTICS, METRICS = "config.json", "features.safetensors", "metrics.jsonl"
 SAMPLES, MODEL_CARD, ERRORS, REPORT = "samples", "MODEL_CARD.md", "test.errors.txt", "report.html"
 PUBLISHED = (
-    *(CONFIG, WEIGHTS, STATISTICS, shortlist.FILE, lexicon.FILE, *FILES, *side_files("source"), *side_files("target")),
+    *(
+        CONFIG,
+        WEIGHTS,
+        STATISTICS,
+        shortlist.FILE,
+        lexicon.FILE,
+        *FILES,
+        *side_files("source"),
+        *side_files("target"),
+    ),
     *(METRICS, "test.json", "validation.json", CARD),
 )
 """The names of what a run has on the hub: all that it is used with, its scores and its card."""
@@ -95,17 +104,29 @@ class Run:
         Tokenizers are represented by a hash. What training data there is, the experiment says by a
         fingerprint.
         """
-        sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
-        hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
+        sides = {
+            "source_tokenizer": self.source_tokenizer,
+            "target_tokenizer": self.target_tokenizer,
+        }
+        hashes = {
+            name: hashlib.sha256(side.model).hexdigest()[:12] if side else None
+            for name, side in sides.items()
+        }
         named = flatten({**self.experiment, "model": to_dict(self.model), **hashes})
-        bound = {name: named[name] for name in MUST_STAY if name in named}  # first: it explains other differences
-        return bound | {name: value for name, value in named.items() if not (name + ".").startswith(MAY_CHANGE)}
+        bound = {
+            name: named[name] for name in MUST_STAY if name in named
+        }  # first: it explains other differences
+        return bound | {
+            name: value for name, value in named.items() if not (name + ".").startswith(MAY_CHANGE)
+        }
 
 
 def save_run(directory: Path, run: Run) -> None:
     """Write config.json and tokenizers; one file where both sides share one."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_tokenizers(directory, run.source_tokenizer, run.target_tokenizer, alone=run.model.encoder is None)
+    write_tokenizers(
+        directory, run.source_tokenizer, run.target_tokenizer, alone=run.model.encoder is None
+    )
     plain = {
         "format": FORMAT,
         "transduce": version("transduce"),
@@ -115,8 +136,14 @@ def save_run(directory: Path, run: Run) -> None:
     extractor = run.feature_extractor
     if extractor is not None:
         plain["features"] = to_dict(extractor.config)
-    if isinstance(extractor, FeatureExtractor) and extractor.mean is not None and extractor.std is not None:
-        write_file(directory / STATISTICS, serialize({"mean": extractor.mean, "std": extractor.std}))
+    if (
+        isinstance(extractor, FeatureExtractor)
+        and extractor.mean is not None
+        and extractor.std is not None
+    ):
+        write_file(
+            directory / STATISTICS, serialize({"mean": extractor.mean, "std": extractor.std})
+        )
     write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
 
 
@@ -143,9 +170,12 @@ def load_run(directory: Path) -> Run:
     run = Run(
         model=config,
         experiment=plain["experiment"],
-        source_tokenizer=(shared if config.encoder else None) or _read_tokenizer(directory, side_files("source")),
+        source_tokenizer=(shared if config.encoder else None)
+        or _read_tokenizer(directory, side_files("source")),
         target_tokenizer=shared or _read_tokenizer(directory, side_files("target")),
-        feature_extractor=_read_feature_extractor(plain["features"], directory) if "features" in plain else None,
+        feature_extractor=_read_feature_extractor(plain["features"], directory)
+        if "features" in plain
+        else None,
     )
     _check_sizes(path, run)
     return run
@@ -157,30 +187,41 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         reason = f"has no {CONFIG}" if directory.exists() else "does not exist"
         raise InputError(
-            f"a run directory holds {CONFIG}, but {directory} {reason}; a recipe makes one (--run DIRECTORY)"
+            f"a run directory holds {CONFIG}, but {directory} {reason}; a recipe makes one (--run "
+            "DIRECTORY)"
         )
     plain = read_json(path)
     if (number := plain.get("format", 0)) != FORMAT:
         writer = str(plain.get("transduce", "0.1"))[:20]  # the version without a format
         raise InputError(
-            f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but it has format "
-            f"{str(number)[:20]} of transduce {writer}; use the source of that version for it, or train the run again"
+            f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but "
+            "it has format "
+            f"{str(number)[:20]} of transduce {writer}; use the source of that version for it, or "
+            "train the run again"
         )
     for name in ("model", "experiment"):
         if not isinstance(plain.get(name), dict):
             value = f"it is {plain[name]!r:.60}" if name in plain else "it has none"
-            raise InputError(f"{path} must have an object {name!r}, but {value}; copy the whole run directory again")
+            raise InputError(
+                f"{path} must have an object {name!r}, but {value}; copy the whole run directory "
+                "again"
+            )
     return plain
 
 
 def _check_sizes(path: Path, run: Run) -> None:
     """Raise InputError unless tokenizers and feature extractor have the sizes of the model."""
     encoder, decoder = run.model.encoder, run.model.decoder
-    if run.feature_extractor is not None and encoder is not None and isinstance(encoder.input, Frames):
+    if (
+        run.feature_extractor is not None
+        and encoder is not None
+        and isinstance(encoder.input, Frames)
+    ):
         n_features = run.feature_extractor.config.n_features
         if n_features != encoder.input.n_features:
             raise InputError(
-                f"the model takes {encoder.input.n_features} features a frame, but those of {path} are {n_features}"
+                f"the model takes {encoder.input.n_features} features a frame, but those of {path} "
+                f"are {n_features}"
             )
     if decoder is None:  # FillMask checks what an encoder alone needs
         return
@@ -189,10 +230,13 @@ def _check_sizes(path: Path, run: Run) -> None:
         if stack is None or tokenizer is None or not isinstance(stack.input, Tokens):
             continue
         size = stack.input.vocab_size
-        padded = encoder is None and isinstance(tokenizer, JSONTokenizer)  # as in GPT-2s; Generator knows it
+        padded = encoder is None and isinstance(
+            tokenizer, JSONTokenizer
+        )  # as in GPT-2s; Generator knows it
         if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not padded):
             raise InputError(
-                f"a tokenizer must have as many tokens as the model's {side}, which has {size}, but that of "
+                f"a tokenizer must have as many tokens as the model's {side}, which has {size}, "
+                "but that of "
                 f"{path.parent} has {tokenizer.vocab_size}; copy the whole run directory again"
             )
 
@@ -207,12 +251,17 @@ def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor 
     path = directory / STATISTICS
     if not path.is_file():
         raise InputError(
-            f"normalize={config.normalize} needs the training data's mean and std, but {directory} has no "
+            f"normalize={config.normalize} needs the training data's mean and std, but {directory} "
+            "has no "
             f"{STATISTICS}; copy the whole run directory"
         )
     statistics = read_weights(path)
-    if not all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in statistics.values()):
-        raise InputError(f"mean and std must be finite numbers of float32, but in {path} they are not")
+    if not all(
+        tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in statistics.values()
+    ):
+        raise InputError(
+            f"mean and std must be finite numbers of float32, but in {path} they are not"
+        )
     try:
         return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
     except InputError as error:
@@ -227,7 +276,11 @@ def _read_tokenizer(directory: Path, files: dict[str, type[Tokenizer]]) -> Token
 def validations(directory: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that validations wrote, oldest first."""
     path = directory / METRICS
-    return [line for line in read_json_lines(path) if line.get("kind") == "valid"] if path.is_file() else []
+    return (
+        [line for line in read_json_lines(path) if line.get("kind") == "valid"]
+        if path.is_file()
+        else []
+    )
 
 
 def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Transformer:
@@ -240,7 +293,9 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     return read_model(directory, load_run(directory).model, device)
 
 
-def read_model(directory: Path, config: TransformerConfig, device: torch.device | str) -> Transformer:
+def read_model(
+    directory: Path, config: TransformerConfig, device: torch.device | str
+) -> Transformer:
     """The model of a run whose configuration is already read; otherwise as `load_model`."""
     device = torch_device(device)
     path = weights_path(directory)
@@ -254,14 +309,16 @@ def read_model(directory: Path, config: TransformerConfig, device: torch.device 
     n_stored = sum(tensor.numel() for tensor in weights.values())
     if n_configured > 2 * n_stored:  # below that, the error lists names and shapes that do not fit
         raise InputError(
-            f"weights must fit the configuration, but it describes {n_configured:,} and {path} has {n_stored:,}; copy "
+            f"weights must fit the configuration, but it describes {n_configured:,} and {path} has "
+            f"{n_stored:,}; copy "
             "the whole run directory again"
         )
     check_fits(config, device)
     model = filled_transformer(config, weights, str(path), device)
     if infinite := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise InputError(
-            f"weights must be finite, but in {path} {', '.join(infinite[:3])} are not; take an earlier checkpoint: "
+            f"weights must be finite, but in {path} {', '.join(infinite[:3])} are not; take an "
+            "earlier checkpoint: "
             f"transduce average {directory} --best 1"
         )
     return model
@@ -276,15 +333,19 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
             message names the process, or lists the differences.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with held(directory, "a run is trained by one process at a time", "name another directory with --run"):
+    with held(
+        directory, "a run is trained by one process at a time", "name another directory with --run"
+    ):
         for folder in (directory, directory / SAMPLES):
             remove_leftovers(folder)
         if not (directory / CONFIG).exists():
             save_run(directory, run)
         elif changed := differences(load_run(directory).resume_key(), run.resume_key()):
             raise InputError(
-                f"a run goes on with the configuration it began with, but in {directory} this differs: "
-                f"{'; '.join(changed)}. Name another directory with --run, and --start-from {directory} to go on "
+                f"a run goes on with the configuration it began with, but in {directory} this "
+                "differs: "
+                f"{'; '.join(changed)}. Name another directory with --run, and --start-from "
+                f"{directory} to go on "
                 "from its weights"
             )
         yield

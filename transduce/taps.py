@@ -22,10 +22,13 @@ class Taps:
         layer: int | None = None,
     ) -> None:
         self.layer = layer
-        self.cross_attention: list[Float[Tensor, "N H T S"]] | None = [] if cross_attention else None
+        self.cross_attention: list[Float[Tensor, "N H T S"]] | None = (
+            [] if cross_attention else None
+        )
         self.self_attention: list[Float[Tensor, "N H T T"]] | None = [] if self_attention else None
         self.balance_losses: list[Float[Tensor, ""]] | None = [] if balance_losses else None
-        """The weighted losses of layers with experts, in nats per token, which training adds to its loss."""
+        """The weighted losses of layers with experts, in nats per token, which training adds to its
+        loss."""
         self.ctc_logits: list[Float[Tensor, "B S V"]] | None = [] if ctc_logits else None
         """The logits of the CTC head after each of the config's ctc_layers."""
         self.router_scores: list[Float[Tensor, "N T X"]] | None = None
@@ -38,9 +41,11 @@ class Taps:
         return self.layer is not None and all(each is None for each in others)
 
     def of_layer(self, number: int) -> "Taps":
-        """The taps of one layer: lists of attention are the same ones, the list of its router's scores is its own.
+        """The taps of one layer: lists of attention are the same ones, the list of its router's
+        scores is its own.
 
-        A graph of torch.compile that is computed again, as activation checkpointing does, must not change a list outside.
+        A graph of torch.compile that is computed again, as activation checkpointing does, must not
+        change a list outside.
         """
         one = Taps()
         if self.layer in (None, number):

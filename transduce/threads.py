@@ -44,7 +44,9 @@ def keep_memory() -> bool:
     tensors of every step come from the system anew, page by page, a tenth of the time of a beam
     search. The user's own MALLOC_ variables win.
     """
-    if any(name.startswith("MALLOC_") for name in os.environ) or not sys.platform.startswith("linux"):
+    if any(name.startswith("MALLOC_") for name in os.environ) or not sys.platform.startswith(
+        "linux"
+    ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: (1 << 31) - 1, M_TOP_PAD: 1 << 26}
@@ -70,7 +72,9 @@ def allow_user_without_name() -> None:
     try:
         getpass.getuser()
     except (KeyError, OSError):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+        os.environ.setdefault(
+            "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
+        )
 
 
 def use_one_core() -> None:

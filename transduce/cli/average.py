@@ -6,7 +6,9 @@ from transduce.errors import InputError
 BEFORE = "model.before.safetensors"
 
 
-def average_checkpoints(run: OwnRun, *, last: Count = None, best: Count = None, output: OptionalFile = None) -> None:
+def average_checkpoints(
+    run: OwnRun, *, last: Count = None, best: Count = None, output: OptionalFile = None
+) -> None:
     """Make the mean of checkpoints the run's finished model; the one before becomes
     model.before.safetensors.
 
@@ -21,15 +23,19 @@ def average_checkpoints(run: OwnRun, *, last: Count = None, best: Count = None, 
 
     if (last is None) == (best is None):
         raise InputError(
-            f"name --last N or --best N, one of them, but {'neither' if last is None else 'both'} is given"
+            f"name --last N or --best N, one of them, but {'neither' if last is None else 'both'} "
+            "is given"
         )
     count = last or best or 0
     load_run(run)
     there = validated_checkpoints(run)
-    chosen = there[-count:] if last is not None else sorted(there, key=lambda each: -each[1])[:count]
+    chosen = (
+        there[-count:] if last is not None else sorted(there, key=lambda each: -each[1])[:count]
+    )
     if not 1 <= count <= len(there):
         raise InputError(
-            f"an average takes 1 to all checkpoints, but --last or --best is {count}, and {run} has {len(there)}"
+            f"an average takes 1 to all checkpoints, but --last or --best is {count}, and {run} "
+            f"has {len(there)}"
         )
     target = output or run / WEIGHTS
     replaced = target == run / WEIGHTS and target.is_file()

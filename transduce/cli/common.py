@@ -29,16 +29,23 @@ else:  # torch takes seconds to import, and --help does without
 ItemT = TypeVar("ItemT")
 ConfigT = TypeVar("ConfigT", SearchConfig, GenerationConfig)
 
-Run = Positional[Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it, or hub:USER/NAME.")]]
+Run = Positional[
+    Annotated[
+        Path, arg(metavar="RUN", help="A run directory, as a recipe makes it, or hub:USER/NAME.")
+    ]
+]
 
-OwnRun = Positional[Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]]
+OwnRun = Positional[
+    Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
+]
 
 Runs = Positional[
     Annotated[
         Path,
         arg(
             metavar="RUN[,RUN ...]",
-            help="A run directory, or hub:USER/NAME; several are an ensemble, better than each, and as slow as all.",
+            help="A run directory, or hub:USER/NAME; several are an ensemble, better than each, "
+            "and as slow as all.",
         ),
     ]
 ]
@@ -133,7 +140,8 @@ class SearchOptions:
         if (self.lm is None) == (decoding.lm_weight > 0):
             given = "there is no --lm" if self.lm is None else f"lm={self.lm}"
             raise InputError(
-                f"--lm and --lm-weight go together, but {given} and lm_weight={decoding.lm_weight}; "
+                f"--lm and --lm-weight go together, but {given} and "
+                f"lm_weight={decoding.lm_weight}; "
                 "try --lm LM --lm-weight 0.3"
             )
         return run.experiment, decoding
@@ -144,10 +152,16 @@ class SearchOptions:
         if not self.greedy:
             return config
         several = [name for name in ("beam_size", "n_best") if self.settings.get(name, 1) != 1]
-        others = [name for name, value in self.settings.items() if name in (*NOT_GREEDY, *several) and value]
+        others = [
+            name
+            for name, value in self.settings.items()
+            if name in (*NOT_GREEDY, *several) and value
+        ]
         if others:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
-            raise InputError(f"--greedy takes the likeliest token each time, so leave it or {flags} out")
+            raise InputError(
+                f"--greedy takes the likeliest token each time, so leave it or {flags} out"
+            )
         return config.greedy()
 
 
@@ -177,15 +191,22 @@ class Columns:
         """Raise InputError where a line of an input and a prefix has more tabs."""
         n = line.count("\t") + 1
         if self.prefix and not self.require and n > 2:
-            raise InputError(f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs")
+            raise InputError(
+                f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs"
+            )
 
-    def split(self, lines: Sequence[str]) -> tuple[list[str], list[str] | None, list[list[str]] | None]:
+    def split(
+        self, lines: Sequence[str]
+    ) -> tuple[list[str], list[str] | None, list[list[str]] | None]:
         """The inputs, prefixes and phrases of lines; None: there are none of these."""
         if not self:
             return list(lines), None, None
         rows = [[*line.split("\t"), ""] for line in lines]
         prefixes = [row[1] if self.prefix else "" for row in rows]
-        phrases = [[phrase for phrase in row[1 + self.prefix :] if phrase.strip()] * self.require for row in rows]
+        phrases = [
+            [phrase for phrase in row[1 + self.prefix :] if phrase.strip()] * self.require
+            for row in rows
+        ]
         return [row[0] for row in rows], prefixes, phrases
 
 
@@ -204,7 +225,11 @@ def lines_or_errors(path: Path) -> Iterator[str | InputError]:
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    return bounded_lines(sys.stdin.buffer.readline, side_name(path)) if path == STDIN else raw_lines(path)
+    return (
+        bounded_lines(sys.stdin.buffer.readline, side_name(path))
+        if path == STDIN
+        else raw_lines(path)
+    )
 
 
 class Lines:
@@ -273,7 +298,9 @@ def read_phrases(path: Path) -> tuple[str, ...]:
 def check_stdin(paths: Sequence[Path]) -> None:
     """Raise InputError where - stands for several files."""
     if (n := list(paths).count(STDIN)) > 1:
-        raise InputError(f"standard input can be read once, but - stands for {n} files; name the others")
+        raise InputError(
+            f"standard input can be read once, but - stands for {n} files; name the others"
+        )
 
 
 def side_name(path: Path) -> str:
@@ -291,7 +318,9 @@ def chunks(items: Iterable[ItemT], size: int, done: int = 0) -> Iterator[tuple[i
 def check_new(directory: Path) -> None:
     """Raise InputError where a directory already holds a model, of whatever library."""
     if (path := directory / "config.json").exists():
-        raise InputError(f"{directory} already holds a {path.name}; name another directory, or remove this one")
+        raise InputError(
+            f"{directory} already holds a {path.name}; name another directory, or remove this one"
+        )
 
 
 def listening_on(host: str, port: int, option: str = "--port") -> socket.socket:
@@ -304,9 +333,13 @@ def listening_on(host: str, port: int, option: str = "--port") -> socket.socket:
         InputError: nothing can.
     """
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except OSError as error:
         elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        way_out = "name an address of this machine" if elsewhere else f"{option} 0 takes a free port"
+        way_out = (
+            "name an address of this machine" if elsewhere else f"{option} 0 takes a free port"
+        )
         reason = str(error.strerror).split(" (while")[0]
         raise InputError(f"cannot listen on {host}, port {port} ({reason}); {way_out}") from error

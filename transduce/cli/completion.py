@@ -9,7 +9,9 @@ from tyro.extras import SubcommandApp
 from transduce.arguments import registry
 
 
-def completion(shell: Positional[Annotated[Literal["bash", "zsh", "fish"], arg(metavar="SHELL")]]) -> None:
+def completion(
+    shell: Positional[Annotated[Literal["bash", "zsh", "fish"], arg(metavar="SHELL")]],
+) -> None:
     """Print what lets a shell complete commands and flags: eval "$(transduce completion bash)" in
     ~/.bashrc.
 

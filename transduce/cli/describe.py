@@ -23,12 +23,13 @@ def describe(run: Run, *, all: Flag = False) -> None:
     contents = load_run(directory)
     weights = weights_path(directory)
     n_parameters = sum(tensor.numel() for tensor in read_weights(weights).values())
+    updates = [str(int(path.name)) for path in checkpoints(directory)]
     lines = [
         *(f"{label}: {score}" for label, score in scores(directory)),
         f"{directory}: {n_parameters:,} parameters in {weights.relative_to(directory)}",
         *facts(contents),
         f"computed on CPUs: C++, where there is a compiler{by_layers(contents.model)}",
-        f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(directory)) or 'none'}",
+        f"checkpoints: {', '.join(updates) or 'none'}",
     ]
     fields = fields_of(contents)
     first = fields if all else dict(list(shown_first(fields).items())[: SCREEN - len(lines) - 1])

@@ -13,7 +13,9 @@ from transduce.errors import InputError
 Theirs = Positional[Annotated[Path, arg(metavar="DIRECTORY", help="The new directory.")]]
 
 
-def export(run: OwnRun, directory: Theirs, *, to: Literal["ctranslate2", "gpt2", "llama", "marian", "onnx"]) -> None:
+def export(
+    run: OwnRun, directory: Theirs, *, to: Literal["ctranslate2", "gpt2", "llama", "marian", "onnx"]
+) -> None:
     """Write the model of a run, with its tokenizers, as a directory that another library loads.
 
     Args:
@@ -34,7 +36,10 @@ def export(run: OwnRun, directory: Theirs, *, to: Literal["ctranslate2", "gpt2",
     target = contents.target_tokenizer
     lacking = ""
     if target is None:
-        raise InputError(f"a model is exported with its tokenizer, but {run} has none; copy the whole run directory")
+        raise InputError(
+            f"a model is exported with its tokenizer, but {run} has none; copy the whole run "
+            "directory"
+        )
     decoding = contents.experiment.get("decoding", {})
     if contents.model.encoder is not None:
         decoding = to_dict(own_decoding(run, contents))
@@ -45,7 +50,9 @@ def export(run: OwnRun, directory: Theirs, *, to: Literal["ctranslate2", "gpt2",
     elif to == "onnx":
         from transduce.interop.onnx import export_onnx
 
-        export_onnx(model, directory, source=source, target=target, suppress=decoding.get("suppress", ()))
+        export_onnx(
+            model, directory, source=source, target=target, suppress=decoding.get("suppress", ())
+        )
     elif to == "marian":
         from transduce.interop.marian import export_marian
 
@@ -54,7 +61,11 @@ def export(run: OwnRun, directory: Theirs, *, to: Literal["ctranslate2", "gpt2",
     else:
         from transduce.interop.language_models import export_gpt2, export_llama
 
-        known = target if isinstance(target, JSONTokenizer) and (to == "llama" or target.is_byte_bpe) else None
+        known = (
+            target
+            if isinstance(target, JSONTokenizer) and (to == "llama" or target.is_byte_bpe)
+            else None
+        )
         (export_gpt2 if to == "gpt2" else export_llama)(model, directory, tokenizer=known)
         lacking = "" if known else "byte-level BPE" if to == "gpt2" else "a tokenizer.json"
     if lacking:

@@ -78,7 +78,9 @@ class GenerationInput:
 
     def __post_init__(self) -> None:
         if self.prompt == ():
-            raise InputError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')
+            raise InputError(
+                '--prompt takes texts, but nothing follows it; --prompt "" begins from nothing'
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +117,13 @@ def generate(
     """
     if output.token_scores and (output.format != "json" or output.stream or given.interactive):
         raise InputError(
-            "scores of tokens need --format json and whole texts; add it, and leave out --stream and --interactive"
+            "scores of tokens need --format json and whole texts; add it, and leave out --stream "
+            "and --interactive"
         )
     if files and given.prompt:
-        raise InputError("prompts come from files or from --prompt, but both are given; leave one out")
+        raise InputError(
+            "prompts come from files or from --prompt, but both are given; leave one out"
+        )
     if given.interactive:
         check_interactive({"FILE": files, "--prompt": given.prompt, "--output": division.output})
     # what no run can do is refused before one is loaded
@@ -129,9 +134,13 @@ def generate(
     if given.interactive or output.stream:
         generator: Generator = job.loaded()
         if given.interactive:
-            return interact(lambda prompt, number: job.print_texts(generator, [prompt], sys.stdout, number))
+            return interact(
+                lambda prompt, number: job.print_texts(generator, [prompt], sys.stdout, number)
+            )
         with open_output(division.output, files) as out:
-            prompts = given.prompt or (checked_lines(*files) if files else map(checked, lines_or_errors(STDIN)))
+            prompts = given.prompt or (
+                checked_lines(*files) if files else map(checked, lines_or_errors(STDIN))
+            )
             return job.print_texts(generator, prompts, out)
     if given.prompt or files or division.output or division.share():
         items = given.prompt or Lines(*files or [STDIN])
@@ -155,7 +164,9 @@ def _own_decoding(runs: Path, machine: Machine) -> GenerationConfig:
     run = load_run(first)
     if run.model.encoder is not None:
         machine.load(Generator, runs)  # raises with the command to use
-    return from_dict(GenerationConfig, run.experiment.get("decoding", {}), f"decoding in {first / CONFIG}")
+    return from_dict(
+        GenerationConfig, run.experiment.get("decoding", {}), f"decoding in {first / CONFIG}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,26 +186,43 @@ class Generation(Job):
         generator.decoding = self.decoding
         return generator
 
-    def rows(self, generator: Generator, start: int, items: list[str | InputError], progress: Progress) -> Rows:
+    def rows(
+        self, generator: Generator, start: int, items: list[str | InputError], progress: Progress
+    ) -> Rows:
         """Go on from prompts."""
         prompts = [_encodable(generator, checked(item), start + i) for i, item in enumerate(items)]
-        texts = generator.generate(prompts, self.decoding, first_prompt=start, token_scores=self.output.token_scores)
+        texts = generator.generate(
+            prompts, self.decoding, first_prompt=start, token_scores=self.output.token_scores
+        )
         progress(len(prompts), 0)
-        pairs = [(prompt, output) for prompt, outputs in zip(prompts, texts, strict=True) for output in outputs]
+        pairs = [
+            (prompt, output)
+            for prompt, outputs in zip(prompts, texts, strict=True)
+            for output in outputs
+        ]
         if self.output.format == "json":
             rows = [{"prompt": prompt, **plain_output(output)} for prompt, output in pairs]
             return Rows("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         rule = RULE if start and pairs else ""
         return Rows(rule + RULE.join(f"{prompt}{output.text}\n" for prompt, output in pairs))
 
-    def print_texts(self, generator: Generator, prompts: Iterable[str], out: TextIO, first_prompt: int = 0) -> None:
+    def print_texts(
+        self, generator: Generator, prompts: Iterable[str], out: TextIO, first_prompt: int = 0
+    ) -> None:
         """Write what follows each prompt, as it comes where that can be."""
         rule = ""
         for number, prompt in enumerate(prompts, start=first_prompt):
             for parts in self._streams(generator, _encodable(generator, prompt, number), number):
                 pieces = chain([rule, prompt], parts, ["\n"])
                 if self.output.format == "json":
-                    pieces = chain([json.dumps({"prompt": prompt, "text": "".join(parts)}, ensure_ascii=False), "\n"])
+                    pieces = chain(
+                        [
+                            json.dumps(
+                                {"prompt": prompt, "text": "".join(parts)}, ensure_ascii=False
+                            ),
+                            "\n",
+                        ]
+                    )
                 for piece in filter(None, pieces):
                     out.write(piece)
                     out.flush()
@@ -221,7 +249,9 @@ def _encodable(generator: Generator, prompt: str, number: int) -> str:
 
 def score_perplexity(
     run: Run,
-    file: Positional[Annotated[Path, arg(metavar="FILE", help="Text: a file, plain or .gz, or - for stdin.")]],
+    file: Positional[
+        Annotated[Path, arg(metavar="FILE", help="Text: a file, plain or .gz, or - for stdin.")]
+    ],
     *,
     window: Count = None,
     stride: Count = None,
@@ -248,10 +278,17 @@ def score_perplexity(
         machine.load(Generator, run)  # raises
     assert contents.target_tokenizer is not None
     batches, figures = strided_windows(
-        contents.model, contents.target_tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens
+        contents.model,
+        contents.target_tokenizer,
+        text,
+        window=window,
+        stride=stride,
+        batch_tokens=batch_tokens,
     )
     digest = lines_fingerprint([text])
-    job = Measurement(run=run, machine=machine, figures=figures, text=digest, batch_tokens=batch_tokens)
+    job = Measurement(
+        run=run, machine=machine, figures=figures, text=digest, batch_tokens=batch_tokens
+    )
     carry_out(job, batches, division, inputs=[file])
 
 
@@ -273,7 +310,9 @@ class Measurement(Job):
         """Empty: text and sizes decide the batches."""
         return ""
 
-    def rows(self, generator: Generator, start: int, batches: list[StridedWindows], progress: Progress) -> Rows:
+    def rows(
+        self, generator: Generator, start: int, batches: list[StridedWindows], progress: Progress
+    ) -> Rows:
         """Sum the nats of every batch."""
         rows = []
         for batch in batches:

@@ -46,7 +46,8 @@ def check_interactive(others: dict[str, object]) -> None:
     """
     if given := [name for name, value in others.items() if value]:
         raise InputError(
-            f"--interactive asks for its lines and prints to the terminal, so leave out {', '.join(given)}"
+            "--interactive asks for its lines and prints to the terminal, so leave out "
+            f"{', '.join(given)}"
         )
 
 

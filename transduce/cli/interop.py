@@ -10,7 +10,9 @@ from transduce.errors import InputError
 
 
 def import_run(
-    words: Positional[Annotated[tuple[str, ...], arg(metavar="[KIND] HF_DIRECTORY RUN", help_behavior_hint="")]],
+    words: Positional[
+        Annotated[tuple[str, ...], arg(metavar="[KIND] HF_DIRECTORY RUN", help_behavior_hint="")]
+    ],
 ) -> None:
     """Make a run directory from a model as transformers saves it: config.json, weights and its
     tokenizer.
@@ -30,7 +32,9 @@ def import_run(
     from transduce.tasks.config import GenerationConfig, SearchConfig
 
     if len(words) not in (2, 3):
-        raise InputError(f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}")
+        raise InputError(
+            f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}"
+        )
     directory, run = map(Path, words[-2:])
     if unknown := {*words[:-2]} - {*SETTINGS}:
         raise InputError(f"KIND must be one of {', '.join(SETTINGS)}, but it is {unknown.pop()!r}")
@@ -42,4 +46,7 @@ def import_run(
     from_dict(kind, decoding, f"the search in {directory}")
     save_run(run, Run(model.config, experiment, source, target, features))
     save_weights(run / WEIGHTS, model)
-    print(f"{run}: {sum(p.numel() for p in model.parameters()):,} parameters, {target.vocab_size} tokens")
+    print(
+        f"{run}: {sum(p.numel() for p in model.parameters()):,} parameters, {target.vocab_size} "
+        "tokens"
+    )

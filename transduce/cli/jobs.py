@@ -126,12 +126,16 @@ class Division:
         """
         if self.part is not None and self.part != "all":
             if self.output is None:
-                raise InputError(f"a part is a file, but --part {self.part} has no --output; add --output FILE")
+                raise InputError(
+                    f"a part is a file, but --part {self.part} has no --output; add --output FILE"
+                )
             return parse_share(self.part)
         return share_of_environment(os.environ) if self.output and self.part is None else None
 
 
-def carry_out(job: Job, items: Iterable[Any], division: Division, inputs: Sequence[Path] = ()) -> None:
+def carry_out(
+    job: Job, items: Iterable[Any], division: Division, inputs: Sequence[Path] = ()
+) -> None:
     """Do a job on all inputs, or on this process's part of them.
 
     Rows go to standard output in the order of the input, as soon as they are there. A file appears
@@ -176,10 +180,15 @@ def carry_out(job: Job, items: Iterable[Any], division: Division, inputs: Sequen
     _end(job, journal.n_errors, stop - start)
 
 
-def _append(job: Job, chunks: Iterable[Chunk], journal: Journal, *, done: int, total: int, n_workers: int) -> None:
+def _append(
+    job: Job, chunks: Iterable[Chunk], journal: Journal, *, done: int, total: int, n_workers: int
+) -> None:
     """Do the chunks that a journal lacks."""
     if done:
-        print(f"transduce: going on with {done} of {total} inputs done, in {journal.path}", file=sys.stderr)
+        print(
+            f"transduce: going on with {done} of {total} inputs done, in {journal.path}",
+            file=sys.stderr,
+        )
     try:
         with (
             progress_bar(unit=job.UNIT, total=total) as bar,
@@ -252,7 +261,9 @@ def _results(
     n_threads = max(1, get_num_threads() // n_workers)
     with (
         first_few() as is_shown,
-        closing(results(job.load, remembered(), progress, n_workers=n_workers, n_threads=n_threads)) as done,
+        closing(
+            results(job.load, remembered(), progress, n_workers=n_workers, n_threads=n_threads)
+        ) as done,
     ):
         warnings = lambda record: is_shown(record.getMessage())
         logger.addFilter(warnings)
@@ -271,7 +282,9 @@ def _end(job: Job, n_bad: int, n: int) -> None:
         sys.exit(1)
 
 
-def cut(items: Iterable[ItemT], cost: Callable[[ItemT], int], limit: int, start: int = 0) -> Iterator[Chunk]:
+def cut(
+    items: Iterable[ItemT], cost: Callable[[ItemT], int], limit: int, start: int = 0
+) -> Iterator[Chunk]:
     """Cut inputs into chunks that reach a cost; at least one chunk, which may be empty.
 
     Args:
@@ -299,7 +312,9 @@ def _default_workers(job: Job, n_chunks: int) -> int:
     from transduce.checkpoints import weights_path
     from transduce.device import default_device, memory
 
-    if not (default_device() if job.machine.device == "auto" else job.machine.device).startswith("cpu"):
+    if not (default_device() if job.machine.device == "auto" else job.machine.device).startswith(
+        "cpu"
+    ):
         return 1
     room = memory(torch.device("cpu")) or sys.maxsize
     weights = sum(weights_path(run).stat().st_size for run in each_run(job.run))

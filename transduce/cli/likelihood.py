@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
-from transduce.cli.common import Lines, Machine, Runs, check_stdin, checked, each_run, local, side_name
+from transduce.cli.common import (
+    Lines,
+    Machine,
+    Runs,
+    check_stdin,
+    checked,
+    each_run,
+    local,
+    side_name,
+)
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
@@ -41,7 +50,11 @@ class Languages:
         """Those that are named, as settings of a search."""
         pair = (self.source_language, self.target_language)
         source, target = reversed(pair) if backwards else pair
-        return {name: code for name, code in (("source_language", source), ("target_language", target)) if code}
+        return {
+            name: code
+            for name, code in (("source_language", source), ("target_language", target))
+            if code
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +73,9 @@ class Weighing:
 
 def score_likelihood(
     run: Runs,
-    files: Positional[Annotated[tuple[Path, ...], arg(metavar="[SRC] HYP", help_behavior_hint="(required)")]],
+    files: Positional[
+        Annotated[tuple[Path, ...], arg(metavar="[SRC] HYP", help_behavior_hint="(required)")]
+    ],
     *,
     format: Literal["text", "json"] = "text",
     languages: Group[Languages],
@@ -82,17 +97,23 @@ def score_likelihood(
     """
     check_stdin(files)
     if len(files) not in (1, 2):
-        raise InputError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
+        raise InputError(
+            f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} "
+            "files"
+        )
     run = local(run)
     kind = _kind(run)
     if len(files) == 1 and kind != "language model":
         raise InputError(
-            f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one file; name both"
+            f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
+            "file; name both"
         )
     texts = Lines(files[-1])
     inputs = None if len(files) == 1 else _inputs(files[0], kind)
     if inputs is not None and (n := _length(inputs)) != (n_texts := _length(texts)):
-        raise InputError(f"every input has one given text, but there are {n} inputs and {n_texts} texts")
+        raise InputError(
+            f"every input has one given text, but there are {n} inputs and {n_texts} texts"
+        )
     settings = languages.settings()
     job = Likelihood(run=run, machine=machine, kind=kind, languages=settings, format=format)
     carry_out(job, Given(texts, inputs), division, inputs=files)
@@ -170,7 +191,11 @@ class Likelihood(Job):
 
     def state(self, item: Item) -> str:
         """The length of a sound file."""
-        return str(Path(item[0]).stat().st_size) if self.kind == "speech" and Path(item[0]).is_file() else ""
+        return (
+            str(Path(item[0]).stat().st_size)
+            if self.kind == "speech" and Path(item[0]).is_file()
+            else ""
+        )
 
     def load(self) -> Work:
         """Load the run, and check the settings with no text at all."""
@@ -181,7 +206,9 @@ class Likelihood(Job):
     def rows(self, task: Any, start: int, items: list[Item], progress: Progress) -> Rows:
         results = _each(partial(self.scored, task), items)
         progress(len(items), 0)
-        errors = [(i, each) for i, each in enumerate(results, start + 1) if isinstance(each, InputError)]
+        errors = [
+            (i, each) for i, each in enumerate(results, start + 1) if isinstance(each, InputError)
+        ]
         rows = (self.row(each, len(texts)) for each, (_, texts) in zip(results, items, strict=True))
         return Rows("".join(rows), tuple(f"{self.UNIT} {i}: {error}" for i, error in errors))
 
@@ -285,7 +312,8 @@ def _list_length(texts: Lines, inputs: Iterable[Any], name: str, source: str) ->
     n, rest = divmod(n_rows, max(1, n_inputs))
     if rest or (n_inputs and not n):
         raise InputError(
-            f"a list has equally many outputs for every input, but there are {n_rows} lines in {name} and "
+            f"a list has equally many outputs for every input, but there are {n_rows} lines in "
+            f"{name} and "
             f"{n_inputs} in {source}; make it with --n-best N --scores"
         )
     return max(1, n)  # of no input there are no outputs
@@ -306,6 +334,7 @@ def _scored(line: str) -> tuple[float, str]:
         return float(score if tab else "no tab"), text
     except ValueError as error:
         raise InputError(
-            "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores writes it, "
+            "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores "
+            "writes it, "
             f"but it is {line!r:.60}"
         ) from error

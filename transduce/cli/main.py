@@ -11,12 +11,21 @@ from transduce.exit import command_process, exit_code
 from transduce.threads import limit_omp_spin
 
 COMMANDS = {
-    "train translation": ("train:train", "Train text to text: parallel text in, a run directory and BLEU out."),
-    "train speech-to-text": ("train:train", "Train sound to text: recordings and their texts in, WER out."),
+    "train translation": (
+        "train:train",
+        "Train text to text: parallel text in, a run directory and BLEU out.",
+    ),
+    "train speech-to-text": (
+        "train:train",
+        "Train sound to text: recordings and their texts in, WER out.",
+    ),
     "train language-model": ("train:train", "Train a decoder alone on any text."),
     "train masked-language-model": ("train:train", "Train a masked language model."),
     "translate": ("translate:translate", "Translate lines: as many out as in, in the same order."),
-    "transcribe": ("transcribe:transcribe", "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles."),
+    "transcribe": (
+        "transcribe:transcribe",
+        "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles.",
+    ),
     "generate": ("generate:generate", "Go on from prompts with a language model."),
     "serve": ("serve:serve", "Answer over HTTP, as OpenAI, LibreTranslate and whisper.cpp do."),
     "score bleu": ("score:score_bleu", "BLEU of translations, with interval and paired test."),
@@ -26,19 +35,46 @@ COMMANDS = {
     "score cer": ("score:score_cer", "Character error rate."),
     "score per": ("score:score_per", "Phone error rate."),
     "score comet": ("score:score_comet", "COMET of translations, which reads their sources too."),
-    "score likelihood": ("likelihood:score_likelihood", "Log-probability of given outputs, a line each."),
+    "score likelihood": (
+        "likelihood:score_likelihood",
+        "Log-probability of given outputs, a line each.",
+    ),
     "score perplexity": ("generate:score_perplexity", "Perplexity of a text by a language model."),
-    "rerank": ("likelihood:rerank", "Choose among n outputs of every input by what another run thinks of them."),
-    "tokenize": ("tokenize:tokenize", "Write lines as a run's tokens: the text of n-gram models for --lm."),
+    "rerank": (
+        "likelihood:rerank",
+        "Choose among n outputs of every input by what another run thinks of them.",
+    ),
+    "tokenize": (
+        "tokenize:tokenize",
+        "Write lines as a run's tokens: the text of n-gram models for --lm.",
+    ),
     "merge": ("parts:merge", "Join the parts of an output that several machines made."),
-    "describe": ("describe:describe", "Tell what a run directory holds: model, tokenizers, training, scores."),
-    "watch": ("watch:watch", "Show a training in a browser while it goes on: curves, samples, scores."),
-    "shortlist": ("shortlist:shortlist", "Learn a table of translations, with which translate --shortlist is faster."),
-    "average": ("average:average_checkpoints", "Make the mean of checkpoints the run's finished model."),
+    "describe": (
+        "describe:describe",
+        "Tell what a run directory holds: model, tokenizers, training, scores.",
+    ),
+    "watch": (
+        "watch:watch",
+        "Show a training in a browser while it goes on: curves, samples, scores.",
+    ),
+    "shortlist": (
+        "shortlist:shortlist",
+        "Learn a table of translations, with which translate --shortlist is faster.",
+    ),
+    "average": (
+        "average:average_checkpoints",
+        "Make the mean of checkpoints the run's finished model.",
+    ),
     "import": ("interop:import_run", "Make a run directory of a model as transformers saves it."),
-    "publish": ("publish:publish", "Put a finished run on the Hugging Face hub, with its model card."),
+    "publish": (
+        "publish:publish",
+        "Put a finished run on the Hugging Face hub, with its model card.",
+    ),
     "export": ("export:export", "Write a run's model for CTranslate2, transformers or ONNX."),
-    "completion": ("completion:completion", "Let the Tab key complete commands and flags in bash or zsh."),
+    "completion": (
+        "completion:completion",
+        "Let the Tab key complete commands and flags in bash or zsh.",
+    ),
 }
 """By name: where the function is, and a line of help. This is the order in which --help lists
 them."""
@@ -52,7 +88,10 @@ def main(arguments: list[str] | None = None) -> int:
     with command_process("transduce: %(message)s", needs_output=True):
         if name not in COMMANDS:
             codes = [0]
-            return exit_code(lambda: codes.append(_without_command(words)), interrupted="") or codes[-1]
+            return (
+                exit_code(lambda: codes.append(_without_command(words)), interrupted="")
+                or codes[-1]
+            )
         interrupted = "stopped; every line written so far is whole"
         return exit_code(lambda: _call(name, words[n_words:]), interrupted=interrupted)
 
@@ -84,7 +123,13 @@ def _without_command(words: list[str]) -> int:
     if not rest or rest[0] in ("-h", "--help"):
         width = max(map(len, names)) + 2
         lines = [f"  {name:<{width}}{COMMANDS[name][1]}" for name in names]
-        page = ["usage: transduce " + group + "COMMAND ...", "", "One Transformer, many transductions.", "", *lines]
+        page = [
+            "usage: transduce " + group + "COMMAND ...",
+            "",
+            "One Transformer, many transductions.",
+            "",
+            *lines,
+        ]
         page += ["", f"transduce {group}COMMAND --help says what a command takes."]
         print("\n".join(page), file=sys.stdout if rest else sys.stderr)
         return 0 if rest else 2

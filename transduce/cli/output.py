@@ -57,7 +57,10 @@ def progress_bar(*, unit: str, total: int | None, quiet: bool = False) -> Iterat
     edge.
     """
     hidden = quiet or not sys.stderr.isatty()
-    with logging_redirect_tqdm(), tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True) as bar:
+    with (
+        logging_redirect_tqdm(),
+        tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True) as bar,
+    ):
         yield bar
 
 
@@ -111,16 +114,23 @@ def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
         InputError: it has none, or it is one.
     """
     if output is not None and output.is_dir():
-        raise InputError(f"an output must be a file, but {output} is a directory; name a file in it")
+        raise InputError(
+            f"an output must be a file, but {output} is a directory; name a file in it"
+        )
     if output is None or not is_plain(output):
         return
     try:
         folder = output.resolve().parent
         status = output.stat() if output.exists() else None
     except (OSError, RuntimeError) as error:  # a loop of links
-        raise InputError(f"an output must be a file, but {output} cannot be one: {error}") from error
+        raise InputError(
+            f"an output must be a file, but {output} cannot be one: {error}"
+        ) from error
     if not folder.is_dir():
-        raise InputError(f"an output's folder must exist, but {folder} does not; make it, or name another --output")
+        raise InputError(
+            f"an output's folder must exist, but {folder} does not; make it, or name another "
+            "--output"
+        )
     if status is None:
         return
     read = {str(path): path.stat() for path in inputs if os.path.exists(path)}
@@ -128,4 +138,7 @@ def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
         read["standard input"] = os.fstat(sys.stdin.fileno())
     for name, input_status in read.items():
         if os.path.samestat(input_status, status):
-            raise InputError(f"an output must not replace what is read, but {output} is {name}; name another --output")
+            raise InputError(
+                f"an output must not replace what is read, but {output} is {name}; name another "
+                "--output"
+            )

@@ -50,7 +50,9 @@ def parse_share(text: str) -> Share:
     first, _, second = text.partition("/")
     if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
         return Share(int(first), int(second))
-    raise InputError(f"--part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is {text!r}")
+    raise InputError(
+        f"--part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is {text!r}"
+    )
 
 
 def share_of_environment(environment: Mapping[str, str]) -> Share | None:
@@ -67,7 +69,8 @@ def share_of_environment(environment: Mapping[str, str]) -> Share | None:
         index, rest = divmod(task - first, step)
         if rest or not 0 <= index < total:
             raise InputError(
-                f"the tasks of an array must be numbered in even steps, as --array=1-{total} does, but task {task} is "
+                f"the tasks of an array must be numbered in even steps, as --array=1-{total} does, "
+                f"but task {task} is "
                 f"one of {total} from {first} up; name the part: --part I/N"
             )
     elif not set(TORCHRUN) <= environment.keys():
@@ -76,7 +79,8 @@ def share_of_environment(environment: Mapping[str, str]) -> Share | None:
         rank, ranks = (environment_count(environment, name) for name in TORCHRUN)
         if rank >= ranks:
             raise InputError(
-                f"RANK must be less than WORLD_SIZE, but they are {rank} and {ranks}; start it with torchrun"
+                f"RANK must be less than WORLD_SIZE, but they are {rank} and {ranks}; start it "
+                "with torchrun"
             )
         index, total = index * ranks + rank, total * ranks
     return Share(index + 1, total)
@@ -116,9 +120,17 @@ def read_header(file: BufferedIOBase, path: Path) -> Header:
         plain = json.loads(file.readline())
         header = Header(dict(plain["job"]), Share(*map(int, plain["part"])))
         assert header.span
-    except (ValueError, KeyError, TypeError, OverflowError, ArithmeticError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise InputError(
-            f"{path} must begin as what this command has written, but it does not; move it, or name another --output"
+            f"{path} must begin as what this command has written, but it does not; move it, or "
+            "name another --output"
         ) from error
     return header
 
@@ -201,7 +213,8 @@ def open_journal(path: Path, header: Header, *, is_part: bool) -> Iterator[Journ
         changed = [] if is_new else differences(read_header(file, path).job, header.job)
         if changed and is_part:
             raise InputError(
-                f"a part must belong to one job with the others, but {path} was made with other settings: "
+                f"a part must belong to one job with the others, but {path} was made with other "
+                "settings: "
                 f"{'; '.join(changed)}; name another --output, or remove it"
             )
         journal = Journal(path, file)
@@ -224,7 +237,11 @@ def write_rows(output: Path, texts: Iterable[str]) -> None:
             file.write(text.encode())
 
 
-def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --output of the parts was.")]]) -> None:
+def merge(
+    output: Positional[
+        Annotated[Path, arg(metavar="OUTPUT", help="As --output of the parts was.")]
+    ],
+) -> None:
     """Join the parts of an output, OUTPUT.part-00001-of-00004 and so on, in the order of the input.
 
     The parts stay; the exit code is 1 if some of the input could not be used.
@@ -245,7 +262,10 @@ def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --ou
     if "figures" in job:
         from transduce.tasks.perplexity import Perplexity
 
-        write_rows(output, [f"{Perplexity(**job['figures']).with_nats(map(float, ''.join(texts()).split()))}\n"])
+        write_rows(
+            output,
+            [f"{Perplexity(**job['figures']).with_nats(map(float, ''.join(texts()).split()))}\n"],
+        )
     else:
         write_rows(output, texts())
     print(f"{output}: {len(parts)} parts, {job['n_inputs']} inputs", file=sys.stderr)
@@ -253,7 +273,10 @@ def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --ou
         with first_few() as is_shown:
             for error in filter(is_shown, errors):
                 print(f"transduce: {error}", file=sys.stderr)
-        print(f"transduce: {len(errors)} of {job['n_inputs']} inputs could not be used", file=sys.stderr)
+        print(
+            f"transduce: {len(errors)} of {job['n_inputs']} inputs could not be used",
+            file=sys.stderr,
+        )
         sys.exit(1)
 
 
@@ -267,13 +290,16 @@ def _parts(output: Path) -> list[tuple[Header, Path]]:
     paths = sorted(path for path in output.parent.iterdir() if named.fullmatch(path.name))
     if not paths:
         raise InputError(
-            f"merge joins files such as {Share(1, 4).file(output).name}, but there is none in {output.parent}; "
+            f"merge joins files such as {Share(1, 4).file(output).name}, but there is none in "
+            f"{output.parent}; "
             "name what --output named"
         )
     headers = [(_finished(path), path) for path in paths]
     first = headers[0][0]
     for header, path in headers:
-        changed = differences({"parts": first.share.total, **first.job}, {"parts": header.share.total, **header.job})
+        changed = differences(
+            {"parts": first.share.total, **first.job}, {"parts": header.share.total, **header.job}
+        )
         if changed:
             raise InputError(
                 f"parts must belong to one job, but {path} and {paths[0]} do not: "
@@ -284,7 +310,8 @@ def _parts(output: Path) -> list[tuple[Header, Path]]:
     if missing:
         numbers = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
         raise InputError(
-            f"merge needs all {first.share.total} parts of {output}, but these are missing: {numbers}; "
+            f"merge needs all {first.share.total} parts of {output}, but these are missing: "
+            f"{numbers}; "
             "run the same command for them (--part I/N)"
         )
     return [parts[number] for number in sorted(parts)]

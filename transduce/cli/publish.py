@@ -7,7 +7,9 @@ from tyro.conf import Positional, arg
 from transduce.cli.common import Flag, OwnRun
 from transduce.errors import InputError
 
-Name = Annotated[str, arg(metavar="USER/NAME", help="The repository, which is made where there is none.")]
+Name = Annotated[
+    str, arg(metavar="USER/NAME", help="The repository, which is made where there is none.")
+]
 Revision = Annotated[str | None, arg(metavar="BRANCH", help_behavior_hint="")]
 
 
@@ -35,10 +37,14 @@ def publish(
 
     identifier, branch = repository(name)
     if branch is not None:
-        raise InputError(f"a branch is named by --revision, but this is {name}; use {identifier} --revision {branch}")
+        raise InputError(
+            f"a branch is named by --revision, but this is {name}; use {identifier} --revision "
+            f"{branch}"
+        )
     if not (run / WEIGHTS).is_file():
         raise InputError(
-            f"a finished run has {WEIGHTS}, but {run} has none; let its training end, or make it of checkpoints: "
+            f"a finished run has {WEIGHTS}, but {run} has none; let its training end, or make it "
+            "of checkpoints: "
             f"transduce average {run} --best 1"
         )
     load_model(run)  # so that nothing goes there that cannot be loaded
@@ -56,7 +62,9 @@ def publish(
     print(f"to hub:{identifier}, {_shown(sum(sizes.values()))} in {len(files)} files:", flush=True)
     for each, size in sizes.items():
         print(f"  {each}  {_shown(size)}", flush=True)
-    url = upload(identifier, files, known=PUBLISHED, keeps=keeps, private=private, revision=revision)
+    url = upload(
+        identifier, files, known=PUBLISHED, keeps=keeps, private=private, revision=revision
+    )
     print(f"{url}: transduce describe hub:{identifier}{f'@{revision}' if revision else ''}")
 
 

@@ -28,7 +28,11 @@ Table = dict[str, list[str]]
 
 Hypotheses = Positional[
     Annotated[
-        Path, arg(metavar="HYP", help="Outputs to score, one a line: a file, plain or .gz, or - for standard input.")
+        Path,
+        arg(
+            metavar="HYP",
+            help="Outputs to score, one a line: a file, plain or .gz, or - for standard input.",
+        ),
     ]
 ]
 References = Positional[
@@ -46,7 +50,8 @@ Reference = Positional[
         Path,
         arg(
             metavar="REF",
-            help="What was said, line by line: a text file, or a manifest (.tsv or .tsv.gz with a header).",
+            help="What was said, line by line: a text file, or a manifest (.tsv or .tsv.gz with a "
+            "header).",
         ),
     ]
 ]
@@ -74,7 +79,9 @@ class TranslationOptions(Options):
 class BleuOptions(TranslationOptions):
     """Options of BLEU."""
 
-    tokenize: Annotated[Tokenization | None, arg(help_behavior_hint="(default: by the script of REF)")] = None
+    tokenize: Annotated[
+        Tokenization | None, arg(help_behavior_hint="(default: by the script of REF)")
+    ] = None
     """How words are separated: 13a where spaces do it, zh for Chinese, char for any script without
     spaces; ja-mecab and ko-mecab need pip install 'sacrebleu[ja]' and 'sacrebleu[ko]'. The
     signature says which."""
@@ -123,24 +130,35 @@ def score_chrf(hypotheses: Hypotheses, references: References, scoring: Group[Ch
     _score_translations(measure, hypotheses, references, scoring)
 
 
-def score_ter(hypotheses: Hypotheses, references: References, scoring: Group[TranslationOptions]) -> None:
+def score_ter(
+    hypotheses: Hypotheses, references: References, scoring: Group[TranslationOptions]
+) -> None:
     """TER, the translation edit rate, with its signature; lower is better."""
     _score_translations(ter, hypotheses, references, scoring)
 
 
 def _score_translations(
-    measure: TranslationMeasure, hypotheses: Path, references: tuple[Path, ...], scoring: TranslationOptions
+    measure: TranslationMeasure,
+    hypotheses: Path,
+    references: tuple[Path, ...],
+    scoring: TranslationOptions,
 ) -> None:
     if not references:
-        raise InputError(f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]")
+        raise InputError(
+            f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]"
+        )
     systems = _systems(hypotheses, scoring, references)
     measure = replace(measure, lowercase=scoring.lowercase)
-    _print_score(measure, systems, references, [read_side(path) for path in references], scoring.resamples)
+    _print_score(
+        measure, systems, references, [read_side(path) for path in references], scoring.resamples
+    )
 
 
 def score_comet(
     hypotheses: Hypotheses,
-    reference: Positional[Annotated[Path, arg(metavar="REF", help="The right translations, line by line.")]],
+    reference: Positional[
+        Annotated[Path, arg(metavar="REF", help="The right translations, line by line.")]
+    ],
     *,
     source: Annotated[Path, arg(metavar="SRC", help="What was translated, line by line.")],
     scoring: Group[Options],
@@ -154,17 +172,23 @@ def score_comet(
     _print_score(measure, systems, [reference], [read_side(reference)], scoring.resamples)
 
 
-def score_wer(hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]) -> None:
+def score_wer(
+    hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]
+) -> None:
     """WER, the word error rate in percent, with its signature and counts; lower is better."""
     _score_transcripts(wer, hypotheses, reference, scoring)
 
 
-def score_cer(hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]) -> None:
+def score_cer(
+    hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]
+) -> None:
     """CER, the character error rate in percent, with its signature and counts; lower is better."""
     _score_transcripts(cer, hypotheses, reference, scoring)
 
 
-def score_per(hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]) -> None:
+def score_per(
+    hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]
+) -> None:
     """PER, the phone error rate in percent, with its signature and counts; lower is better."""
     _score_transcripts(per, hypotheses, reference, scoring)
 
@@ -172,11 +196,15 @@ def score_per(hypotheses: Hypotheses, reference: Reference, scoring: Group[Trans
 def _score_transcripts(
     measure: ErrorRateMeasure, hypotheses: Path, reference: Path, scoring: TranscriptOptions
 ) -> None:
-    systems = _systems(hypotheses, scoring, [reference, *([scoring.manifest] if scoring.manifest else [])])
+    systems = _systems(
+        hypotheses, scoring, [reference, *([scoring.manifest] if scoring.manifest else [])]
+    )
     right, table = _read_reference(reference, scoring.column)
     if scoring.manifest is not None:
         table = _read_table(scoring.manifest)
-        check_lines({side_name(reference): right, side_name(scoring.manifest): next(iter(table.values()))})
+        check_lines(
+            {side_name(reference): right, side_name(scoring.manifest): next(iter(table.values()))}
+        )
     labels = [] if scoring.by is None else _labels(table, scoring.by, scoring.manifest or reference)
     measure = replace(measure, normalize=scoring.normalize, english=scoring.english)
     rate = _print_score(measure, systems, [reference], [right], scoring.resamples)
@@ -204,14 +232,19 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
         kind = Path(path.name.removesuffix(".gz")).suffix
         if kind.lower() in (".json", ".jsonl", ".srt", ".tsv"):
             raise InputError(
-                f"hypotheses must be text, one utterance or sentence a line, but {path} is named {kind}; "
+                f"hypotheses must be text, one utterance or sentence a line, but {path} is named "
+                f"{kind}; "
                 "transduce transcribe --format text makes such a file; if it is one, rename it"
             )
     return systems
 
 
 def _print_score(
-    measure: Measure, systems: Sequence[Path], references: Sequence[Path], rights: Sequence[Lines], resamples: int
+    measure: Measure,
+    systems: Sequence[Path],
+    references: Sequence[Path],
+    rights: Sequence[Lines],
+    resamples: int,
 ) -> Score:
     """Score one system, or compare two; print and return the score of the first."""
     sides = [*map(read_side, systems), *rights]
@@ -228,13 +261,16 @@ def _print_score(
 
 
 def _extent(score: Score, resamples: int) -> str:
-    return score.extent + (f"; in brackets the 95 % interval, {resamples} bootstrap resamples" if resamples else "")
+    return score.extent + (
+        f"; in brackets the 95 % interval, {resamples} bootstrap resamples" if resamples else ""
+    )
 
 
 def _verdict(comparison: Comparison, measure: Measure) -> str:
     p = comparison.p_value
     return (
-        f"difference {comparison.difference:+.2f} {comparison.system.name} ({measure.better} is better), p = {p:.4f}\n"
+        f"difference {comparison.difference:+.2f} {comparison.system.name} ({measure.better} is "
+        f"better), p = {p:.4f}\n"
         f"If both systems were equally good, the choice of lines alone would give such a lead in "
         f"{100 * p:.1f} % of test sets (paired bootstrap, one-sided).\n"
         f"Below 0.025, the difference is significant at the usual two-sided 5 % level."
@@ -252,14 +288,18 @@ def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
         table = _read_table(path)
         return _cells(table, column, "--column", path), table
     if column != TEXT:
-        raise InputError(f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv or .tsv.gz")
+        raise InputError(
+            f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv or "
+            ".tsv.gz"
+        )
     return read_side(path), {}
 
 
 def _cells(table: Table, column: str, option: str, path: Path) -> list[str]:
     if column not in table:
         raise InputError(
-            f"{option} must name a column of {side_name(path)}, but {column!r} is none; it has {', '.join(table)}"
+            f"{option} must name a column of {side_name(path)}, but {column!r} is none; it has "
+            f"{', '.join(table)}"
         )
     return table[column]
 
@@ -267,13 +307,19 @@ def _cells(table: Table, column: str, option: str, path: Path) -> list[str]:
 def _labels(table: Table, by: str, path: Path) -> list[str]:
     """The cells of a column; of "age:10" the spans of ten that its numbers lie in, as "30-39"."""
     if not table:
-        raise InputError(f"--by {by} needs a manifest with that column, but REF is a text file; add --manifest M.tsv")
+        raise InputError(
+            f"--by {by} needs a manifest with that column, but REF is a text file; add --manifest "
+            "M.tsv"
+        )
     column, colon, span = (by, "", "") if by in table else by.partition(":")
     cells = _cells(table, column, "--by", path)
     if not colon:
         return [cell or "(blank)" for cell in cells]
     if not span.isdecimal() or int(span) == 0:
-        raise InputError(f"--by {column}:WIDTH needs a whole number from 1 up, but WIDTH={span!r}; try {column}:10")
+        raise InputError(
+            f"--by {column}:WIDTH needs a whole number from 1 up, but WIDTH={span!r}; try "
+            f"{column}:10"
+        )
     return [_span(cell, int(span), column) for cell in cells]
 
 
@@ -284,6 +330,7 @@ def _span(cell: str, width: int, column: str) -> str:
         low = int(float(cell) // width) * width
     except (ValueError, OverflowError) as error:
         raise InputError(
-            f"--by {column}:{width} needs numbers in that column, but one cell is {cell!r}; use --by {column}"
+            f"--by {column}:{width} needs numbers in that column, but one cell is {cell!r}; use "
+            f"--by {column}"
         ) from error
     return str(low) if width == 1 else f"{low}-{low + width - 1}"

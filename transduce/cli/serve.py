@@ -59,7 +59,9 @@ class Access:
             return ""
         token = self.token_file.read_bytes().decode("ascii", "replace").strip()
         if not token:
-            raise InputError(f"{self.token_file} must hold a token, but it is empty; write one into it")
+            raise InputError(
+                f"{self.token_file} must hold a token, but it is empty; write one into it"
+            )
         if not re.fullmatch(r"[!-~]+", token):
             rule = f"{self.token_file} must hold a token of ASCII characters without spaces"
             raise InputError(f"{rule}, but it has others; write such one")
@@ -67,9 +69,13 @@ class Access:
 
 
 def serve(
-    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]],
+    runs: Positional[
+        Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
+    ],
     *,
-    languages: Annotated[tuple[str, ...], arg(metavar="EN-DE [EN-DE ...]", help_behavior_hint="")] = (),
+    languages: Annotated[
+        tuple[str, ...], arg(metavar="EN-DE [EN-DE ...]", help_behavior_hint="")
+    ] = (),
     beam_size: Count = None,
     access: Group[Access],
     limits: Group[ServeConfig],
@@ -106,7 +112,9 @@ def serve(
         hosts = () if token or host not in LOOPBACK else LOOPBACK
         if not (token or hosts):
             logger.warning("whoever reaches %s may ask, for there is no --token-file", host)
-        app = create_app(served, limits, token=token, cors=access.cors, hosts=hosts, wyoming=wyoming)
+        app = create_app(
+            served, limits, token=token, cors=access.cors, hosts=hosts, wyoming=wyoming
+        )
         names = ", ".join(each.name for each in served)
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         line = f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends"
@@ -133,13 +141,19 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig) -> None:
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRate())
-    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+    if (
+        sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    ):  # nohup ignores it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     uvicorn.Server(config).run(sockets=[listening])
 
 
 def load_served(
-    runs: tuple[Path, ...], languages: tuple[str, ...], beam_size: int | None, limits: ServeConfig, machine: Machine
+    runs: tuple[Path, ...],
+    languages: tuple[str, ...],
+    beam_size: int | None,
+    limits: ServeConfig,
+    machine: Machine,
 ) -> "list[Served]":
     """The runs, ready to be served.
 

@@ -41,17 +41,25 @@ def shortlist(
     at_least(1, lines=lines)
     if str(run).startswith(PREFIX):
         raise InputError(
-            f"a shortlist is written into a run directory, but {run} is on the hub; make it before transduce publish"
+            f"a shortlist is written into a run directory, but {run} is on the hub; make it before "
+            "transduce publish"
         )
     at_least(0, frequent=frequent)
     contents = load_run(run)
     if contents.source_tokenizer is None or contents.target_tokenizer is None:
-        raise InputError(f"a shortlist belongs to a run of text to text, but {run} is of another kind")
+        raise InputError(
+            f"a shortlist belongs to a run of text to text, but {run} is of another kind"
+        )
     sides = [*zip(*islice(each_line_pair(source, target), lines), strict=True)]
     if not sides:
-        raise InputError(f"a table of translations is learned from parallel text, but {source} is empty")
-    table = learn_shortlist(contents.source_tokenizer, contents.target_tokenizer, *sides, n=n, frequent=frequent)
+        raise InputError(
+            f"a table of translations is learned from parallel text, but {source} is empty"
+        )
+    table = learn_shortlist(
+        contents.source_tokenizer, contents.target_tokenizer, *sides, n=n, frequent=frequent
+    )
     save_shortlist(run, table)
     print(
-        f"{run / FILE}: {n} target tokens for each of {len(table.table):,} source tokens, {len(table.always)} for all"
+        f"{run / FILE}: {n} target tokens for each of {len(table.table):,} source tokens, "
+        f"{len(table.always)} for all"
     )

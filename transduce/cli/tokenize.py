@@ -27,7 +27,10 @@ def tokenize(
     contents = load_run(run)
     tokenizer = contents.source_tokenizer if source else contents.target_tokenizer
     if tokenizer is None:
-        raise InputError(f"tokens need a tokenizer, but {run} has none for its {'source' if source else 'target'}")
+        raise InputError(
+            f"tokens need a tokenizer, but {run} has none for its "
+            f"{'source' if source else 'target'}"
+        )
     lines = checked_lines(*files or [STDIN])
     with open_output(output, files) as out, progress_bar(unit="line", total=None) as bar:
         for line in lines:

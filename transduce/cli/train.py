@@ -20,7 +20,8 @@ def recipes() -> Path:
         if (folder / "translation.py").is_file():
             return folder
     raise InputError(
-        f"transduce train runs the recipes, which lie in {PACKAGE / 'recipes'} or {PACKAGE.parent / 'recipes'}, but "
+        f"transduce train runs the recipes, which lie in {PACKAGE / 'recipes'} or "
+        f"{PACKAGE.parent / 'recipes'}, but "
         "they are in neither; install transduce again"
     )
 

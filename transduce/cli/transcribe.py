@@ -62,7 +62,14 @@ class TranscriptionSettings(Overrides):
     """Settings of a search among those of a transcription."""
 
     CONFIG = SearchConfig
-    WITHOUT = ("max_source_length", "split_length", "shortlist", "source_language", "target_language", "forbid")
+    WITHOUT = (
+        "max_source_length",
+        "split_length",
+        "shortlist",
+        "source_language",
+        "target_language",
+        "forbid",
+    )
     HINT = "(the run's)"
 
 
@@ -91,7 +98,10 @@ class TranscriptionOutput:
     def __post_init__(self) -> None:
         check_token_scores(self.token_scores, self.format)
         if self.word_times and self.format not in ("json", "srt", "vtt"):
-            raise InputError(f"times of words need --format json, srt or vtt, but it is {self.format}; add one of them")
+            raise InputError(
+                f"times of words need --format json, srt or vtt, but it is {self.format}; add one "
+                "of them"
+            )
 
     @property
     def details(self) -> Details:
@@ -103,13 +113,19 @@ class TranscriptionOutput:
     def check(self, n_files: int, n_best: int | None, run: Path, ctc_weight: float | None) -> None:
         """Raise InputError where the format or the run does not suit the outputs."""
         if self.format in ("srt", "vtt") and n_files != 1:
-            raise InputError(f"subtitles belong to one file, but {n_files} were named; run it once for each")
+            raise InputError(
+                f"subtitles belong to one file, but {n_files} were named; run it once for each"
+            )
         if n_best and self.format != "json":
             raise InputError(
-                f"several outputs need --format json, but it is {self.format}; leave out --n-best, or add it"
+                f"several outputs need --format json, but it is {self.format}; leave out --n-best, "
+                "or add it"
             )
         if self.word_times and ctc_weight == 0:
-            raise InputError(f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave them out")
+            raise InputError(
+                f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave "
+                "them out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +143,19 @@ class Live:
         """Raise InputError where other flags or files do not go with these."""
         if self.microphone == bool(files):
             raise InputError(
-                "name the files to transcribe, - for standard input (sound, or names of files), or --microphone alone"
+                "name the files to transcribe, - for standard input (sound, or names of files), or "
+                "--microphone alone"
             )
         if self.microphone and columns:
             raise InputError(
-                "--prefix and --require are for lists of sound, but --microphone records; record to a file, and name "
+                "--prefix and --require are for lists of sound, but --microphone records; record "
+                "to a file, and name "
                 "that in one"
             )
         if self.stream and (division.output or division.workers or division.part):
             raise InputError(
-                "segments come on standard output, so leave out --output, --workers and --part with --stream"
+                "segments come on standard output, so leave out --output, --workers and --part "
+                "with --stream"
             )
 
 
@@ -169,10 +188,17 @@ def transcribe(
     run = local(run)
     lm = search.lm and local(search.lm)
     experiment, decoding = search.resolve(run)
-    output.check(len(sounds) + live.microphone, search.settings.get("n_best"), run, experiment.get("ctc_weight"))
+    output.check(
+        len(sounds) + live.microphone,
+        search.settings.get("n_best"),
+        run,
+        experiment.get("ctc_weight"),
+    )
     if live.microphone:
         sounds.append(_recorded())
-    job = Transcription(run=run, lm=lm, machine=machine, decoding=decoding, output=output, columns=columns)
+    job = Transcription(
+        run=run, lm=lm, machine=machine, decoding=decoding, output=output, columns=columns
+    )
     if live.stream:
         _stream(job, sounds)
     else:
@@ -200,7 +226,11 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
                     print(f"transduce: {error}", file=sys.stderr)
             for segment in transcriber.in_order(sound, job.decoding, details=job.output.details):
                 transcript = Transcript(sound.path, [segment])
-                row = srt(transcript, n_cues) if format == "srt" else STREAM.get(format, WRITE[format])(transcript)
+                row = (
+                    srt(transcript, n_cues)
+                    if format == "srt"
+                    else STREAM.get(format, WRITE[format])(transcript)
+                )
                 n_cues += row.count(" --> ")
                 print(row, end="", flush=True)
     if n_bad:
@@ -234,16 +264,24 @@ class Transcription(Job):
         if isinstance(item, _Named):
             return item.getbuffer().nbytes
         path = str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
-        return os.path.getsize(path) if os.path.isfile(path) else 0  # Path.is_file raises for a name that is too long
+        return (
+            os.path.getsize(path) if os.path.isfile(path) else 0
+        )  # Path.is_file raises for a name that is too long
 
-    def read(self, transcriber: Transcriber, files: Sequence[Audio], start: int = 0) -> Iterator[Sound]:
+    def read(
+        self, transcriber: Transcriber, files: Sequence[Audio], start: int = 0
+    ) -> Iterator[Sound]:
         """Read sounds one after the other; `start` came before the first one."""
         if not self.columns:
             return transcriber.read(files, self.decoding, first_sound=start)
         sounds, prefixes, phrases = self.columns.split([str(line) for line in files])
-        return transcriber.read(sounds, self.decoding, prefix=prefixes, require=phrases, first_sound=start)
+        return transcriber.read(
+            sounds, self.decoding, prefix=prefixes, require=phrases, first_sound=start
+        )
 
-    def rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
+    def rows(
+        self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress
+    ) -> Rows:
         """Transcribe sounds."""
 
         def read() -> Iterator[Sound]:
@@ -288,7 +326,9 @@ def _listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
     for file in files:
         for number, line in enumerate(lines_or_errors(file), start=1):
             if isinstance(line, InputError):
-                raise InputError(f"{line}; with --prefix or --require, a FILE is a list that names sound")
+                raise InputError(
+                    f"{line}; with --prefix or --require, a FILE is a list that names sound"
+                )
             line = line.removesuffix("\r")
             try:
                 columns.check(line, number, "SOUND")
@@ -296,7 +336,8 @@ def _listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
                 raise InputError(f"{side_name(file)}: {error}") from error
             if not line.partition("\t")[0].strip():
                 raise InputError(
-                    f"{side_name(file)}: line {number} must begin with the name of a sound; add it, or remove the line"
+                    f"{side_name(file)}: line {number} must begin with the name of a sound; add "
+                    "it, or remove the line"
                 )
             yield line
 
@@ -314,12 +355,17 @@ def _standard_input() -> Iterator[Audio]:
     if not NO_NAME.search(raw):
         for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else [], start=1):
             name = line.removesuffix(b"\r")
-            yield Path(os.fsdecode(name)) if name else _Named(f"line {number} of standard input, which is blank,")
+            yield (
+                Path(os.fsdecode(name))
+                if name
+                else _Named(f"line {number} of standard input, which is blank,")
+            )
     elif SOUND.match(raw):
         yield _Named("standard input", raw)
     else:
         raise InputError(
-            "standard input must be a sound file, or names of files, one a line, but it is binary and begins with "
+            "standard input must be a sound file, or names of files, one a line, but it is binary "
+            "and begins with "
             f"{raw[:4].hex(' ')}; convert the sound to WAV, or name its file"
         )
 

@@ -46,7 +46,15 @@ class TranslationSettings(Overrides):
 
     CONFIG = SearchConfig
     WITHOUT = (
-        *("ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps", "words", "no_speech_threshold"),
+        *(
+            "ctc_weight",
+            "max_seconds",
+            "min_seconds",
+            "margin",
+            "timestamps",
+            "words",
+            "no_speech_threshold",
+        ),
         "forbid",
     )
     HINT = "(the run's)"
@@ -93,10 +101,14 @@ class TranslationOutput:
             return
         if len(each_run(run)) > 1:
             raise InputError(
-                f"pictures show where one model looks, but {run} are several; name one, or leave out the pictures"
+                f"pictures show where one model looks, but {run} are several; name one, or leave "
+                "out the pictures"
             )
         if self.alignment_pictures.exists() and not self.alignment_pictures.is_dir():
-            raise InputError(f"pictures go into a folder, but {self.alignment_pictures} is a file; name another one")
+            raise InputError(
+                f"pictures go into a folder, but {self.alignment_pictures} is a file; name another "
+                "one"
+            )
         self.alignment_pictures.mkdir(parents=True, exist_ok=True)
 
     def row(self, line: str, outputs: "list[Output]") -> str:
@@ -105,7 +117,10 @@ class TranslationOutput:
             plain = {"source": line, "outputs": [plain_output(each) for each in outputs]}
             return json.dumps(plain, ensure_ascii=False) + "\n"
         return "".join(
-            f"{each.score:.4f}\t" * self.scores + each.text + f"\t{each.alignment or ''}" * self.alignments + "\n"
+            f"{each.score:.4f}\t" * self.scores
+            + each.text
+            + f"\t{each.alignment or ''}" * self.alignments
+            + "\n"
             for each in outputs
         )
 
@@ -136,10 +151,16 @@ def translate(
     lm = search.lm and local(search.lm)
     _, decoding = search.resolve(run)
     output.make_folder(run)
-    job = Translation(run=run, lm=lm, machine=machine, decoding=decoding, output=output, columns=columns)
+    job = Translation(
+        run=run, lm=lm, machine=machine, decoding=decoding, output=output, columns=columns
+    )
     if interactive:
         work = job.load()
-        return interact(lambda line, number: print(work(number, [line], lambda *_: None).text, end="", flush=True))
+        return interact(
+            lambda line, number: print(
+                work(number, [line], lambda *_: None).text, end="", flush=True
+            )
+        )
     if files or division.output or division.share():
         # an output goes on where it was stopped, for which the whole input is needed
         return carry_out(job, Lines(*files or [STDIN]), division, inputs=files or [STDIN])
@@ -150,7 +171,9 @@ def translate(
 def check_token_scores(token_scores: bool, format: str) -> None:
     """Raise InputError where scores of tokens have no place."""
     if token_scores and format != "json":
-        raise InputError(f"scores of tokens need --format json, but it is {format}; add --format json")
+        raise InputError(
+            f"scores of tokens need --format json, but it is {format}; add --format json"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +189,13 @@ class Translation(Job):
     output: TranslationOutput
     columns: Columns
 
-    def rows(self, translator: "Translator", start: int, items: list[str | InputError], progress: Progress) -> Rows:
+    def rows(
+        self,
+        translator: "Translator",
+        start: int,
+        items: list[str | InputError],
+        progress: Progress,
+    ) -> Rows:
         """Translate lines."""
         lines = [item if isinstance(item, str) else "" for item in items]
         errors = [item if isinstance(item, InputError) else None for item in items]
@@ -193,7 +222,12 @@ class Translation(Job):
         return Rows("".join(rows), tuple(str(error) for error in errors if error))
 
     def _draw(
-        self, folder: Path, translator: "Translator", start: int, lines: list[str], outputs: "list[list[Output]]"
+        self,
+        folder: Path,
+        translator: "Translator",
+        start: int,
+        lines: list[str],
+        outputs: "list[list[Output]]",
     ) -> None:
         """Draw pictures of the lines whose numbers are small enough; `start` lines came before."""
         for number, (line, best) in enumerate(zip(lines, outputs, strict=True), start=start + 1):

@@ -27,11 +27,16 @@ def watch(run: OwnRun, *, port: int = 8080) -> None:
     within("[0, 65535]", port=port)
     report = Report(run)
     report.page()  # raises now where this is no run
-    with listening_on(HOST, port) as listening, Server((HOST, port), partial(Handler, report), False) as server:
+    with (
+        listening_on(HOST, port) as listening,
+        Server((HOST, port), partial(Handler, report), False) as server,
+    ):
         server.socket.close()
         server.socket = listening
         print(
-            f"transduce: {run} at http://{HOST}:{listening.getsockname()[1]}; Ctrl-C ends", file=sys.stderr, flush=True
+            f"transduce: {run} at http://{HOST}:{listening.getsockname()[1]}; Ctrl-C ends",
+            file=sys.stderr,
+            flush=True,
         )
         try:
             server.serve_forever()
@@ -92,7 +97,11 @@ class Handler(BaseHTTPRequestHandler):
             status, kind, body = 503, "plain", f"{error}\n".encode("utf-8", "replace")
         self.send_response(status)
         headers = {"Content-Type": f"text/{kind}; charset=utf-8", "Content-Length": len(body)}
-        headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Refresh": SECONDS}
+        headers |= {
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Refresh": SECONDS,
+        }
         for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()

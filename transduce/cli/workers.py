@@ -38,7 +38,12 @@ Work = Callable[[int, list[Any], Progress], Rows]
 
 
 def results(
-    load: Callable[[], Work], chunks: Iterable[Chunk], progress: Progress, *, n_workers: int, n_threads: int
+    load: Callable[[], Work],
+    chunks: Iterable[Chunk],
+    progress: Progress,
+    *,
+    n_workers: int,
+    n_threads: int,
 ) -> Generator[Rows, None, None]:
     """Yield the rows of every chunk, in order.
 
@@ -73,7 +78,8 @@ def results(
                 pending.extend(pool.submit(_work, chunk) for chunk in islice(chunks, 1))
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                "workers must live until all is done, but one was killed, mostly for lack of memory; "
+                "workers must live until all is done, but one was killed, mostly for lack of "
+                "memory; "
                 "name fewer --workers, and run it again"
             ) from error
         finally:

@@ -74,7 +74,9 @@ def pad_frames(
     rows: Sequence[Float[Tensor, "_ F"]],
 ) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
     """Rows of vectors as one box, filled up with zeros, and their lengths."""
-    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), torch.tensor([len(row) for row in rows])
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), torch.tensor(
+        [len(row) for row in rows]
+    )
 
 
 def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[np.ndarray, " _"]]:
@@ -92,7 +94,9 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
     batches = []
     start = 0
     while start < len(order):
-        most = max(1, tokens_per_batch // int(longest[start]))  # rows: the first one is the shortest
+        most = max(
+            1, tokens_per_batch // int(longest[start])
+        )  # rows: the first one is the shortest
         size = longest[start : start + most] * np.arange(1, most + 1)[: len(order) - start]
         stop = start + max(1, int(np.searchsorted(size, tokens_per_batch, side="right")))
         batches.append(order[start:stop])
@@ -142,7 +146,9 @@ class Epoch(Batches):
         short_first: bool = False,
     ) -> None:
         rng = np.random.default_rng((seed, epoch))
-        shuffled = rng.permutation(len(lengths))  # so that equal lengths meet different neighbours in every epoch
+        shuffled = rng.permutation(
+            len(lengths)
+        )  # so that equal lengths meet different neighbours in every epoch
         batches = [shuffled[batch] for batch in bucket(lengths[shuffled], tokens_per_batch)]
         self.padding_share = padding_share(lengths, batches)
         if not short_first:

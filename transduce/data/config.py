@@ -55,12 +55,17 @@ class FeatureConfig:
     def __post_init__(self) -> None:
         within("(0, 1]", frame=self.frame)
         within("(0, inf)", hop=self.hop)
-        if self.sample_rate < 2 or self.sample_rate % 2:  # torchaudio's filters end at sample_rate // 2
-            raise InputError(f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz")
+        if (
+            self.sample_rate < 2 or self.sample_rate % 2
+        ):  # torchaudio's filters end at sample_rate // 2
+            raise InputError(
+                f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz"
+            )
         within("[2, 1000000]", sample_rate=self.sample_rate)
         if not (0 < self.hop <= self.frame and self.hop_samples >= 1):
             raise InputError(
-                f"hop must lie between one sample and frame, but hop={self.hop} s and frame={self.frame} s "
+                f"hop must lie between one sample and frame, but hop={self.hop} s and "
+                f"frame={self.frame} s "
                 f"at sample_rate={self.sample_rate} Hz"
             )
         within("[1, 1000]", n_mels=self.n_mels)
@@ -102,7 +107,11 @@ class FeatureConfig:
     def n_fft(self) -> int:
         """Points of the DFT: the first power of two that holds a window, filled up with zeros to
         its right; Whisper's are those of the window."""
-        return self.frame_samples if self.log_mel == "whisper" else 2 ** math.ceil(math.log2(self.frame_samples))
+        return (
+            self.frame_samples
+            if self.log_mel == "whisper"
+            else 2 ** math.ceil(math.log2(self.frame_samples))
+        )
 
     @property
     def highest(self) -> float:
@@ -151,7 +160,8 @@ class VectorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Changes of an utterance in training; with speeds=(1.0,), no masks and vtlp=0 there are none."""
+    """Changes of an utterance in training; with speeds=(1.0,), no masks and vtlp=0 there are
+    none."""
 
     speeds: tuple[float, ...] = (0.9, 1.0, 1.1)
     """One of them is drawn for each utterance (Ko et al. 2015)."""
@@ -188,8 +198,12 @@ class Augmentation:
             raise InputError("speeds must name at least one, but speeds=(); (1.0,) changes nothing")
         for speed in self.speeds:
             within(SPEEDS, speed=speed)
-        within("[0, 1000]", n_time_masks=self.n_time_masks, n_frequency_masks=self.n_frequency_masks)
-        at_least(0, time_mask_width=self.time_mask_width, frequency_mask_width=self.frequency_mask_width)
+        within(
+            "[0, 1000]", n_time_masks=self.n_time_masks, n_frequency_masks=self.n_frequency_masks
+        )
+        at_least(
+            0, time_mask_width=self.time_mask_width, frequency_mask_width=self.frequency_mask_width
+        )
         within("[0, 1)", vtlp=self.vtlp, token_dropout=self.token_dropout)
         within("[0, 10]", silence=self.silence)
         within("[0, 100]", gain=self.gain, tilt=self.tilt)
@@ -205,11 +219,14 @@ class Augmentation:
                 another kind.
         """
         off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None, "gain": 0.0, "tilt": 0.0}
-        on = {name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value}
+        on = {
+            name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value
+        }
         if on and features.log_mel != "plain":
             settings = ", ".join(f"{name}={value}" for name, value in on.items())
             raise InputError(
-                f"{', '.join(off)} are for natural log-mels, but {settings} and log_mel={features.log_mel!r}; set "
+                f"{', '.join(off)} are for natural log-mels, but {settings} and "
+                f"log_mel={features.log_mel!r}; set "
                 + ", ".join(f"{name}={off[name]}" for name in on)
             )
 
@@ -235,4 +252,6 @@ class MaskingConfig:
         within("(0, 1]", mask_probability=self.mask_probability)
         masked, random = self.mask_replace_probability, self.random_replace_probability
         within("[0, 1]", mask_replace_probability=masked, random_replace_probability=random)
-        within("[0, 1]", **{"mask_replace_probability + random_replace_probability": masked + random})
+        within(
+            "[0, 1]", **{"mask_replace_probability + random_replace_probability": masked + random}
+        )

@@ -47,7 +47,8 @@ def beam_search(
     """
     if required and config.beam_groups > 1:
         raise InputError(
-            f"groups of a beam know no required phrases, but beam_groups={config.beam_groups}; leave one of them out"
+            f"groups of a beam know no required phrases, but beam_groups={config.beam_groups}; "
+            "leave one of them out"
         )
     if required:
         beams: Beams = RequiredBeams(required, config, constraints, scorer.n_sentences)
@@ -57,7 +58,9 @@ def beam_search(
     last = prompts[:, -1]
     while beams.sentences:
         active = beams.active
-        scores, normalizer = constraints.scores(scorer, last, active.tokens.flatten(0, 1), beams.sentences)
+        scores, normalizer = constraints.scores(
+            scorer, last, active.tokens.flatten(0, 1), beams.sentences
+        )
         offset = active.log_prob - normalizer.view_as(active.log_prob)
         penalty = None if coverage is None else config.coverage_penalty * coverage().view_as(offset)
         parents = beams.extend(scores, offset, penalty)

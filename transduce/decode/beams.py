@@ -43,7 +43,9 @@ class Hypotheses:
 
     def lists(self, eos_id: int) -> Iterator[list[Hypothesis]]:
         """The hypotheses of each sentence; those with a score of -inf do not exist."""
-        for columns in zip(self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist(), strict=True):
+        for columns in zip(
+            self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist(), strict=True
+        ):
             yield [
                 Hypothesis(
                     row[: row.index(eos_id)] if eos_id in row else row,
@@ -90,9 +92,15 @@ def grow(
     if coverage is not None:
         score = score + coverage.gather(1, parent)
     ends = token == eos_id
-    going = Hypotheses(tokens, log_prob.masked_fill(ends, -math.inf), score.masked_fill(ends, -math.inf))
-    ended = Hypotheses(tokens, log_prob.masked_fill(~ends, -math.inf), score.masked_fill(~ends, -math.inf))
-    earlier = Hypotheses(F.pad(finished.tokens, (0, 1), value=eos_id), finished.log_prob, finished.score)
+    going = Hypotheses(
+        tokens, log_prob.masked_fill(ends, -math.inf), score.masked_fill(ends, -math.inf)
+    )
+    ended = Hypotheses(
+        tokens, log_prob.masked_fill(~ends, -math.inf), score.masked_fill(~ends, -math.inf)
+    )
+    earlier = Hypotheses(
+        F.pad(finished.tokens, (0, 1), value=eos_id), finished.log_prob, finished.score
+    )
     finished = concatenate((earlier, ended[:, :size]))
     finished = finished.gather(finished.score.topk(size).indices)
     rank = going.score if bias is None else going.score - bias / penalty
@@ -145,9 +153,11 @@ class Beams:
         first_row = offset.size(1) * torch.arange(len(offset), device=offset.device)[:, None]
         penalty = length_penalty(self.length + 1, self.config.alpha, self.config.length_offset)
         self.active, self.finished, parent = self.grown(scores, offset, penalty, coverage)
-        # a group is done when no active hypothesis beats its worst finished one; coverage may only add penalties
+        # a group is done when no active hypothesis beats its worst finished one; coverage may only
+        # add penalties
         log_prob, score = (
-            each.unflatten(1, (self.config.beam_groups, -1)) for each in (self.active.log_prob, self.finished.score)
+            each.unflatten(1, (self.config.beam_groups, -1))
+            for each in (self.active.log_prob, self.finished.score)
         )
         self.done = (log_prob.amax(dim=2) / penalty <= score[:, :, -1]).all(dim=1)
         if self.config.early_stopping:
@@ -157,7 +167,9 @@ class Beams:
             self.active = Hypotheses(self.active.tokens, self.active.log_prob, score)
         return first_row + parent
 
-    def grown(self, scores: Tensor, offset: Tensor, penalty: float, coverage: Tensor | None) -> Growth:
+    def grown(
+        self, scores: Tensor, offset: Tensor, penalty: float, coverage: Tensor | None
+    ) -> Growth:
         """The hypotheses after one more token; see `extend`."""
         continuations = self.continuations(scores, offset)
         return grow(self.active, self.finished, continuations, self.eos_id, penalty, coverage)
@@ -168,7 +180,9 @@ class Beams:
 
     def retire(self) -> Places | None:
         """Take out sentences that are done or at their bound; places of the others, if any left."""
-        flags: list[bool] = (self.done | (self.max_lengths <= self.length)).tolist()  # the one host sync of a step
+        flags: list[bool] = (
+            self.done | (self.max_lengths <= self.length)
+        ).tolist()  # the one host sync of a step
         if not any(flags):
             return None
         done, running = partition(flags)
@@ -194,7 +208,9 @@ class Beams:
         for sentences, finished, active in self.results:
             sides = (finished.lists(self.eos_id), active.lists(self.eos_id))
             for sentence, ended, cut in zip(sentences, *sides, strict=True):
-                distinct: dict[tuple[int, ...], Hypothesis] = {}  # groups may hold the same one until the bound
+                distinct: dict[
+                    tuple[int, ...], Hypothesis
+                ] = {}  # groups may hold the same one until the bound
                 for group in self.groups:
                     exist = [h for h in ended[group] + cut[group] if h.score > -math.inf]
                     new = [h for h in exist if (*h.tokens, h.finished) not in distinct]
@@ -204,7 +220,9 @@ class Beams:
         return [best[sentence] for sentence in sorted(best)]
 
 
-def assign_slots(active: Hypotheses, parents: Int[Tensor, "A K"]) -> tuple[Hypotheses, Int[Tensor, "A K"]]:
+def assign_slots(
+    active: Hypotheses, parents: Int[Tensor, "A K"]
+) -> tuple[Hypotheses, Int[Tensor, "A K"]]:
     """The same hypotheses of every sentence in another order, and their parents.
 
     The first of those that continue a row takes its place, so that C++ overwrites only rows of its

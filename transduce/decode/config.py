@@ -39,7 +39,9 @@ class RulesConfig:
         at_least(0, min_length=self.min_length, no_repeat_ngram=self.no_repeat_ngram)
         within("[0.001, 1000]", repetition_penalty=self.repetition_penalty)
         if not all(self.forbid):
-            raise InputError("a forbidden phrase must have a character, but one is empty; leave it out")
+            raise InputError(
+                "a forbidden phrase must have a character, but one is empty; leave it out"
+            )
         at_least(0, suppress=min(self.suppress, default=None))
         at_least(0, suppress_first=min(self.suppress_first, default=None))
 
@@ -55,7 +57,7 @@ class BeamConfig:
 
     beam_size: Common[int] = 5
     """1 is greedy search."""
-    alpha: Common[float] = 0.6
+    alpha: float = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
     length_offset: float = 5.0
     """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1

@@ -94,18 +94,26 @@ class Constraints:
             self._force(scores, free, tokens, sentences)
         return scores
 
-    def _let_end(self, scores: Tensor, ending: Tensor | None, n_tokens: int, n_sentences: int) -> None:
+    def _let_end(
+        self, scores: Tensor, ending: Tensor | None, n_tokens: int, n_sentences: int
+    ) -> None:
         """Let the rows without any token left end with their score of the end before all rules."""
         stuck = scores.amax(dim=1) == -math.inf
         if ending is not None:
-            scores[:, self.eos_id] = torch.where(stuck, ending.clamp_min(LEAST), scores[:, self.eos_id])
+            scores[:, self.eos_id] = torch.where(
+                stuck, ending.clamp_min(LEAST), scores[:, self.eos_id]
+            )
         elif bool(stuck.view(n_sentences, -1).all(dim=1).any()):
             raise InputError(
-                f"the rules must leave a token to go on with, but after {n_tokens} tokens they leave none, and no EOS "
-                f"can end the text; loosen no_repeat_ngram={self.config.no_repeat_ngram}, or suppress and forbid less"
+                f"the rules must leave a token to go on with, but after {n_tokens} tokens they "
+                "leave none, and no EOS "
+                f"can end the text; loosen no_repeat_ngram={self.config.no_repeat_ngram}, or "
+                "suppress and forbid less"
             )
 
-    def _force(self, scores: Tensor, free: Tensor, tokens: Tensor, sentences: Sequence[int]) -> None:
+    def _force(
+        self, scores: Tensor, free: Tensor, tokens: Tensor, sentences: Sequence[int]
+    ) -> None:
         """Leave rows inside of their prefix its tokens; `free` has the scores without rules."""
         n_rows = len(tokens) // len(sentences)
         for row, written in enumerate(tokens.tolist()):

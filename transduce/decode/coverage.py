@@ -17,7 +17,9 @@ class CoverageScorer(ModelScorer):
         layer: the number of the decoder's layer, from 0.
     """
 
-    def __init__(self, model: Decoder, memory: Any, prompts: Int[Tensor, "B P"] | None = None, *, layer: int) -> None:
+    def __init__(
+        self, model: Decoder, memory: Any, prompts: Int[Tensor, "B P"] | None = None, *, layer: int
+    ) -> None:
         super().__init__(model, memory, prompts=prompts)
         self.layer = layer
         shape, device = memory.states.shape[:2], memory.states.device
@@ -31,7 +33,9 @@ class CoverageScorer(ModelScorer):
         self.taps = Taps(cross_attention=True, layer=self.layer)
         logits = super().step(tokens)
         assert self.taps.cross_attention
-        self.attention = self.attention + self.taps.cross_attention[0].mean(dim=1).sum(dim=1).to(torch.float32)
+        self.attention = self.attention + self.taps.cross_attention[0].mean(dim=1).sum(dim=1).to(
+            torch.float32
+        )
         return logits
 
     def coverage(self) -> Float[Tensor, " N"]:

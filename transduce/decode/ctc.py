@@ -74,19 +74,27 @@ class CTCPrefixScorer:
         log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         self.padding: Bool[Tensor, "B S"] = frames >= ends[:, None]
         """Padding costs nothing, and no token can begin there."""
-        self.log_probs: Float[Tensor, "B S V"] = log_probs.masked_fill(self.padding[:, :, None], 0.0)
-        self.probs: Float[Tensor, "B S V"] = log_probs.exp().masked_fill(self.padding[:, :, None], 0.0)
+        self.log_probs: Float[Tensor, "B S V"] = log_probs.masked_fill(
+            self.padding[:, :, None], 0.0
+        )
+        self.probs: Float[Tensor, "B S V"] = log_probs.exp().masked_fill(
+            self.padding[:, :, None], 0.0
+        )
         self.prefixes: Prefixes | None = None
 
     def step(self, tokens: Tokens) -> Scores:
         """Append one token to every row, but at first only begin, with BOS; score the next."""
-        self.prefixes = self._empty() if self.prefixes is None else self._extended(self.prefixes, tokens)
+        self.prefixes = (
+            self._empty() if self.prefixes is None else self._extended(self.prefixes, tokens)
+        )
         alpha = self.prefixes.alpha
         log_prob = _finite(self.prefixes.log_prob)
         phi = self._before(alpha)
         largest = _finite(phi.amax(dim=1))
         weights = (phi - largest[:, None]).exp().to(self.probs.dtype)
-        products = torch.bmm(weights.view(self.n_sentences, -1, weights.size(1)), self.probs).flatten(0, 1)
+        products = torch.bmm(
+            weights.view(self.n_sentences, -1, weights.size(1)), self.probs
+        ).flatten(0, 1)
         scores = products.log() + (largest - log_prob)[:, None].to(products.dtype)
         last = self.prefixes.last[:, None]
         repeated = self._before(self.prefixes.log_p_blank) + self._cumulative(last[:, 0]).diff()

@@ -21,7 +21,9 @@ class DiverseBeams(Beams):
     scenes.
     """
 
-    def grown(self, scores: Tensor, offset: Tensor, penalty: float, coverage: Tensor | None) -> Growth:
+    def grown(
+        self, scores: Tensor, offset: Tensor, penalty: float, coverage: Tensor | None
+    ) -> Growth:
         """The groups after one more token, one after the other."""
         table = scores.view(*offset.shape, -1)
         taken = torch.zeros_like(table[:, 0])
@@ -36,10 +38,14 @@ class DiverseBeams(Beams):
             if finished:
                 ended = concatenate(finished)
                 same = (past.append(parent, token)[:, :, None] == ended.tokens[:, None]).all(dim=3)
-                log_prob = log_prob.masked_fill((same & (ended.score > -math.inf)[:, None]).any(dim=2), -math.inf)
+                log_prob = log_prob.masked_fill(
+                    (same & (ended.score > -math.inf)[:, None]).any(dim=2), -math.inf
+                )
             continuations = Continuations(log_prob + bias, token, parent)
             covered = None if coverage is None else coverage[:, rows]
-            new = grow(past, self.finished[:, group], continuations, self.eos_id, penalty, covered, bias)
+            new = grow(
+                past, self.finished[:, group], continuations, self.eos_id, penalty, covered, bias
+            )
             exists = (new[0].log_prob > -math.inf).to(taken.dtype)
             taken = taken.scatter_add(1, new[0].tokens[:, :, -1], exists)
             active.append(new[0])

@@ -33,7 +33,8 @@ def loops(hypothesis: Hypothesis) -> bool:
     """Whether it was cut, or a span comes three times in a row or more, in LOOP tokens."""
     tokens = hypothesis.tokens
     return not hypothesis.finished or any(
-        _longest_repetition(tokens, period) >= max(3 * period, LOOP) for period in range(1, len(tokens) // 3 + 1)
+        _longest_repetition(tokens, period) >= max(3 * period, LOOP)
+        for period in range(1, len(tokens) // 3 + 1)
     )
 
 

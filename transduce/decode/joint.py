@@ -29,7 +29,10 @@ def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
     weights = [weight for weight, _ in scorers]
     sizes = [scorer.n_sentences for _, scorer in scorers]
     if not any(weights) or min(weights) < 0:
-        raise InputError(f"weights of scorers must not be negative, and one at least positive, but they are {weights}")
+        raise InputError(
+            "weights of scorers must not be negative, and one at least positive, but they are "
+            f"{weights}"
+        )
     if len(set(sizes)) > 1:
         raise InputError(f"scorers must have the same sentences, but they have {sizes} sentences")
     parts = [(weight, scorer) for weight, scorer in scorers if weight]
@@ -48,7 +51,9 @@ class JointScorer:
 
     def step(self, tokens: Tokens) -> Scores:
         """Append one token to every row; the weighted sum of the log-probabilities of the next."""
-        return torch.stack([weight * log_probs(scorer, tokens) for weight, scorer in self.parts]).sum(dim=0)
+        return torch.stack(
+            [weight * log_probs(scorer, tokens) for weight, scorer in self.parts]
+        ).sum(dim=0)
 
     def reorder(self, rows: Places) -> None:
         for _, scorer in self.parts:

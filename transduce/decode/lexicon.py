@@ -37,7 +37,9 @@ class Lexicon:
 
     def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
         """For every row of tokens, those behind which it could not go on to known words."""
-        return torch.stack([self._ruled_out_behind(self.vocabulary.text(row).rpartition(b" ")[2]) for row in rows])
+        return torch.stack(
+            [self._ruled_out_behind(self.vocabulary.text(row).rpartition(b" ")[2]) for row in rows]
+        )
 
     def rule(self, free: Collection[int] = ()) -> Rule:
         """The rule for all sentences but those with the numbers `free`."""
@@ -48,7 +50,9 @@ class Lexicon:
         states, _ = self.trie.walk(self.trie.state(begun), self.vocabulary)
         return torch.from_numpy(states == self.trie.nowhere)
 
-    def _apply(self, free: Collection[int], scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
+    def _apply(
+        self, free: Collection[int], scores: Tensor, tokens: Tensor, sentences: Sequence[int]
+    ) -> Tensor:
         n_rows = len(tokens) // max(1, len(sentences))
         rows = [row for row in range(len(tokens)) if sentences[row // n_rows] not in free]
         if rows:
@@ -73,7 +77,8 @@ def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> Lexicon:
             continue
     if not known:
         raise InputError(
-            f"known words must be such as the run's tokenizer can spell, but of {len(words)} it can spell none; "
+            f"known words must be such as the run's tokenizer can spell, but of {len(words)} it "
+            "can spell none; "
             f"write others into the run's {FILE}, or say words=any"
         )
     return Lexicon(vocabulary(tokenizer), sorted(known))
@@ -88,4 +93,6 @@ def save_lexicon(directory: Path, words: Iterable[str]) -> None:
 def load_lexicon(directory: Path) -> tuple[str, ...]:
     """The words of a run directory; none if it has no such file."""
     path = directory / FILE
-    return tuple(word for line in read_lines(path) for word in line.split()) if path.exists() else ()
+    return (
+        tuple(word for line in read_lines(path) for word in line.split()) if path.exists() else ()
+    )

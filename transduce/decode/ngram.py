@@ -61,22 +61,27 @@ class NGrams:
             past = gram[:-1]
             if past and past not in self.backoffs:
                 raise InputError(
-                    f"the {len(gram)}-grams of an ARPA file must begin with {len(past)}-grams that it has, "
+                    f"the {len(gram)}-grams of an ARPA file must begin with {len(past)}-grams that "
+                    "it has, "
                     "but one does not; make it anew"
                 )
             self.backoffs[gram] = backoff * math.log(10)
             following[past][gram[-1]] = log_prob * math.log(10)
             self.order = len(gram)
         self.following = {
-            past: (torch.tensor([*values]), torch.tensor([*values.values()])) for past, values in following.items()
+            past: (torch.tensor([*values]), torch.tensor([*values.values()]))
+            for past, values in following.items()
         }
         known = {*following[()]}
         if not known & {*range(len(tokens))} - {bos_id, eos_id}:
             raise InputError(
                 "an n-gram model is an ARPA file whose words are the run's tokens, but it has "
-                f"{'none of them' if known else 'no 1-grams'}; make its text with transduce tokenize RUN"
+                f"{'none of them' if known else 'no 1-grams'}; make its text with transduce "
+                "tokenize RUN"
             )
-        self.absent = torch.tensor([i for i in range(len(tokens)) if i not in known], dtype=torch.long)
+        self.absent = torch.tensor(
+            [i for i in range(len(tokens)) if i not in known], dtype=torch.long
+        )
         self._row = lru_cache(maxsize=CACHED)(self._log_probs)
 
     def log_probs(self, past: Int[Tensor, "N L"]) -> Scores:
@@ -98,7 +103,9 @@ class NGrams:
         return row
 
 
-def _read(lines: Iterable[str], words: dict[str, int]) -> Iterator[tuple[tuple[int, ...], float, float]]:
+def _read(
+    lines: Iterable[str], words: dict[str, int]
+) -> Iterator[tuple[tuple[int, ...], float, float]]:
     """The n-grams of an ARPA file as ids, with log 10 of their probabilities and backoffs.
 
     N-grams with a word that is no token are left out.
@@ -109,11 +116,14 @@ def _read(lines: Iterable[str], words: dict[str, int]) -> Iterator[tuple[tuple[i
             section = line.strip().removeprefix("\\").removesuffix("-grams:")
             if section.isdecimal() and section != str(n + 1):
                 raise InputError(
-                    f"an ARPA file has 1-grams, 2-grams and so on, but behind {n}-grams come {section:.9}-grams"
+                    f"an ARPA file has 1-grams, 2-grams and so on, but behind {n}-grams come "
+                    f"{section:.9}-grams"
                 )
             n = n + 1 if section.isdecimal() else 0
         elif n and line.strip():
-            log_prob, *rest = [field for field in line.strip("\r\n").replace("\t", " ").split(" ") if field]
+            log_prob, *rest = [
+                field for field in line.strip("\r\n").replace("\t", " ").split(" ") if field
+            ]
             gram = tuple(words[word] for word in rest[:n] if word in words)
             try:
                 values = float(log_prob), float(rest[n]) if len(rest) > n else 0.0
@@ -121,12 +131,16 @@ def _read(lines: Iterable[str], words: dict[str, int]) -> Iterator[tuple[tuple[i
                     raise ValueError
             except ValueError as error:
                 raise InputError(
-                    f"a line of {n}-grams must have a number, words and a number, but it is {line!r:.60}"
+                    f"a line of {n}-grams must have a number, words and a number, but it is "
+                    f"{line!r:.60}"
                 ) from error
             if len(gram) == n:
                 yield gram, *values
     if n:
-        raise InputError(f"an ARPA file ends with \\end\\, but this one ends in its {n}-grams; fetch or make it again")
+        raise InputError(
+            f"an ARPA file ends with \\end\\, but this one ends in its {n}-grams; fetch or make it "
+            "again"
+        )
 
 
 class NGramScorer:

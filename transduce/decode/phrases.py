@@ -30,7 +30,10 @@ class Prefix:
         self.length = len(free)
         self.ways = vocabulary.ways(free)
         if free and not self.ways[0]:
-            raise InputError(f"a prefix must be made of tokens, but this vocabulary cannot spell {free.decode()!r}")
+            raise InputError(
+                "a prefix must be made of tokens, but this vocabulary cannot spell "
+                f"{free.decode()!r}"
+            )
 
     @property
     def longest(self) -> int:
@@ -63,9 +66,13 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     free = b"".join(surfaces[token] for token in ids[last:])
     ended = text[-1] == " " and not tokenizer.spelled(text).endswith(b" ")
     prefix = Prefix(vocabulary(tokenizer), ids[:last], free + b" " * ended)
-    if not last and not text.startswith(" "):  # no text has a space before its first word, but a byte could write one
+    if not last and not text.startswith(
+        " "
+    ):  # no text has a space before its first word, but a byte could write one
         bare = tokenizer.decode([[token] for token in prefix.ways[0]])
-        prefix.ways[0] = [i for i, own in zip(prefix.ways[0], bare, strict=True) if not own.startswith(" ")]
+        prefix.ways[0] = [
+            i for i, own in zip(prefix.ways[0], bare, strict=True) if not own.startswith(" ")
+        ]
     return prefix
 
 
@@ -81,13 +88,17 @@ class Forbidden:
 
     def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
         """For every row of tokens, the tokens that would complete a phrase behind it."""
-        return torch.stack([self._ruled_out(self.matcher.state(self.vocabulary.text(tokens))) for tokens in rows])
+        return torch.stack(
+            [self._ruled_out(self.matcher.state(self.vocabulary.text(tokens))) for tokens in rows]
+        )
 
     def rule(self, prompts: Tensor | None = None) -> Rule:
         """The rule for outputs behind these prompts, in which a phrase may begin."""
         return partial(self._apply, prompts)
 
-    def _apply(self, prompts: Tensor | None, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
+    def _apply(
+        self, prompts: Tensor | None, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
+    ) -> Tensor:
         ruled_out = self.ruled_out(behind_prompt(prompts, tokens, sentences).tolist())
         return scores.masked_fill_(ruled_out.to(scores.device), -torch.inf)
 

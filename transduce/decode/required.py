@@ -45,15 +45,20 @@ class Required:
             matcher = Matcher([phrase])
             ways = vocabulary.ways(phrase)
             useful = np.arange(len(phrase) + 1)
-            for state in range(1, len(phrase)):  # the longest end from where the phrase can be completed
+            for state in range(
+                1, len(phrase)
+            ):  # the longest end from where the phrase can be completed
                 useful[state] = state if ways[state] else useful[matcher.shorter[state]]
             self._matchers[phrase] = matcher, useful
             if not self._progress(((phrase, 0),)).any():
                 raise InputError(
-                    f"a required phrase must be made of tokens, but this vocabulary cannot spell {phrase.decode()!r}"
+                    "a required phrase must be made of tokens, but this vocabulary cannot spell "
+                    f"{phrase.decode()!r}"
                 )
 
-    def progress(self, rows: Sequence[Sequence[int]], sentences: Sequence[int]) -> Int[Tensor, "N V"]:
+    def progress(
+        self, rows: Sequence[Sequence[int]], sentences: Sequence[int]
+    ) -> Int[Tensor, "N V"]:
         """For every row of tokens, the progress with each next token.
 
         Args:
@@ -64,7 +69,10 @@ class Required:
         for row, tokens in enumerate(rows):
             text = self.vocabulary.text(tokens)
             phrases = self.phrases[sentences[row // n_rows]]
-            states = ((each, -1 if each in text else self._matchers[each][0].state(text)) for each in phrases)
+            states = (
+                (each, -1 if each in text else self._matchers[each][0].state(text))
+                for each in phrases
+            )
             progress.append(self._progress_behind(tuple(states)))
         return torch.from_numpy(np.stack(progress))
 
@@ -102,7 +110,9 @@ class RequiredBeams(Beams):
     rewriting, for the batch.
     """
 
-    def __init__(self, required: Required, config: BeamConfig, constraints: Constraints, n_sentences: int) -> None:
+    def __init__(
+        self, required: Required, config: BeamConfig, constraints: Constraints, n_sentences: int
+    ) -> None:
         super().__init__(config, constraints, n_sentences)
         self.required = required
 
@@ -112,16 +122,22 @@ class RequiredBeams(Beams):
         vocab_size = scores.size(1)
         total = (scores.view(n_sentences, n_rows, -1) + offset[:, :, None]).flatten(1)
         rows = self.active.tokens.flatten(0, 1).tolist()
-        progress = self.required.progress(rows, self.sentences).to(scores.device).view(n_sentences, -1)
+        progress = (
+            self.required.progress(rows, self.sentences).to(scores.device).view(n_sentences, -1)
+        )
         needed = ids_tensor([self.required.totals[i] for i in self.sentences], scores.device)
         complete = progress >= needed[:, None]
         ends = torch.arange(total.size(1), device=total.device) % vocab_size == self.eos_id
         total, complete = self._allowed(total, complete, ends)
         if (missing := 2 * self.config.beam_size - total.size(1)) > 0:
             total = F.pad(total, (0, missing), value=-torch.inf)
-            progress, complete, ends = (F.pad(each, (0, missing)) for each in (progress, complete, ends))
+            progress, complete, ends = (
+                F.pad(each, (0, missing)) for each in (progress, complete, ends)
+            )
         last_bank = max(1, self.config.beam_size - 1) - 1
-        bank = (progress * last_bank // needed.clamp_min(1)[:, None]).masked_fill(complete, last_bank)
+        bank = (progress * last_bank // needed.clamp_min(1)[:, None]).masked_fill(
+            complete, last_bank
+        )
         best, index = share_out(total, progress, ends.expand_as(total), bank, self.config.beam_size)
         return Continuations(best, index % vocab_size, (index // vocab_size).clamp_max(n_rows - 1))
 
@@ -153,14 +169,19 @@ def share_out(
     log_prob = torch.stack([each.values for each in best], dim=1)  # (A, banks, n)
     index = torch.stack([each.indices for each in best], dim=1)
     is_end = ends.gather(1, index.flatten(1)).view_as(index)
-    finished = log_prob.masked_fill(~is_end, -torch.inf)[:, :, :beam_size].flatten(1).topk(beam_size)
+    finished = (
+        log_prob.masked_fill(~is_end, -torch.inf)[:, :, :beam_size].flatten(1).topk(beam_size)
+    )
     finished_index = index[:, :, :beam_size].flatten(1).gather(1, finished.indices)
 
     reached = progress.masked_fill((total == -torch.inf) | ends, -1)
     is_furthest = (reached == reached.amax(dim=1, keepdim=True)) & (reached >= 0)
     furthest = total.masked_fill(~is_furthest, -torch.inf).max(dim=1)
     active = ~is_end & (log_prob > -torch.inf)
-    order = active.long().cumsum(dim=2) * n_banks + torch.arange(n_banks, device=total.device).flip(0)[:, None]
+    order = (
+        active.long().cumsum(dim=2) * n_banks
+        + torch.arange(n_banks, device=total.device).flip(0)[:, None]
+    )
     first = (index == furthest.indices[:, None, None]) & active
     order = order.masked_fill(first, 0).masked_fill(~active, sys.maxsize).flatten(1)
     without = first.flatten(1).any(dim=1) | (furthest.values == -torch.inf)
@@ -169,4 +190,6 @@ def share_out(
     chosen = order.topk(beam_size, largest=False)
     going_index = index.gather(1, chosen.indices)
     going = total.gather(1, going_index).masked_fill(chosen.values == sys.maxsize, -torch.inf)
-    return torch.cat((finished.values, going), dim=1), torch.cat((finished_index, going_index), dim=1)
+    return torch.cat((finished.values, going), dim=1), torch.cat(
+        (finished_index, going_index), dim=1
+    )

@@ -24,7 +24,9 @@ class Rule(Protocol):
             neighbouring rows.
     """
 
-    def __call__(self, scores: Scores, tokens: Int[Tensor, "N L"], sentences: Sequence[int]) -> Scores: ...
+    def __call__(
+        self, scores: Scores, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
+    ) -> Scores: ...
 
 
 def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> list[Rule]:
@@ -51,7 +53,9 @@ def suppress_first(ids: Tensor, scores: Tensor, tokens: Tensor, sentences: Seque
     return scores if tokens.size(1) else suppress(ids, scores, tokens, sentences)
 
 
-def min_length(n: int, eos_id: int, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
+def min_length(
+    n: int, eos_id: int, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
+) -> Tensor:
     """The end comes behind n tokens or more."""
     if tokens.size(1) < n:
         scores[:, eos_id] = -math.inf
@@ -104,4 +108,6 @@ def ids_tensor(ids: Sequence[int], device: torch.device) -> Places:
 
 def partition(flags: Sequence[bool]) -> tuple[list[int], list[int]]:
     """The places with a flag, and those without."""
-    return [i for i, flag in enumerate(flags) if flag], [i for i, flag in enumerate(flags) if not flag]
+    return [i for i, flag in enumerate(flags) if flag], [
+        i for i, flag in enumerate(flags) if not flag
+    ]

@@ -54,7 +54,9 @@ def draw(probs: Scores, uniform: Float[Tensor, " N"]) -> Tokens:
     """The first token of each row up to which the probabilities exceed `uniform`."""
     up_to = probs.double().cumsum(-1)
     total = up_to[:, -1:].contiguous()
-    level = torch.minimum(uniform.double()[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    level = torch.minimum(
+        uniform.double()[:, None] * total, total.nextafter(torch.zeros_like(total))
+    )
     return torch.searchsorted(up_to, level, right=True)[:, 0]
 
 
@@ -95,7 +97,8 @@ class Sampler:
         n_rows = len(self.rngs) if self.sampling.temperature else n_sentences
         if n_rows < n_sentences or n_rows % max(n_sentences, 1):
             raise InputError(
-                f"rngs must be n for every sentence, but there are {len(self.rngs)} for {n_sentences} sentences"
+                f"rngs must be n for every sentence, but there are {len(self.rngs)} for "
+                f"{n_sentences} sentences"
             )
         self.device = self.prompts.device
         self.tokens = self.prompts
@@ -132,11 +135,16 @@ class Sampler:
         if self.score is not None:
             self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - normalizer)
         eos_id = self.constraints.eos_id
-        ended = [False] * len(token) if eos_id is None else (token == eos_id).tolist()  # the one host sync
+        ended = (
+            [False] * len(token) if eos_id is None else (token == eos_id).tolist()
+        )  # the one host sync
         if self.ends:
             new_tokens = zip(ended, self.running, token.tolist(), strict=True)
             ended = [end or self.ends(row, one) for end, row, one in new_tokens]
-        flags = [end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)]
+        flags = [
+            end or n_new + 1 == self.bounds[row]
+            for end, row in zip(ended, self.running, strict=True)
+        ]
         if any(flags):
             self._retire(*partition(flags))
         return token

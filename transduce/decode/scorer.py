@@ -81,9 +81,14 @@ class ModelScorer:
 
     additive = False
 
-    def __init__(self, model: Decoder, memory: Any = None, *, prompts: Int[Tensor, "B P"] | None = None) -> None:
+    def __init__(
+        self, model: Decoder, memory: Any = None, *, prompts: Int[Tensor, "B P"] | None = None
+    ) -> None:
         if memory is None and prompts is None:
-            raise InputError("a model's scores need its memory, its prompts or both, but memory=None and prompts=None")
+            raise InputError(
+                "a model's scores need its memory, its prompts or both, but memory=None and "
+                "prompts=None"
+            )
         self.model = model
         self.memory = memory
         self.prompts = prompts
@@ -99,7 +104,9 @@ class ModelScorer:
     def states(self, tokens: Tokens) -> Float[Tensor, "N D"]:
         """Append one token to every row; the last states of the decoder."""
         new = tokens[:, None] if self.prompts is None else self.prompts
-        states = self.model.decoder_states(new, memory=self.memory, cache=self.cache, taps=self.taps)
+        states = self.model.decoder_states(
+            new, memory=self.memory, cache=self.cache, taps=self.taps
+        )
         self.memory = self.prompts = None
         return states[:, -1]
 

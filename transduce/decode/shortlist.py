@@ -57,7 +57,9 @@ class ShortlistScorer(ModelScorer):
         ids: in ascending order.
     """
 
-    def __init__(self, model: Decoder, memory: object, ids: Int[Tensor, " U"], allowed: Bool[Tensor, "B U"]) -> None:
+    def __init__(
+        self, model: Decoder, memory: object, ids: Int[Tensor, " U"], allowed: Bool[Tensor, "B U"]
+    ) -> None:
         super().__init__(model, memory)
         self.ids = ids
         self.forbidden = ~allowed
@@ -107,7 +109,9 @@ def save_shortlist(directory: Path, shortlist: Shortlist) -> None:
     write_file(directory / FILE, serialize(tensors))
 
 
-def load_shortlist(directory: Path, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Shortlist | None:
+def load_shortlist(
+    directory: Path, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+) -> Shortlist | None:
     """The shortlist of a run directory, if it has one.
 
     Raises:
@@ -128,7 +132,8 @@ def load_shortlist(directory: Path, source_tokenizer: Tokenizer, target_tokenize
     )  # fmt: skip
     if not fits:
         raise InputError(
-            f"a shortlist must have int32 target ids for {n_source} source tokens, but {path} has others; make it again "
+            f"a shortlist must have int32 target ids for {n_source} source tokens, but {path} has "
+            "others; make it again "
             f"(transduce shortlist {directory} SOURCE TARGET), or remove it"
         )
     return Shortlist(table.long(), always.long())

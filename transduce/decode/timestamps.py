@@ -38,10 +38,14 @@ class Timestamps:
             return scores
         times = tokens >= zero
         last = times[:, -1]
-        paired = last & (times[:, -2] if tokens.size(1) > 1 else True)  # the one that begins a text counts as a pair
+        paired = last & (
+            times[:, -2] if tokens.size(1) > 1 else True
+        )  # the one that begins a text counts as a pair
         ids = torch.arange(scores.size(1), device=scores.device)
         # behind a pair comes text; behind one time alone, its other one or the end
-        forbidden = paired[:, None] & (ids >= zero) | (last & ~paired)[:, None] & (ids < self.eos_id)
+        forbidden = paired[:, None] & (ids >= zero) | (last & ~paired)[:, None] & (
+            ids < self.eos_id
+        )
         earliest = tokens.where(times, zero - 1).amax(dim=1) + (paired | ~last)
         forbidden |= (ids >= zero) & (ids < earliest[:, None])
         scores.masked_fill_(forbidden, -math.inf)

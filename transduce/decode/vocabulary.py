@@ -24,13 +24,17 @@ class Vocabulary:
 
     def __init__(self, surfaces: Sequence[bytes], eos_id: int | None) -> None:
         self.surfaces = list(surfaces)
-        self.ordered = sorted((surface, i) for i, surface in enumerate(surfaces) if surface and i != eos_id)
+        self.ordered = sorted(
+            (surface, i) for i, surface in enumerate(surfaces) if surface and i != eos_id
+        )
         self.longest = max((len(surface) for surface, _ in self.ordered), default=0)
         if eos_id is not None:
             self.surfaces[eos_id] = b" "
         lengths = np.array([len(surface) for surface in self.surfaces])
         columns = [np.flatnonzero(lengths > j) for j in range(max(lengths))]
-        self.columns = [(ids, np.array([self.surfaces[i][j] for i in ids])) for j, ids in enumerate(columns)]
+        self.columns = [
+            (ids, np.array([self.surfaces[i][j] for i in ids])) for j, ids in enumerate(columns)
+        ]
         """For every place in a token, which tokens have a byte there, and which byte."""
 
     def text(self, tokens: Sequence[int]) -> bytes:
@@ -105,7 +109,9 @@ class Trie:
         alphabet = sorted({*more, *(byte for children in self.children for byte in children)})
         self.column = np.full(256, len(alphabet))
         self.column[alphabet] = range(len(alphabet))
-        self.next = np.full((len(self.children) + 1, len(alphabet) + 1), self.nowhere, dtype=np.int32)
+        self.next = np.full(
+            (len(self.children) + 1, len(alphabet) + 1), self.nowhere, dtype=np.int32
+        )
         """By state and column of a byte, the state that follows; the last row and column lead
         nowhere."""
         for state, children in enumerate(self.children):
@@ -150,7 +156,9 @@ class Matcher(Trie):
                 self.is_end[child] |= self.is_end[self.shorter[child]]
                 queue.append(child)
             otherwise = self.next[shorter] if state else 0
-            self.next[state] = np.where(self.next[state] == self.nowhere, otherwise, self.next[state])
+            self.next[state] = np.where(
+                self.next[state] == self.nowhere, otherwise, self.next[state]
+            )
 
     def state(self, text: bytes) -> int:
         """The state behind a text, of which the last bytes decide."""

@@ -8,10 +8,12 @@ from transduce.model.cache import Cache
 
 
 class KVCache:
-    """Keys and values of all layers in one tensor, with capacity for more positions, and those of the memory.
+    """Keys and values of all layers in one tensor, with capacity for more positions, and those of
+    the memory.
 
     Args:
-        window: no later query sees further back than window - 1 positions; older ones are dropped. None: all are kept.
+        window: no later query sees further back than window - 1 positions; older ones are dropped.
+            None: all are kept.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -24,8 +26,11 @@ class KVCache:
         self.memory: Float[Tensor, "L 2 B K S E"] | None = None
         self.memory_lengths: Int[Tensor, " B"] | None = None
 
-    def make_room(self, n_rows: int, n_new: int, like: Tensor, shape: tuple[int, int, int]) -> Tensor:
-        """Return `past` with capacity for n_new positions more, of (layers, heads, width); it is made by the first call."""
+    def make_room(
+        self, n_rows: int, n_new: int, like: Tensor, shape: tuple[int, int, int]
+    ) -> Tensor:
+        """Return `past` with capacity for n_new positions more, of (layers, heads, width); it is
+        made by the first call."""
         n_layers, n_heads, width = shape
         least = 16 if self.window is None else 2 * self.window
         if self.past is None:
@@ -47,7 +52,8 @@ class KVCache:
         self.stored += n_new
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
-        """Choose which rows continue. The memory stays, as it belongs to sentences and not to beams."""
+        """Choose which rows continue. The memory stays, as it belongs to sentences and not to
+        beams."""
         if self.past is None:
             return
         rows = rows.long().contiguous()
@@ -59,7 +65,9 @@ class KVCache:
             return
         first, last = rows.aminmax() if n_rows else (0, 0)
         if first < 0 or last >= max(1, n_rows):  # C++ would read beyond its memory
-            raise IndexError(f"rows must lie in 0 ... {n_rows - 1}, but they lie in {int(first)} ... {int(last)}")
+            raise IndexError(
+                f"rows must lie in 0 ... {n_rows - 1}, but they lie in {int(first)} ... {int(last)}"
+            )
         sizes = (n_rows, n_heads, capacity * width, self.stored * width)
         required().reorder_rows(self.past.data_ptr(), 2 * n_layers, rows.data_ptr(), *sizes)
 
@@ -71,7 +79,8 @@ class KVCache:
             self.memory_lengths = self.memory_lengths.index_select(0, sentences)
 
     def as_layers(self) -> Cache:
-        """A cache of the reference whose tensors are parts of this one, which has room for what it adds."""
+        """A cache of the reference whose tensors are parts of this one, which has room for what it
+        adds."""
         assert self.past is not None
         cache = Cache(len(self.past), self.window)
         cache.memory_lengths = self.memory_lengths

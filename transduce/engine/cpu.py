@@ -1,4 +1,5 @@
-"""Inference in C++ on a CPU: a stack of layers in one call, see kernels.cpp. The layers in model/ are the reference."""
+"""Inference in C++ on a CPU: a stack of layers in one call, see kernels.cpp. The layers in model/
+are the reference."""
 
 import ctypes
 from copy import deepcopy
@@ -22,11 +23,13 @@ from transduce.taps import Taps
 from transduce.threads import compute_after_fork
 
 LONGEST = 512
-"""New positions up to which a stack is one call of C++; PyTorch's attention is faster for longer texts."""
+"""New positions up to which a stack is one call of C++; PyTorch's attention is faster for longer
+texts."""
 
 
 class CPUEngine:
-    """Computes in C++ what a Transformer in float32 computes, within rounding; what C++ does not know, its layers compute.
+    """Computes in C++ what a Transformer in float32 computes, within rounding; what C++ does not
+    know, its layers compute.
 
     Args:
         model: weights that do not change while the engine lives.
@@ -60,13 +63,15 @@ class CPUEngine:
     def _check(self) -> None:
         if self._versions() != self.versions:
             raise RuntimeError(
-                "an engine computes with the weights that its model had when it was made, but they have changed; make "
+                "an engine computes with the weights that its model had when it was made, but they "
+                "have changed; make "
                 "another with engine_for(model), or load them with td.load"
             )
 
     def _versions(self) -> list[tuple[int, int]]:
         return [
-            (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.model.parameters()
+            (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+            for weight in self.model.parameters()
         ]
 
     @property
@@ -99,11 +104,19 @@ class CPUEngine:
         assert self.model.source_input is not None
         vectors, lengths = self.model.source_input(source, source_lengths)
         if vectors.dtype != torch.float32:
-            raise InputError(f"frames must be float32, as the weights are, but they are {vectors.dtype}")
+            raise InputError(
+                f"frames must be float32, as the weights are, but they are {vectors.dtype}"
+            )
         x = self.encoder.positions(vectors).clone(memory_format=torch.contiguous_format)
         inside = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
         positions = self.encoder.position_struct(0, x.size(1))
-        pointers = (ctypes.byref(self.encoder.struct), x.data_ptr(), len(x), x.size(1), address(inside))
+        pointers = (
+            ctypes.byref(self.encoder.struct),
+            x.data_ptr(),
+            len(x),
+            x.size(1),
+            address(inside),
+        )
         required().encoder_states(*pointers, ctypes.byref(positions), torch.get_num_threads())
         return Memory(x, lengths)
 
@@ -128,12 +141,15 @@ class CPUEngine:
 
         Raises:
             IndexError: a token is not in the vocabulary.
-            InputError: there are other rows than in the cache, or not as many for each sentence of the memory.
+            InputError: there are other rows than in the cache, or not as many for each sentence of
+                the memory.
         """
         if self.decoder is None or isinstance(cache, Cache):
             assert cache is None or isinstance(cache, Cache)
             return self.model.decoder_states(target_in, memory=memory, cache=cache, taps=taps)
-        in_layers = target_in.size(1) > LONGEST or (taps is not None and not taps.one_cross_attention)
+        in_layers = target_in.size(1) > LONGEST or (
+            taps is not None and not taps.one_cross_attention
+        )
         if cache is None:
             if in_layers:
                 return self.model.decoder_states(target_in, memory=memory, taps=taps)
@@ -148,31 +164,51 @@ class CPUEngine:
         return states
 
     def _fill(self, cache: KVCache, memory: Memory | None, n_rows: int, n_new: int) -> Tensor:
-        """Check the rows, make room for the new positions, and project the memory where it is not there yet."""
+        """Check the rows, make room for the new positions, and project the memory where it is not
+        there yet."""
         assert self.decoder is not None and self.model.target_input is not None
         weight = self.model.target_input.weight
         assert isinstance(weight, Tensor)
         config, maps = self.config, self.decoder.memory_maps
         if maps and cache.memory is None:
             if memory is None:
-                raise InputError("a decoder with cross-attention needs a memory, but memory=None; call encode() first")
-            cache.memory_lengths = None if memory.lengths is None else memory.lengths.long().contiguous()
+                raise InputError(
+                    "a decoder with cross-attention needs a memory, but memory=None; call encode() "
+                    "first"
+                )
+            cache.memory_lengths = (
+                None if memory.lengths is None else memory.lengths.long().contiguous()
+            )
             cache.memory = self._project_memory(memory.states)
         n_sentences = 1 if cache.memory is None else cache.memory.size(2)
-        if n_rows % max(1, n_sentences) or (cache.past is not None and n_rows != cache.past.size(2)):
+        if n_rows % max(1, n_sentences) or (
+            cache.past is not None and n_rows != cache.past.size(2)
+        ):
             raise InputError(
-                f"rows must be those of the cache, and as many for each of {n_sentences} sentences, but there are {n_rows}"
+                f"rows must be those of the cache, and as many for each of {n_sentences} "
+                f"sentences, but there are {n_rows}"
             )
-        return cache.make_room(n_rows, n_new, weight, (len(self.decoder.layers), config.kv_heads, config.d_head))
+        return cache.make_room(
+            n_rows, n_new, weight, (len(self.decoder.layers), config.kv_heads, config.d_head)
+        )
 
     def _project_memory(self, states: Float[Tensor, "B S D"]) -> Float[Tensor, "L 2 B K S E"]:
         """The keys and values of the memory for every layer."""
         assert self.decoder is not None and self.model.decoder is not None
         n_sentences, length, _ = states.shape
         config = self.config
-        shape = (len(self.decoder.memory_maps), 2, n_sentences, config.kv_heads, length, config.d_head)
+        shape = (
+            len(self.decoder.memory_maps),
+            2,
+            n_sentences,
+            config.kv_heads,
+            length,
+            config.d_head,
+        )
         memory = states.new_empty(shape)
-        for part, project, layer in zip(memory, self.decoder.memory_maps, self.model.decoder.layers, strict=True):
+        for part, project, layer in zip(
+            memory, self.decoder.memory_maps, self.model.decoder.layers, strict=True
+        ):
             heads = project(states).view(n_sentences, length, 2, config.kv_heads, config.d_head)
             part.copy_(heads.permute(2, 0, 3, 1, 4))
             assert isinstance(layer, Layer) and layer.cross is not None
@@ -188,26 +224,41 @@ class CPUEngine:
         tokens = target_in.long().contiguous()
         x = past.new_empty(n_rows, n_new, self.config.d_model)
         positions = self.decoder.position_struct(cache.length, cache.length + n_new)
-        n_sentences, memory_length = (0, 0) if cache.memory is None else (cache.memory.size(2), cache.memory.size(4))
+        n_sentences, memory_length = (
+            (0, 0) if cache.memory is None else (cache.memory.size(2), cache.memory.size(4))
+        )
         struct = CacheStruct(
-            past.data_ptr(), address(cache.memory), address(cache.memory_lengths), n_rows, cache.stored, past.size(4),
-            n_sentences, memory_length,
-        )  # fmt: skip
+            past.data_ptr(),
+            address(cache.memory),
+            address(cache.memory_lengths),
+            n_rows,
+            cache.stored,
+            past.size(4),
+            n_sentences,
+            memory_length,
+        )
         weights = None
         if taps is not None and taps.cross_attention is not None:
             weights = x.new_zeros(n_rows, self.config.n_heads, n_new, memory_length)
             taps.cross_attention.append(weights)
-        tap = CrossTapStruct(address(weights), 0 if taps is None or taps.layer is None else taps.layer)
+        tap = CrossTapStruct(
+            address(weights), 0 if taps is None or taps.layer is None else taps.layer
+        )
         structs = map(ctypes.byref, (self.decoder.struct, struct, self.embedding, positions, tap))
         pointers = tokens.data_ptr(), x.data_ptr()
         if not required().decoder_states(*structs, *pointers, n_new, torch.get_num_threads()):
             raise IndexError(
-                f"tokens are 0 to {self.embedding.rows - 1}, but there is {int(tokens.min())} or {int(tokens.max())}"
+                f"tokens are 0 to {self.embedding.rows - 1}, but there is {int(tokens.min())} or "
+                f"{int(tokens.max())}"
             )
         return x
 
     def decode(
-        self, target_in: Int[Tensor, "N T"], *, memory: Memory | None = None, cache: KVCache | Cache | None = None
+        self,
+        target_in: Int[Tensor, "N T"],
+        *,
+        memory: Memory | None = None,
+        cache: KVCache | Cache | None = None,
     ) -> Float[Tensor, "N T V"]:
         """Logits at every position of `target_in`, as Transformer.decode."""
         return self.project(self.decoder_states(target_in, memory=memory, cache=cache))

@@ -61,7 +61,8 @@ class Engine(Protocol):
 
 
 def engine_for(model: Transformer, *, int8: bool = False) -> Transformer | CPUEngine:
-    """The fastest engine that supports this model; a line of the log says why C++ does not compute it.
+    """The fastest engine that supports this model; a line of the log says why C++ does not compute
+    it.
 
     Raises:
         InputError: int8 is wanted where C++ does not compute.
@@ -74,14 +75,20 @@ def engine_for(model: Transformer, *, int8: bool = False) -> Transformer | CPUEn
     ]
     reason = next(filter(None, reasons), "")
     if not reason and library() is None:
-        reason = "the kernels are for Linux on x86-64 and need a C++ compiler (g++), which is not here"
+        reason = (
+            "the kernels are for Linux on x86-64 and need a C++ compiler (g++), which is not here"
+        )
     if reason and int8:
-        raise InputError(f"int8 computes in C++ on CPUs, with float32 weights, but {reason}; use fp32 or bf16")
+        raise InputError(
+            f"int8 computes in C++ on CPUs, with float32 weights, but {reason}; use fp32 or bf16"
+        )
     if reason:
         logger.info("decoding by PyTorch's layers: %s", reason)
         return model
     engine = CPUEngine(model, int8=int8)
     logger.info("decoding by %s", engine.name)
     if int8 and not engine.rounds:
-        logger.warning("int8 changes nothing: no matrix of this model that C++ computes is large enough")
+        logger.warning(
+            "int8 changes nothing: no matrix of this model that C++ computes is large enough"
+        )
     return engine

@@ -21,7 +21,9 @@ INT8_ELEMENTS = 1 << 17
 NormStruct = structure("Norm", weight=POINTER, bias=POINTER, eps=ctypes.c_float, rms=FLAG)
 MAPS = ("qkv", "output", "cross_q", "cross_output", "wide", "narrow")
 NORMS = ("norm", "cross_norm", "feed_forward_norm", "query_norm", "key_norm", "cross_query_norm")
-LayerStruct = structure("Layer", **dict.fromkeys(MAPS, LinearStruct), **dict.fromkeys(NORMS, NormStruct))
+LayerStruct = structure(
+    "Layer", **dict.fromkeys(MAPS, LinearStruct), **dict.fromkeys(NORMS, NormStruct)
+)
 StackStruct = structure(
     "Stack",
     **dict.fromkeys(("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "window"), SIZE),
@@ -45,12 +47,16 @@ def norm_struct(norm: nn.Module | None) -> Any:
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return NormStruct()
     return NormStruct(
-        address(norm.weight), address(getattr(norm, "bias", None)), norm.eps, isinstance(norm, nn.RMSNorm)
+        address(norm.weight),
+        address(getattr(norm, "bias", None)),
+        norm.eps,
+        isinstance(norm, nn.RMSNorm),
     )
 
 
 def matrix(weight: Tensor, bias: Tensor | None, *, int8: bool) -> Matrix:
-    """A matrix in the layout of C++, rounded to 8 bits where that is wanted and it is large enough."""
+    """A matrix in the layout of C++, rounded to 8 bits where that is wanted and it is large
+    enough."""
     return Matrix(weight, bias, int8=int8 and weight.numel() >= INT8_ELEMENTS)
 
 
@@ -98,7 +104,10 @@ class CPUStack:
             "wide": self._linear(feed_forward.wide),
             "narrow": self._linear(feed_forward.narrow),
         }
-        norms = {"norm": layer.attention_sublayer.norm, "feed_forward_norm": layer.feed_forward_sublayer.norm}
+        norms = {
+            "norm": layer.attention_sublayer.norm,
+            "feed_forward_norm": layer.feed_forward_sublayer.norm,
+        }
         if attention.norm is not None:
             norms |= {"query_norm": attention.norm.query, "key_norm": attention.norm.key}
         if cross is not None and layer.cross_sublayer is not None:
@@ -110,7 +119,8 @@ class CPUStack:
         return LayerStruct(**maps, **{name: norm_struct(module) for name, module in norms.items()})
 
     def position_table(self, length: int) -> tuple[Tensor | None, Tensor | None]:
-        """Up to some length of at least this one, what is added to vectors (T, D), and what rotates heads (2, T, E / 2)."""
+        """Up to some length of at least this one, what is added to vectors (T, D), and what rotates
+        heads (2, T, E / 2)."""
         if length > self.table_length:
             end = math.inf if self.positions.learned is None else len(self.positions.learned)
             size = max(length, int(min(end, max(64, 2 * length))))

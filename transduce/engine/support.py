@@ -8,7 +8,8 @@ REFUSED = {
     "n_experts": 0,
     "attention": "softmax",
 }
-"""Fields of a configuration that kernels.cpp does not compute, and the values with which it does."""
+"""Fields of a configuration that kernels.cpp does not compute, and the values with which it
+does."""
 
 
 def unsupported(config: TransformerConfig, stack: StackConfig | None) -> str:
@@ -18,13 +19,26 @@ def unsupported(config: TransformerConfig, stack: StackConfig | None) -> str:
     """
     if stack is None:
         return "none"
-    own = REFUSED if stack is config.encoder else {name: REFUSED[name] for name in ("n_experts", "attention")}
-    wrong = [f"{name}={getattr(config, name)}" for name, value in own.items() if getattr(config, name) != value]
+    own = (
+        REFUSED
+        if stack is config.encoder
+        else {name: REFUSED[name] for name in ("n_experts", "attention")}
+    )
+    wrong = [
+        f"{name}={getattr(config, name)}"
+        for name, value in own.items()
+        if getattr(config, name) != value
+    ]
     return ", ".join(wrong)
 
 
 def by_layers(config: TransformerConfig) -> str:
-    """The halves that are computed by their layers, and why: "; encoder by its layers (n_experts=4)"; often nothing."""
+    """The halves that are computed by their layers, and why: "; encoder by its layers
+    (n_experts=4)"; often nothing."""
     halves = {"encoder": config.encoder, "decoder": config.decoder}
-    reasons = {name: unsupported(config, stack) for name, stack in halves.items() if stack is not None}
-    return "".join(f"; {name} by its layers ({reason})" for name, reason in reasons.items() if reason)
+    reasons = {
+        name: unsupported(config, stack) for name, stack in halves.items() if stack is not None
+    }
+    return "".join(
+        f"; {name} by its layers ({reason})" for name, reason in reasons.items() if reason
+    )

@@ -16,11 +16,16 @@ POINTER, SIZE, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 def structure(name: str, **fields: Any) -> type[ctypes.Structure]:
     """A structure of kernels.cpp, by its fields in their order."""
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items()), "__doc__": "See kernels.cpp."})
+    return type(
+        name, (ctypes.Structure,), {"_fields_": list(fields.items()), "__doc__": "See kernels.cpp."}
+    )
 
 
 LinearStruct = structure(
-    "Linear", **dict.fromkeys(("panels", "bias", "scale", "sums"), POINTER), inputs=SIZE, outputs=SIZE
+    "Linear",
+    **dict.fromkeys(("panels", "bias", "scale", "sums"), POINTER),
+    inputs=SIZE,
+    outputs=SIZE,
 )
 
 
@@ -30,17 +35,23 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 class Matrix:
-    """W and b of x W^T + b for inference: W in panels of as many outputs as a product keeps in registers.
+    """W and b of x W^T + b for inference: W in panels of as many outputs as a product keeps in
+    registers.
 
     Args:
-        int8: round to 8-bit integers; every row of W has a scale of its own, and every row of x as it comes. Sums of
-            integers are exact and a row of x knows nothing of the others, so results do not depend on the batch.
+        int8: round to 8-bit integers; every row of W has a scale of its own, and every row of x as
+            it comes. Sums of integers are exact and a row of x knows nothing of the others, so
+            results do not depend on the batch.
 
     Source: Wu et al. (2020), Integer quantization for deep learning inference, section 3.
     """
 
     def __init__(
-        self, weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None, *, int8: bool = False
+        self,
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, " O"] | None = None,
+        *,
+        int8: bool = False,
     ) -> None:
         weight = weight.detach()
         scale = sums = None
@@ -63,17 +74,23 @@ class Matrix:
             InputError: x is not of float32 and this width: in C++ nobody would notice.
         """
         if x.dtype != torch.float32 or x.size(-1) != self.linear.inputs:
-            raise InputError(f"x must be float32 (..., {self.linear.inputs}), but it is {x.dtype} {tuple(x.shape)}")
+            raise InputError(
+                f"x must be float32 (..., {self.linear.inputs}), but it is {x.dtype} "
+                f"{tuple(x.shape)}"
+            )
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.linear.outputs)
         n_rows = x.numel() // self.linear.inputs
         library = required()
-        library.linear_map(ctypes.byref(self.linear), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads())
+        library.linear_map(
+            ctypes.byref(self.linear), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads()
+        )
         return y
 
 
 def _in_panels(weight: Shaped[Tensor, "O I"]) -> Tensor:
-    """Rows in groups of `wide`; of int8, `pair` columns of every row follow one another. Zeros fill both up."""
+    """Rows in groups of `wide`; of int8, `pair` columns of every row follow one another. Zeros fill
+    both up."""
     wide = constant("wide")
     pair = constant("pair") if weight.dtype == torch.int8 else 1
     padded = F.pad(weight, (0, -weight.size(1) % pair, 0, -weight.size(0) % wide))

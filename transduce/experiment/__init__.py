@@ -1,6 +1,7 @@
 """What a recipe is written with: data, models, objectives, training, validation and reports.
 
-With `import transduce as td` and `from transduce import experiment as ex`, a recipe needs nothing else.
+With `import transduce as td` and `from transduce import experiment as ex`, a recipe needs nothing
+else.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
         label_symbols as label_symbols,
         recordings_fingerprint as recordings_fingerprint,
     )
-    from transduce.data.speech.pairs import SpeechPairs as SpeechPairs, SpeechPairsConfig as SpeechPairsConfig
+    from transduce.data.speech.pairs import (
+        SpeechPairs as SpeechPairs,
+        SpeechPairsConfig as SpeechPairsConfig,
+    )
     from transduce.data.text.corpus import (
         Directions as Directions,
         Files as Files,
@@ -41,7 +45,11 @@ if TYPE_CHECKING:
         read_text as read_text,
     )
     from transduce.data.text.lines import read_lines as read_lines
-    from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint, text_pairs as text_pairs
+    from transduce.data.text.pairs import (
+        TextPairs as TextPairs,
+        fingerprint as fingerprint,
+        text_pairs as text_pairs,
+    )
     from transduce.data.text.parallel_text import ParallelText as ParallelText
     from transduce.data.text.pronunciations import (
         PronunciationTokenizer as PronunciationTokenizer,
@@ -54,7 +62,10 @@ if TYPE_CHECKING:
         train_tokenizer_pair as train_tokenizer_pair,
     )
     from transduce.data.text.shards import Stream as Stream
-    from transduce.data.text.tokenizer_files import TokenizerKind as TokenizerKind, train_tokenizer as train_tokenizer
+    from transduce.data.text.tokenizer_files import (
+        TokenizerKind as TokenizerKind,
+        train_tokenizer as train_tokenizer,
+    )
     from transduce.data.text.windows import (
         HeldOut as HeldOut,
         HeldOutWindows as HeldOutWindows,
@@ -64,7 +75,10 @@ if TYPE_CHECKING:
         Windows as Windows,
         mask_id as mask_id,
     )
-    from transduce.decode.shortlist import learn_shortlist as learn_shortlist, save_shortlist as save_shortlist
+    from transduce.decode.shortlist import (
+        learn_shortlist as learn_shortlist,
+        save_shortlist as save_shortlist,
+    )
     from transduce.device import default_device as default_device
     from transduce.experiment.command import main as main
     from transduce.experiment.config import ValidateBy as ValidateBy
@@ -84,14 +98,20 @@ if TYPE_CHECKING:
         speech_validator as speech_validator,
         translation_validator as translation_validator,
     )
-    from transduce.model.attention_maps import cross_attention as cross_attention, self_attention as self_attention
+    from transduce.model.attention_maps import (
+        cross_attention as cross_attention,
+        self_attention as self_attention,
+    )
     from transduce.model.presets import (
         conformer_small as conformer_small,
         conformer_tiny as conformer_tiny,
         gpt2 as gpt2,
         speech_tiny as speech_tiny,
     )
-    from transduce.report.evaluation import search_report as search_report, speech_report as speech_report
+    from transduce.report.evaluation import (
+        search_report as search_report,
+        speech_report as speech_report,
+    )
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
     from transduce.score.tokenization import Tokenization as Tokenization

@@ -23,7 +23,7 @@ from transduce.hub import PREFIX
 from transduce.threads import limit_omp_spin
 
 FOOT = f"""
-  --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win over it
+  --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win
   --print-config   print all fields as such a file, and do nothing else
 {HELP_ALL}"""
 
@@ -37,12 +37,16 @@ def main(
     default: str,
     description: str | None,
 ) -> int:
-    """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
+    """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after
+    Ctrl-C."""
     joined = False
 
     def go() -> None:
         nonlocal joined
-        told, several = limit_omp_spin(), os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ
+        told, several = (
+            limit_omp_spin(),
+            os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ,
+        )
         with _one_of_several() if several else nullcontext():
             joined = several
             experiment = choose(settings, default=default, description=description)
@@ -70,7 +74,9 @@ def main(
             code = int(error.code or 0) if isinstance(error, SystemExit) else 1
             if code == 1:
                 traceback.print_exc()
-        if joined:  # Gloo's threads may abort an interpreter that ends while other processes are at work or gone
+        # Gloo's threads may abort an interpreter that ends while other processes are at work or
+        # gone
+        if joined:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -79,7 +85,8 @@ def main(
 
 @contextmanager
 def _one_of_several() -> Iterator[None]:
-    """A process among those of torchrun: the first alone speaks; of those that fail, the one that does so first says why."""
+    """A process among those of torchrun: the first alone speaks; of those that fail, the one that
+    does so first says why."""
     from transduce.train.distributed import end_with_parent, world
 
     end_with_parent()
@@ -99,14 +106,20 @@ def _one_of_several() -> Iterator[None]:
             raise
 
 
-def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None) -> ExperimentT:
-    """The named setting, with the fields that files and then flags override; `default` where none is named.
+def choose(
+    settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None
+) -> ExperimentT:
+    """The named setting, with the fields that files and then flags override; `default` where none
+    is named.
 
     Raises:
         InputError: there is no such setting, or a flag or a file does not fit.
         SystemExit: help or the configuration was asked for, and printed (0).
     """
-    words, prog = sys.argv[1:], sys.argv[0] if sys.argv[0].startswith("transduce ") else f"python {sys.argv[0]}"
+    words, prog = (
+        sys.argv[1:],
+        sys.argv[0] if sys.argv[0].startswith("transduce ") else f"python {sys.argv[0]}",
+    )
     if words[:1] in (["-h"], ["--help"]):
         _print_settings(settings, prog, description)
         sys.exit(0)
@@ -120,7 +133,9 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     start = _starting_run(words, with_files(experiment, files))
     experiment = with_files(like_run(experiment, start) if start else experiment, files)
     kind: Any = type(experiment)
-    chosen: ExperimentT = call(kind, words, prog=f"{prog} {name}", default=experiment, description=summary, foot=FOOT)
+    chosen: ExperimentT = call(
+        kind, words, prog=f"{prog} {name}", default=experiment, description=summary, foot=FOOT
+    )
     if printing:
         print(json.dumps(to_dict(chosen), indent=2))
         sys.exit(0)
@@ -128,14 +143,16 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
 
 
 def _own_flags(words: list[str]) -> tuple[list[str], list[Path], bool]:
-    """Split into the words that set fields, the files of --config, and whether --print-config is there."""
+    """Split into the words that set fields, the files of --config, and whether --print-config is
+    there."""
     left, files, rest = [], [], iter(words)
     for word in rest:
         flag, equals, value = word.partition("=")
         if flag == "--config":
             if not (name := value if equals else next(rest, "")):
                 raise InputError(
-                    "--config takes a file, .json or .yaml, but nothing follows it; --print-config writes one"
+                    "--config takes a file, .json or .yaml, but nothing follows it; --print-config "
+                    "writes one"
                 )
             files.append(Path(name))
         else:
@@ -144,10 +161,15 @@ def _own_flags(words: list[str]) -> tuple[list[str], list[Path], bool]:
 
 
 def _starting_run(words: list[str], experiment: AnyExperiment) -> Path | None:
-    """The run of --start-from; where it is gone and the new run has begun, that one, which began like it."""
+    """The run of --start-from; where it is gone and the new run has begun, that one, which began
+    like it."""
     flags = ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument(
-        "--start-from", "--start_from", nargs="?", type=Path, default=getattr(experiment, "start_from", None)
+        "--start-from",
+        "--start_from",
+        nargs="?",
+        type=Path,
+        default=getattr(experiment, "start_from", None),
     )
     flags.add_argument("--run", nargs="?", type=Path, default=experiment.run)
     found, _ = flags.parse_known_args(words)
@@ -155,11 +177,17 @@ def _starting_run(words: list[str], experiment: AnyExperiment) -> Path | None:
         from transduce.run import on_disk
 
         return on_disk(found.start_from)
-    known = [path for path in (found.start_from, found.run) if path is not None and (path / "config.json").is_file()]
+    known = [
+        path
+        for path in (found.start_from, found.run)
+        if path is not None and (path / "config.json").is_file()
+    ]
     return known[0] if found.start_from is not None and known else None
 
 
-def _print_settings(settings: Mapping[str, tuple[str, object]], prog: str, description: str | None) -> None:
+def _print_settings(
+    settings: Mapping[str, tuple[str, object]], prog: str, description: str | None
+) -> None:
     width = max(map(len, settings)) + 2
     print(f"usage: {prog} [NAME] [--FLAG VALUE ...]\n")
     print(re.sub(r"python recipes/\w+\.py", prog, description or "").strip() + "\n")

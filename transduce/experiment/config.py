@@ -5,7 +5,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 from transduce.train.config import TrainingConfig
 
-ValidateBy = Literal["loss", "bleu", "bleu.lowercase", "chrf", "chrf++", "ter", "wer", "cer", "per", "comet"]
+ValidateBy = Literal[
+    "loss", "bleu", "bleu.lowercase", "chrf", "chrf++", "ter", "wer", "cer", "per", "comet"
+]
 """What can decide which checkpoint is best: the loss, or a measure of outputs."""
 
 

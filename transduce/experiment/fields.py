@@ -44,7 +44,9 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
             or a value that does not fit.
     """
     if not path.is_file():
-        raise InputError(f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one")
+        raise InputError(
+            f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one"
+        )
     raw = path.read_bytes()
     try:
         text = raw.decode("utf-8-sig")
@@ -56,7 +58,9 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
             raise InputError("no text holds the character 0")
     except Exception as error:  # PyYAML raises errors of many kinds, as for a day of no calendar
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {reason}") from error
+        raise InputError(
+            f"--config takes JSON, or YAML in a .yaml, but {path} is not: {reason}"
+        ) from error
     if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
         plain = {name: value for name, value in plain["experiment"].items() if name != "data"}
     try:
@@ -75,7 +79,10 @@ def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     if len(plain) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"a field must be named once, but {twice!r} is named {names.count(twice)} times; join them")
+        raise InputError(
+            f"a field must be named once, but {twice!r} is named {names.count(twice)} times; join "
+            "them"
+        )
     return plain
 
 
@@ -90,7 +97,9 @@ class _Yaml(yaml.SafeLoader):
         return mapping
 
 
-_Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def like_run(config: ConfigT, run: Path) -> ConfigT:
@@ -107,10 +116,16 @@ def like_run(config: ConfigT, run: Path) -> ConfigT:
         return config
     try:
         plain = json.loads(path.read_text("utf-8"))
-        known = {name: plain[name] for name in ("model", "features") if name in plain and hasattr(config, name)}
+        known = {
+            name: plain[name]
+            for name in ("model", "features")
+            if name in plain and hasattr(config, name)
+        }
         changed = _changed(config, known)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"a run to start from has a config.json of transduce, but {path}: {error}") from error
+        raise InputError(
+            f"a run to start from has a config.json of transduce, but {path}: {error}"
+        ) from error
     return changed if _inputs(changed) == _inputs(config) else config
 
 
@@ -140,19 +155,29 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
     if classes:
         names = _checked_object(value, name).keys()
         classes.sort(key=lambda kind: not isinstance(old, kind))
-        fitting = next((kind for kind in classes if names <= {each.name for each in fields(kind)}), classes[0])
-        return _changed(old, value, f"{name}.") if isinstance(old, fitting) else from_dict(fitting, value, name)
+        fitting = next(
+            (kind for kind in classes if names <= {each.name for each in fields(kind)}), classes[0]
+        )
+        return (
+            _changed(old, value, f"{name}.")
+            if isinstance(old, fitting)
+            else from_dict(fitting, value, name)
+        )
     for kind in kinds:
         if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
             with suppress(ValueError):
                 return structured(kind, value)
-    raise InputError(f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}")
+    raise InputError(
+        f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}"
+    )
 
 
 def _checked_object(plain: Any, name: str) -> dict[str, Any]:
     if not isinstance(plain, dict):
         actual = json.dumps(plain, default=str)
-        raise InputError(f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {actual}")
+        raise InputError(
+            f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {actual}"
+        )
     return plain
 
 
@@ -163,7 +188,9 @@ def _type_names(kinds: Sequence[Any]) -> str:
         if get_origin(kind) is Literal:
             names.append("one of " + ", ".join(json.dumps(part) for part in parts))
         elif get_origin(kind) is tuple:
-            names.append("a list of " + ", ".join(_type_names([part]) for part in parts if part is not ...))
+            names.append(
+                "a list of " + ", ".join(_type_names([part]) for part in parts if part is not ...)
+            )
         else:
             names.append(NAMES[kind])
     return " or ".join(names)

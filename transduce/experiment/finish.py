@@ -38,7 +38,11 @@ def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, li
     }
     if set(means["best"]) == set(means["last"]):
         del means["last"]
-    return {f"mean of the {len(updates)} {name}": updates for name, updates in means.items() if len(updates) > 1}
+    return {
+        f"mean of the {len(updates)} {name}": updates
+        for name, updates in means.items()
+        if len(updates) > 1
+    }
 
 
 def finish(directory: Path, trainer: Trainer) -> None:

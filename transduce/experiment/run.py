@@ -36,7 +36,9 @@ from transduce.train.state import Progress, Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 
-def with_vocabularies(config: TransformerConfig, source: int, target: int, *, joint: bool) -> TransformerConfig:
+def with_vocabularies(
+    config: TransformerConfig, source: int, target: int, *, joint: bool
+) -> TransformerConfig:
     """The model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
 
     def resized(stack: StackConfig | None, vocab_size: int) -> StackConfig | None:
@@ -86,11 +88,16 @@ def new_model(
         into memory.
     """
     parts = world().size if x.training.shard else 1  # and a validation has whole weights
-    check_fits(config, torch_device(x.device), bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts)
+    check_fits(
+        config, torch_device(x.device), bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts
+    )
     torch.manual_seed(x.training.seed)
     model = Transformer(config).to(torch_device(x.device))
     numbers = trains_in(x.training.precision, model.device)
-    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}, trained in {numbers}")
+    print(
+        f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}, "
+        f"trained in {numbers}"
+    )
     if start_from is not None and not checkpoints(x.run):
         take_weights(model, start_from, source_tokenizer, target_tokenizer)
     return model
@@ -247,14 +254,16 @@ def _check_alike(x: AnyExperiment, run: Run) -> None:
     holder = path.read_text() if path.is_file() else ""
     if here.broadcast(holder) != holder:
         raise InputError(
-            f"every process must see the same run directory, but for {process}, {x.run.absolute()} is "
+            f"every process must see the same run directory, but for {process}, {x.run.absolute()} "
+            "is "
             "not the one that the first process holds; give all machines the same --run, on a file "
             "system that they share"
         )
     settings = {**run.resume_key(), "training": to_dict(replace(x.training, data_workers=0))}
     if changed := differences(here.broadcast(settings), settings):
         raise InputError(
-            f"every process must have the same settings and data, but in {process}, this differs from "
+            f"every process must have the same settings and data, but in {process}, this differs "
+            "from "
             f"the first: {'; '.join(changed)}; start the same command on all machines"
         )
 
@@ -267,8 +276,10 @@ def _print_schedule(directory: Path, training: TrainingConfig) -> None:
         before = training.optim.rate(done, done)
         now = training.optim.rate(done + 1, training.max_updates)
         print(
-            f"goes on after update {done}, in a schedule of {training.max_updates} updates: the rate was "
-            f"{before:.3g} and is now {now:.3g}; for a schedule of its own: --start-from {directory} "
+            f"goes on after update {done}, in a schedule of {training.max_updates} updates: the "
+            "rate was "
+            f"{before:.3g} and is now {now:.3g}; for a schedule of its own: --start-from "
+            f"{directory} "
             "--run NEW"
         )
 

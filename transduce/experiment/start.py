@@ -56,7 +56,9 @@ def saved_tokenizers(
     """
     files = [named] if isinstance(named, Path) else [] if isinstance(named, str) else list(named)
     if len(files) > 2:
-        raise InputError(f"tokenizer is one file for both sides, or one for each, but there are {len(files)}")
+        raise InputError(
+            f"tokenizer is one file for both sides, or one for each, but there are {len(files)}"
+        )
     begun = (directory / CONFIG).exists()
     if begun:
         tokenizers = _tokenizers_of(directory)
@@ -75,7 +77,8 @@ def saved_tokenizers(
             raise InputError(f"{path}: {error}") from error
         if lowercase and tokenizer.decode(tokenizer.encode(["A"])) != ["a"]:
             raise InputError(
-                f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out --lowercase, or train a "
+                f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out "
+                "--lowercase, or train a "
                 "tokenizer with it"
             )
     first, *rest = tokenizers
@@ -85,7 +88,9 @@ def saved_tokenizers(
 def _tokenizers_of(directory: Path) -> dict[Tokenizer, Path]:
     """The tokenizers of a run, the source's first, and the run."""
     run = load_run(directory)
-    return {each: directory for each in (run.source_tokenizer, run.target_tokenizer) if each is not None}
+    return {
+        each: directory for each in (run.source_tokenizer, run.target_tokenizer) if each is not None
+    }
 
 
 class Vocabularies(NamedTuple):
@@ -142,13 +147,18 @@ def take_weights(
             taken.add(name)
         if note:
             notes[TABLES.get(name, name)] = note
-    untaken = ", ".join(f"{name} {tuple(new.shape)}" for name, new in weights.items() if name not in taken)
+    untaken = ", ".join(
+        f"{name} {tuple(new.shape)}" for name, new in weights.items() if name not in taken
+    )
     if not taken:
         raise InputError(
-            f"a model that starts from a run must have weights of the same names and shapes, but {directory} has none "
+            "a model that starts from a run must have weights of the same names and shapes, but "
+            f"{directory} has none "
             f"that fit; new are {untaken}"
         )
-    print(f"starts from {directory}: {len(taken)} of {len(weights)} tensors; new: {untaken or 'none'}")
+    print(
+        f"starts from {directory}: {len(taken)} of {len(weights)} tensors; new: {untaken or 'none'}"
+    )
     for note in notes.values():
         print(note)
     if unused := [name for name in weights_of(other) if name not in taken]:
@@ -192,7 +202,9 @@ def _vocabularies(
         ("target", run.target_tokenizer, target_tokenizer),
     ):
         if old is not None and new is not None:
-            sides[side] = Vocabularies(old, _size(run.model, side, old), new, _size(config, side, new))
+            sides[side] = Vocabularies(
+                old, _size(run.model, side, old), new, _size(config, side, new)
+            )
     return sides
 
 

@@ -70,13 +70,19 @@ class Validator:
             metrics["perplexity"] = math.exp(min(loss, 50))
         metrics |= validation.metrics
         if self.by not in metrics:
-            raise InputError(f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}")
-        higher = MEASURES[self.by].higher_is_better if self.by in MEASURES else self.by == "accuracy"
+            raise InputError(
+                f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}"
+            )
+        higher = (
+            MEASURES[self.by].higher_is_better if self.by in MEASURES else self.by == "accuracy"
+        )
         score = metrics[self.by] if higher else -metrics[self.by]
         return replace(validation, metrics=metrics, score=score, by=self.by)
 
 
-def _per_token(batches: Sequence[Batch], device: torch.device, value: Callable[[Batch], float]) -> float:
+def _per_token(
+    batches: Sequence[Batch], device: torch.device, value: Callable[[Batch], float]
+) -> float:
     """The sum of a value of batches, over their tokens; processes share the batches."""
     total = n_tokens = 0.0
     for i in world().share(range(len(batches))):  # one at a time, as those of sound are made then
@@ -98,7 +104,9 @@ def masked_accuracy(fill_mask: FillMask, batches: MaskedBatches) -> float:
     """The share of masked tokens that are predicted right."""
 
     def n_right(batch: Batch) -> int:
-        return int((_filled(fill_mask, batch) == batch.target_out[batch.target_out != IGNORE]).sum())
+        return int(
+            (_filled(fill_mask, batch) == batch.target_out[batch.target_out != IGNORE]).sum()
+        )
 
     return _per_token(batches, fill_mask.model.device, n_right)
 
@@ -118,14 +126,18 @@ def translation_validator(
 
     def look(model: Transformer) -> Validation:
         outputs = world().gather(translator(world().share(text.source), GREEDY))
-        samples = [(text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)]
+        samples = [
+            (text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)
+        ]
         metrics = _scores(measures, outputs, text.target)
         return Validation(metrics, samples=samples, pictures=_aligned(translator, samples))
 
     return Validator(batches=batches, look=look, by=by, perplexity=True)
 
 
-def _aligned(translator: Translator, samples: Sequence[tuple[str, str, str]]) -> dict[str, Callable[[Path], None]]:
+def _aligned(
+    translator: Translator, samples: Sequence[tuple[str, str, str]]
+) -> dict[str, Callable[[Path], None]]:
     """A picture of the alignment of the shortest sample with its reference, if the model has
     positions for it."""
     source, reference, _ = min(samples, key=lambda sample: len(sample[0]) + len(sample[1]))
@@ -135,7 +147,11 @@ def _aligned(translator: Translator, samples: Sequence[tuple[str, str, str]]) ->
         return {}
     weights = alignment.mean.float()
     title = "mean over heads of the last layer but one"
-    return {"attention": lambda path: attention_map(weights, alignment.target, alignment.source, title, path)}
+    return {
+        "attention": lambda path: attention_map(
+            weights, alignment.target, alignment.source, title, path
+        )
+    }
 
 
 def speech_validator(
@@ -160,17 +176,25 @@ def speech_validator(
 
     def look(model: Transformer) -> Validation:
         texts: list[str] = []
-        for group in group_by_duration(world().share(scored), CHUNK, lambda recording: recording.seconds):
+        for group in group_by_duration(
+            world().share(scored), CHUNK, lambda recording: recording.seconds
+        ):
             read = [_frames(pairs.reader, recording) for recording in group]
-            decoded = iter(transcriber.decode([frames for frames in read if frames is not None], search))
+            decoded = iter(
+                transcriber.decode([frames for frames in read if frames is not None], search)
+            )
             texts += ["" if frames is None else next(decoded)[0].text for frames in read]
         outputs = world().gather(texts)
         rows = _spread(len(pairs.recordings), n_samples)
         diagonal, draw = _straightest_head(transcriber, pairs, rows)
-        by_audio = {recording.audio: output for recording, output in zip(scored, outputs, strict=True)}
+        by_audio = {
+            recording.audio: output for recording, output in zip(scored, outputs, strict=True)
+        }
         return Validation(
             _scores(measures, outputs, references) | {"diagonality": diagonal},
-            samples=[(x.id, x.text, by_audio[x.audio]) for x in (pairs.recordings[i] for i in rows)],
+            samples=[
+                (x.id, x.text, by_audio[x.audio]) for x in (pairs.recordings[i] for i in rows)
+            ],
             pictures={"attention": draw},
         )
 
@@ -200,7 +224,10 @@ def _straightest_head(
     weights = cross_attention(model, memory, target_in.to(model.device)).float().cpu()
     sizes = list(zip(target_lengths.tolist(), memory.lengths.tolist(), strict=True))
     heads = {
-        (layer, head): sum(diagonality(weights[layer, b, head, :t, :s]) for b, (t, s) in enumerate(sizes)) / len(sizes)
+        (layer, head): sum(
+            diagonality(weights[layer, b, head, :t, :s]) for b, (t, s) in enumerate(sizes)
+        )
+        / len(sizes)
         for layer, head in product(range(weights.size(0)), range(weights.size(2)))
     }
     layer, head = max(heads, key=heads.__getitem__)
@@ -213,7 +240,11 @@ def _straightest_head(
 
 
 def language_validator(
-    generator: Generator, valid: Stream, batches: Sequence[Batch], generation: GenerationConfig, n_samples: int = 2
+    generator: Generator,
+    valid: Stream,
+    batches: Sequence[Batch],
+    generation: GenerationConfig,
+    n_samples: int = 2,
 ) -> Validator:
     """Loss on held-out text, and how the model goes on from places in it."""
 
@@ -225,18 +256,27 @@ def language_validator(
         last = len(valid) - 2 * length
         starts = range(0, last + 1, max(1, last // max(1, n_samples - 1)))[:n_samples]
         before, after = (
-            generator.tokenizer.decode([valid.read(start + i, start + i + length).tolist() for start in starts])
+            generator.tokenizer.decode(
+                [valid.read(start + i, start + i + length).tolist() for start in starts]
+            )
             for i in (0, length)
         )
         drawn = generator(before, replace(generation, max_length=length))
-        samples = zip(map(_one_line, before), map(_one_line, after), map(_one_line, drawn), strict=True)
+        samples = zip(
+            map(_one_line, before), map(_one_line, after), map(_one_line, drawn), strict=True
+        )
         return Validation({}, samples=list(samples))
 
     return Validator(batches=batches, look=look, perplexity=True)
 
 
 def masked_language_validator(
-    fill_mask: FillMask, batches: MaskedBatches, *, by: str = "loss", n_samples: int = 3, sample_tokens: int = 32
+    fill_mask: FillMask,
+    batches: MaskedBatches,
+    *,
+    by: str = "loss",
+    n_samples: int = 3,
+    sample_tokens: int = 32,
 ) -> Validator:
     """Loss and accuracy (percent) on the masked tokens of held-out text, and how the model fills
     some of them."""
@@ -267,7 +307,9 @@ def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
     return fill_mask.likeliest(batch.source, batch.source_lengths, batch.target_out != IGNORE)
 
 
-def _measures(names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None) -> list[Measure]:
+def _measures(
+    names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None
+) -> list[Measure]:
     """Measures for outputs of these sources, with the one that decides."""
     if by != "loss" and by not in names:
         names = [*names, by]
@@ -313,9 +355,15 @@ def held_out_report(
         assert isinstance(batches, MaskedBatches)
         accuracy = masked_accuracy(task, batches)
     n_tokens = sum(batch.n_tokens for batch in batches)
-    print(f"{name}: {n_tokens:,} tokens to predict of {sum(int(batch.target_lengths.sum()) for batch in batches):,}")
+    print(
+        f"{name}: {n_tokens:,} tokens to predict of "
+        f"{sum(int(batch.target_lengths.sum()) for batch in batches):,}"
+    )
     values: dict[str, float] = {}
-    for which, (loss, share) in {"": (held_out_loss(task.model, batches), accuracy), **baselines}.items():
+    for which, (loss, share) in {
+        "": (held_out_loss(task.model, batches), accuracy),
+        **baselines,
+    }.items():
         prefix = which and f"{which}."
         values[f"{prefix}loss"] = loss
         if share is None:
@@ -325,6 +373,8 @@ def held_out_report(
             second = values[f"{prefix}accuracy"] = 100 * share
             shown = f"accuracy {second:.3f} %"
         print(f"  {which or 'loss'} {loss:.4f} nats per token, {shown}")
-    write_file(directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
+    write_file(
+        directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n"
+    )
     write_reports(directory)
     return values

@@ -89,7 +89,12 @@ LLAMA = {
 BIASLESS = LLAMA | {"bias": False}
 SPEECH = {"norm_position": "pre", "sinusoids": "tensor2tensor"}
 BLOCKS: dict[str, dict[str, Any]] = {
-    "gpt2": {"norm_position": "pre", "positions": "learned", "scale_embeddings": False, "init": "gpt2"},
+    "gpt2": {
+        "norm_position": "pre",
+        "positions": "learned",
+        "scale_embeddings": False,
+        "init": "gpt2",
+    },
     "llama": LLAMA,
     "qwen2": BIASLESS | {"qkv_bias": True},
     "qwen3": BIASLESS | {"qk_norm": True},
@@ -113,8 +118,10 @@ BLOCKS: dict[str, dict[str, Any]] = {
 IN_TRAINING = "; they matter in training alone, so make them equal in config.json"
 EQUAL = {
     ("embd_pdrop", "resid_pdrop"): IN_TRAINING,
-    ("attention_bias", "mlp_bias"): "; a Transformer here has biases in all linear maps or in those to queries, keys "
-    "and values",
+    (
+        "attention_bias",
+        "mlp_bias",
+    ): "; a Transformer here has biases in all linear maps or in those to queries, keys and values",
     ("encoder_attention_heads", "decoder_attention_heads"): "",
     ("encoder_ffn_dim", "decoder_ffn_dim"): "",
 }
@@ -169,11 +176,16 @@ def require_value(settings: object, name: str, allowed: Collection[Any], directo
         raise InputError(f"{name} must be {one_of(allowed)}, but in {directory} it is {value!r}")
 
 
-def require_equal(settings: object, one: str, other: str, directory: Path, way_out: str = "") -> None:
+def require_equal(
+    settings: object, one: str, other: str, directory: Path, way_out: str = ""
+) -> None:
     """Raise InputError unless two settings are equal; here, one field stands for both."""
     values = getattr(settings, one), getattr(settings, other)
     if values[0] != values[1]:
-        raise InputError(f"{one} must equal {other}, but in {directory} they are {values[0]} and {values[1]}{way_out}")
+        raise InputError(
+            f"{one} must equal {other}, but in {directory} they are {values[0]} and "
+            f"{values[1]}{way_out}"
+        )
 
 
 def our_fields(settings: Settings) -> dict[str, Any]:
@@ -201,7 +213,9 @@ def our_config(ours: dict[str, Any], directory: Path) -> TransformerConfig:
 def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> dict[str, Any]:
     """Translate fields of TransformerConfig into settings, the other way of `our_fields`."""
     assert config.decoder is not None
-    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # of two names, the first one counts
+    activations = {
+        ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())
+    }  # of two names, the first one counts
     ours = vars(config) | {
         "n_layers": config.decoder.n_layers,
         "n_kv_heads": config.kv_heads,

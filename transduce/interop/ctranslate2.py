@@ -55,7 +55,9 @@ CARRIED = {
 """The fields of TransformerConfig that CTranslate2 knows; all others must have their defaults."""
 
 
-def export_ctranslate2(model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer) -> None:
+def export_ctranslate2(
+    model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer
+) -> None:
     """Write what ctranslate2.Translator loads, or ctranslate2.Generator for a decoder alone.
 
     The tokenizers' own files are beside it, under the names that a run has for them.
@@ -71,7 +73,9 @@ def export_ctranslate2(model: Transformer, directory: Path, *, source: Tokenizer
     check_exportable(config)
     special = {"bos_token": target.bos_id, "eos_token": target.eos_id, "unk_token": target.unk_id}
     vocabulary = vocabulary_of(target, config.vocab_size)
-    settings: dict[str, Any] = {name: "" if i is None else vocabulary[i] for name, i in special.items()}
+    settings: dict[str, Any] = {
+        name: "" if i is None else vocabulary[i] for name, i in special.items()
+    }
     source_vocabulary = None
     if config.encoder is not None and source is not None:
         assert isinstance(config.encoder.input, Tokens)
@@ -131,7 +135,10 @@ def check_exportable(config: TransformerConfig) -> None:
     """Raise InputError where a model has a part that CTranslate2 lacks; the message names it."""
     check_tokens(config, "CTranslate2")
     if config.encoder is not None and config.qk_norm:
-        raise InputError("CTranslate2 does not normalize the keys of a memory, but qk_norm=True; it cannot be exported")
+        raise InputError(
+            "CTranslate2 does not normalize the keys of a memory, but qk_norm=True; it cannot be "
+            "exported"
+        )
     check_carried(config, CARRIED, "CTranslate2")
 
 
@@ -184,7 +191,9 @@ def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
     if config.rotary_bands is not None:
         low, high, n = config.rotary_bands
         for layer in spec.layer:
-            vars(layer.self_attention).update(  # the engine reads them all, but the class has only names for two
+            vars(
+                layer.self_attention
+            ).update(  # the engine reads them all, but the class has only names for two
                 rotary_low_freq_factor=np.float32(low),
                 rotary_high_freq_factor=np.float32(high),
                 rotary_scaling_factor=np.float32(config.rotary_factor),

@@ -18,7 +18,12 @@ from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, regular
 from transduce.interop.config_json import our_config, our_fields
-from transduce.interop.generation import Generation, read_decoding, read_generation, require_settings
+from transduce.interop.generation import (
+    Generation,
+    read_decoding,
+    read_generation,
+    require_settings,
+)
 from transduce.interop.names import ENCODER_DECODER
 from transduce.interop.pretrained import TOKENIZER, Imported, read_optional
 from transduce.interop.settings import BARTSettings, MarianSettings
@@ -29,10 +34,10 @@ LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
 
 M2M100 = {
-    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
-    "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
-    "mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th "
-    "tl tn tr uk ur uz vi wo xh yi yo zh zu",
+    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy "
+    "ga gd gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv "
+    "mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw "
+    "ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
 """Languages in the order of their tags, which no file has, by `language_codes`: of M2M-100 and of
@@ -51,7 +56,9 @@ def read_model(directory: Path, settings: BARTSettings) -> Transformer:
         weights["final_logits_bias"] = bias.flatten()
     ours = our_fields(settings) | {"output_bias": "final_logits_bias" in weights}
     if isinstance(settings, MarianSettings) and not settings.share_encoder_decoder_embeddings:
-        ours["decoder"]["input"] = {"vocab_size": settings.decoder_vocab_size or settings.vocab_size}
+        ours["decoder"]["input"] = {
+            "vocab_size": settings.decoder_vocab_size or settings.vocab_size
+        }
     elif settings.tie_word_embeddings:
         ours["tie"] = "all"
     if settings.model_type == "m2m_100":
@@ -63,8 +70,14 @@ def read_model(directory: Path, settings: BARTSettings) -> Transformer:
         weights = share_table(weights, [shared, *tables, "lm_head.weight"], directory)
     if shared in weights:
         weights = dict.fromkeys(tables, weights[shared]) | weights
-    if config.positions == "learned" and settings.model_type != "blenderbot":  # the first two rows stand for none
-        weights |= {name: table[2:] for name, table in weights.items() if name.endswith("embed_positions.weight")}
+    if (
+        config.positions == "learned" and settings.model_type != "blenderbot"
+    ):  # the first two rows stand for none
+        weights |= {
+            name: table[2:]
+            for name, table in weights.items()
+            if name.endswith("embed_positions.weight")
+        }
     return fill_transformer(config, ENCODER_DECODER, weights, directory)
 
 
@@ -82,7 +95,12 @@ def read_run(directory: Path, settings: BARTSettings) -> Imported:
     generation = read_generation(directory, settings)
     source, target = _tokenizers(directory, generation, settings.vocab_size)
     n_forced = 1 if target.opens_by_language else len(target.opening)
-    return Imported(model, source, target, read_decoding(directory, generation, settings.vocab_size, n_forced=n_forced))
+    return Imported(
+        model,
+        source,
+        target,
+        read_decoding(directory, generation, settings.vocab_size, n_forced=n_forced),
+    )
 
 
 class Vocabulary(NamedTuple):
@@ -114,8 +132,10 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
     spm = directory / "sentencepiece.bpe.model"
     if not spm.is_file() or not (directory / "vocab.json").is_file():
         raise InputError(
-            f"a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {directory} has neither; "
-            "write it with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+            "a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but "
+            f"{directory} has neither; "
+            "write it with transformers: "
+            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )
     pieces = read_table(directory / "vocab.json", size)
     first = 1 + max(i for i, piece in enumerate(pieces) if piece)
@@ -125,12 +145,16 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
     return Vocabulary(make, pieces.index("<unk>"), {*languages.values()}, languages, [], [])
 
 
-def _tokenizers(directory: Path, generation: Generation, size: int) -> tuple[ImportedTokenizer, ImportedTokenizer]:
+def _tokenizers(
+    directory: Path, generation: Generation, size: int
+) -> tuple[ImportedTokenizer, ImportedTokenizer]:
     """Those of source and target, with the languages that the files name, if any."""
     settings = read_optional(directory / TOKENIZER)
     kind = str(settings.get("tokenizer_class"))
     forced = generation.forced_bos_token_id
-    vocabulary = _read_vocabulary(directory, size, generation.end_id, settings.get("language_codes", "m2m100"))
+    vocabulary = _read_vocabulary(
+        directory, size, generation.end_id, settings.get("language_codes", "m2m100")
+    )
     marks = {None, 0, generation.end_id, generation.pad_token_id, *vocabulary.special_ids}
     require_settings(  # a text shows what is none
         directory,
@@ -143,7 +167,9 @@ def _tokenizers(directory: Path, generation: Generation, size: int) -> tuple[Imp
     if kind.startswith("NllbTokenizer"):  # which makes its own of what tokenizer.json says
         behind = bool(settings.get("legacy_behaviour"))
     make = partial(
-        vocabulary.make, special=generation.special_ids(unk=vocabulary.unk_id), languages=vocabulary.languages
+        vocabulary.make,
+        special=generation.special_ids(unk=vocabulary.unk_id),
+        languages=vocabulary.languages,
     )
     source = make(
         opening=[i for i in vocabulary.opening if i not in tags],
@@ -155,10 +181,16 @@ def _tokenizers(directory: Path, generation: Generation, size: int) -> tuple[Imp
         place="bos" if forced is None and kind.startswith("MBartTokenizer") else "opening",
     )
     source_language = settings.get("src_lang")
-    target_language = settings.get("tgt_lang") if forced is None else tags.get(forced, settings.get("tgt_lang"))
+    target_language = (
+        settings.get("tgt_lang") if forced is None else tags.get(forced, settings.get("tgt_lang"))
+    )
     return (
-        source.with_language(source_language) if source_language in vocabulary.languages else source,
-        target.with_language(target_language) if target_language in vocabulary.languages else target,
+        source.with_language(source_language)
+        if source_language in vocabulary.languages
+        else source,
+        target.with_language(target_language)
+        if target_language in vocabulary.languages
+        else target,
     )
 
 
@@ -172,9 +204,14 @@ def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
     if isinstance(vocab := plain["model"]["vocab"], dict):
         beyond |= {token for token, i in vocab.items() if i == size}
         plain["model"]["vocab"] = {token: i for token, i in vocab.items() if token not in beyond}
-        merges = [each.split(" ") if isinstance(each, str) else each for each in plain["model"].get("merges", [])]
+        merges = [
+            each.split(" ") if isinstance(each, str) else each
+            for each in plain["model"].get("merges", [])
+        ]
         plain["model"]["merges"] = [pair for pair in merges if not beyond & {*pair, "".join(pair)}]
-    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["content"] not in beyond]
+    plain["added_tokens"] = [
+        token for token in plain["added_tokens"] if token["content"] not in beyond
+    ]
     return plain
 
 
@@ -189,7 +226,9 @@ def _around(library: LibraryTokenizer, end: int) -> tuple[list[int], list[int]]:
     n_text = encoding.special_tokens_mask.count(0)
     behind = encoding.ids[n_before + n_text :]
     if end not in behind:
-        raise InputError(f"texts must end with eos_token_id={end}, but tokenizer.json puts {behind} behind them")
+        raise InputError(
+            f"texts must end with eos_token_id={end}, but tokenizer.json puts {behind} behind them"
+        )
     return encoding.ids[:n_before], [i for i in behind if i != end]
 
 
@@ -222,7 +261,10 @@ def read_table(path: Path, size: int) -> list[str]:
     pieces = [""] * size
     for piece, i in read_json(path).items():
         if type(i) is not int or not 0 <= i < size:
-            raise InputError(f"{path} must have an id of 0 to {size - 1} for every piece, but {piece!r} has {i!r}")
+            raise InputError(
+                f"{path} must have an id of 0 to {size - 1} for every piece, but {piece!r} has "
+                f"{i!r}"
+            )
         pieces[i] = piece
     if "<unk>" not in pieces:
         raise InputError(f"{path} must have the piece <unk>, but it has not")

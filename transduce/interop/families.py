@@ -5,7 +5,13 @@ from pathlib import Path
 from transduce.interop import encoder_decoder, language_models, marian, speech
 from transduce.interop.config_json import read_settings
 from transduce.interop.pretrained import Imported
-from transduce.interop.settings import BARTSettings, LanguageModelSettings, MarianSettings, Settings, SpeechSettings
+from transduce.interop.settings import (
+    BARTSettings,
+    LanguageModelSettings,
+    MarianSettings,
+    Settings,
+    SpeechSettings,
+)
 from transduce.model.transformer import Transformer
 
 

@@ -65,7 +65,12 @@ class Generation:
 
     def special_ids(self, *, unk: int | None) -> dict[str, Any]:
         """The ids of such a model that an ImportedTokenizer has."""
-        return {"bos": self.decoder_start_token_id, "eos": self.end_id, "pad": self.pad_token_id, "unk": unk}
+        return {
+            "bos": self.decoder_start_token_id,
+            "eos": self.end_id,
+            "pad": self.pad_token_id,
+            "unk": unk,
+        }
 
 
 IN_CONFIG = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_decoder_ids")
@@ -173,10 +178,16 @@ def read_generation(directory: Path, settings: Settings) -> Generation:
     known = {*vars(Generation()), *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
     path = directory / GENERATION
     config = read_json(directory / CONFIG)
-    stored = read_json(path) if path.is_file() else {name: config[name] for name in known if name in config}
+    stored = (
+        read_json(path)
+        if path.is_file()
+        else {name: config[name] for name in known if name in config}
+    )
     stored = {name: value for name, value in stored.items() if value is not None}
     if unknown := [name for name in stored if name not in known]:
-        logger.warning("%s has %s, which nothing here knows: not read", path, ", ".join(sorted(unknown)))
+        logger.warning(
+            "%s has %s, which nothing here knows: not read", path, ", ".join(sorted(unknown))
+        )
     config |= vars(settings)
     inherited = {name: config[name] for name in IN_CONFIG if name in config}
     plain = inherited | stored
@@ -188,18 +199,23 @@ def read_generation(directory: Path, settings: Settings) -> Generation:
     if isinstance(settings, EncoderDecoderSettings):
         ends = generation.eos_token_id
         single = len(ends) == 1 and settings.eos_token_id == ends
-        require_settings(directory, generation, ("eos_token_id", "one id, that of config.json", single))
+        require_settings(
+            directory, generation, ("eos_token_id", "one id, that of config.json", single)
+        )
     return generation
 
 
 def refusal(directory: Path, name: str, rule: str, value: object) -> InputError:
     """The error that says which value a setting must have."""
     return InputError(
-        f"{name} must be {rule}, but in {directory} it is {json.dumps(value):.200}; change it in {GENERATION}"
+        f"{name} must be {rule}, but in {directory} it is {json.dumps(value):.200}; change it in "
+        f"{GENERATION}"
     )
 
 
-def require_settings(directory: Path, generation: Generation, *checks: tuple[str, str, bool]) -> None:
+def require_settings(
+    directory: Path, generation: Generation, *checks: tuple[str, str, bool]
+) -> None:
     """Raise InputError unless all checks hold: a setting, its rule, and whether it holds."""
     for name, rule, holds in checks:
         if not holds:
@@ -246,9 +262,16 @@ def read_decoding(
     }
     most = g.max_new_tokens
     if most is None and g.max_length is not None:
-        most = g.max_length - n_given if n_positions is None else min(g.max_length, n_positions - n_given)
+        most = (
+            g.max_length - n_given
+            if n_positions is None
+            else min(g.max_length, n_positions - n_given)
+        )
     if most is not None:  # its last token may have to be the end
-        decoding |= {"length_ratio": 0.0, "length_extra": most - n_forced - (g.forced_eos_token_id is not None)}
+        decoding |= {
+            "length_ratio": 0.0,
+            "length_extra": most - n_forced - (g.forced_eos_token_id is not None),
+        }
     return decoding
 
 
@@ -269,7 +292,9 @@ def _check_search(directory: Path, generation: Generation, beam: bool) -> None:
     )
 
 
-def read_sampling(directory: Path, generation: Generation, config: TransformerConfig) -> dict[str, Any]:
+def read_sampling(
+    directory: Path, generation: Generation, config: TransformerConfig
+) -> dict[str, Any]:
     """The fields of GenerationConfig by which a decoder alone goes on as in `generate`.
 
     Raises:
@@ -308,15 +333,19 @@ def _read_rules(directory: Path, generation: Generation, vocab_size: int) -> dic
     ends = {*g.eos_token_id}
     if any(len(ids) != 1 for ids in g.bad_words_ids):
         raise InputError(
-            f"bad_words_ids must be tokens, one each, but in {directory} they are {json.dumps(g.bad_words_ids)}; change them in "
+            f"bad_words_ids must be tokens, one each, but in {directory} they are "
+            f"{json.dumps(g.bad_words_ids)}; change them in "
             f"{GENERATION}, and name phrases with --forbid"
         )
-    require_settings(directory, g, ("suppress_tokens", "without eos_token_id", not ends & {*g.suppress_tokens}))
+    require_settings(
+        directory, g, ("suppress_tokens", "without eos_token_id", not ends & {*g.suppress_tokens})
+    )
     ids = {*g.suppress_tokens, *(i for (i,) in g.bad_words_ids)} - {g.pad_token_id, *ends}
     first = {*g.begin_suppress_tokens}
     if beyond := [i for i in (*ids, *first) if not 0 <= i < vocab_size]:
         raise InputError(
-            f"suppress_tokens, begin_suppress_tokens and bad_words_ids must be ids of 0 to {vocab_size - 1}, but in "
+            "suppress_tokens, begin_suppress_tokens and bad_words_ids must be ids of 0 to "
+            f"{vocab_size - 1}, but in "
             f"{directory} one is {beyond[0]}; change it in {GENERATION}"
         )
     return {

@@ -19,7 +19,14 @@ from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import copy_weights
-from transduce.interop.config_json import CONFIG, known_fields, our_config, our_fields, require_value, their_settings
+from transduce.interop.config_json import (
+    CONFIG,
+    known_fields,
+    our_config,
+    our_fields,
+    require_value,
+    their_settings,
+)
 from transduce.interop.generation import read_generation, read_sampling
 from transduce.interop.names import GPT2, LLAMA, OPT, PHI3, XGLM, named_weights
 from transduce.interop.pretrained import (
@@ -94,14 +101,18 @@ def _our_config(settings: Settings, directory: Path) -> TransformerConfig:
     if isinstance(settings, GPT2Settings):
         ours["d_ff"] = settings.n_inner or 4 * settings.n_embd
     if isinstance(settings, XGLMSettings):
-        require_value(settings, "pad_token_id", [0, 1], directory)  # any other would make a position zero
+        require_value(
+            settings, "pad_token_id", [0, 1], directory
+        )  # any other would make a position zero
     if isinstance(settings, LlamaLikeSettings):
         ours |= _rotation(settings, directory)
         if not isinstance(settings, LlamaSettings):
             require_value(settings, "attention_bias", [False], directory)
     if isinstance(settings, Qwen2Settings):
         ours["window"] = _window(settings, directory)
-    if settings.model_type == "gemma" and ours["activation"] == "gelu":  # its files mean the approximation
+    if (
+        settings.model_type == "gemma" and ours["activation"] == "gelu"
+    ):  # its files mean the approximation
         ours["activation"] = "gelu_tanh"
     return our_config(ours, directory)
 
@@ -113,7 +124,8 @@ def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(
-            f"rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in {directory} it is {rope}"
+            "rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in "
+            f"{directory} it is {rope}"
         )
     if kind != "default":
         ours["rotary_factor"] = rope.get("factor")
@@ -131,10 +143,14 @@ def _window(settings: Qwen2Settings, directory: Path) -> int | None:
     size = settings.sliding_window if settings.use_sliding_window else None
     ends = (0, max(0, settings.num_hidden_layers - 1))
     kinds = settings.layer_types or [
-        "sliding_attention" if size and i >= settings.max_window_layers else "full_attention" for i in ends
+        "sliding_attention" if size and i >= settings.max_window_layers else "full_attention"
+        for i in ends
     ]
     if len({*kinds}) != 1 or kinds[0] not in ("full_attention", "sliding_attention"):
-        raise InputError(f"all layers must see equally far, but in {directory} layer_types are {', '.join(kinds)}")
+        raise InputError(
+            f"all layers must see equally far, but in {directory} layer_types are "
+            f"{', '.join(kinds)}"
+        )
     return size if kinds[0] == "sliding_attention" else None
 
 
@@ -156,7 +172,9 @@ def _read_opt(directory: Path, settings: OPTSettings) -> Transformer:
     return fill_transformer(config, OPT, weights, directory, optional="|".join(optional))
 
 
-def _unproject(weights: dict[str, Tensor], settings: OPTSettings, directory: Path) -> dict[str, Tensor]:
+def _unproject(
+    weights: dict[str, Tensor], settings: OPTSettings, directory: Path
+) -> dict[str, Tensor]:
     """Multiply a narrow table by the maps before and behind the layers."""
     if settings.tie_word_embeddings:
         weights = share_table(weights, TABLES, directory)
@@ -218,11 +236,17 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
     plain = json.loads(tokenizer.model)
     begins = library.encode("").ids
     eos_token = read_optional(directory / TOKENIZER).get("eos_token")
-    named = library.token_to_id(str(eos_token["content"] if isinstance(eos_token, dict) else eos_token))
+    named = library.token_to_id(
+        str(eos_token["content"] if isinstance(eos_token, dict) else eos_token)
+    )
     end = named if named in ends else next(iter(ends), None)
     if tokenizer.eos_id != end:
         special = (*begins, end, tokenizer.pad_id)
-        hidden = [token for token in plain["added_tokens"] if token["special"] and token["id"] not in special]
+        hidden = [
+            token
+            for token in plain["added_tokens"]
+            if token["special"] and token["id"] not in special
+        ]
         for token in hidden:
             token["special"] = False
         if hidden and plain["decoder"]:
@@ -234,14 +258,17 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
         return tokenizer
     if end is None or len(begins) > 1:
         raise InputError(
-            f"texts must begin with one token at most and end with one, but in {directory} they begin with {begins} and "
+            f"texts must begin with one token at most and end with one, but in {directory} they "
+            f"begin with {begins} and "
             f"end with {[*ends]}; name what ends them in {CONFIG} (eos_token_id)"
         )
     ids = {"bos": (begins or [end])[0], "eos": end, "pad": end, "unk": end}
     return ImportedTokenizer.of({"tokenizer": plain}, size=vocab_size, special=ids, opening=begins)
 
 
-def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
+def export_gpt2(
+    model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None
+) -> None:
     """Write a directory that GPT2LMHeadModel.from_pretrained reads.
 
     In a model without biases, zeros take their places.
@@ -255,7 +282,12 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
     end = tokenizer.eos_id if tokenizer else None
     theirs = their_settings(config, "gpt2", "GPT2LMHeadModel")
     theirs |= {"embd_pdrop": config.dropout, "bos_token_id": end, "eos_token_id": end}
-    check_same(_our_config(known_fields(GPT2Settings, theirs, directory), directory), config, {"bias"}, "GPT-2")
+    check_same(
+        _our_config(known_fields(GPT2Settings, theirs, directory), directory),
+        config,
+        {"bias"},
+        "GPT-2",
+    )
     weights = named_weights(model, GPT2)
     if config.tie != "none":
         del weights["lm_head.weight"]
@@ -263,14 +295,18 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
         if not name.endswith(".weight"):
             for i in range(theirs["n_layer"]):
                 module = name.format(i)
-                weights.setdefault(f"{module}.bias", torch.zeros(weights[f"{module}.weight"].size(-1)))
+                weights.setdefault(
+                    f"{module}.bias", torch.zeros(weights[f"{module}.weight"].size(-1))
+                )
     write_model(directory, theirs, weights)
     if tokenizer is not None:
         special = {"bos_token": end, "eos_token": end, "unk_token": end}
         write_json_tokenizer(directory, tokenizer, "GPT2Tokenizer", config.max_positions, special)
 
 
-def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
+def export_llama(
+    model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None
+) -> None:
     """Write what LlamaForCausalLM reads, or Qwen2, Qwen3 or Mistral, if it has their parts.
 
     Embeddings that the model multiplies by sqrt(d_model) are so multiplied, and stand beside the
@@ -288,13 +324,21 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
     check_same(_our_config(stored, directory), config, free, kind.capitalize())
     weights = named_weights(model, LLAMA)
     if config.scale_embeddings:
-        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * config.d_model**0.5
+        weights["model.embed_tokens.weight"] = (
+            weights["model.embed_tokens.weight"] * config.d_model**0.5
+        )
     elif config.tie != "none":
         del weights["lm_head.weight"]
     write_model(directory, theirs, weights)
     if tokenizer is not None:
-        special = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-        write_json_tokenizer(directory, tokenizer, "PreTrainedTokenizerFast", config.max_positions, special)
+        special = {
+            "bos_token": tokenizer.bos_id,
+            "eos_token": tokenizer.eos_id,
+            "pad_token": tokenizer.pad_id,
+        }
+        write_json_tokenizer(
+            directory, tokenizer, "PreTrainedTokenizerFast", config.max_positions, special
+        )
 
 
 def _llama_settings(config: TransformerConfig, tokenizer: JSONTokenizer | None) -> dict[str, Any]:
@@ -317,5 +361,7 @@ def _llama_settings(config: TransformerConfig, tokenizer: JSONTokenizer | None) 
     if config.rotary_bands is not None:
         bands = dict(zip(BANDS, config.rotary_bands, strict=True))
         theirs["rope_scaling"] = {"rope_type": "llama3", "factor": config.rotary_factor, **bands}
-    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_id", None) for role in ("bos", "eos", "pad")}
+    ids = {
+        f"{role}_token_id": getattr(tokenizer, f"{role}_id", None) for role in ("bos", "eos", "pad")
+    }
     return theirs | ids

@@ -71,7 +71,9 @@ def import_marian(directory: Path) -> Marian:
     settings = read_settings(directory, ["marian"])
     assert isinstance(settings, MarianSettings) and settings.decoder_start_token_id is not None
     model = read_model(directory, settings)
-    return Marian(model, settings.decoder_start_token_id, settings.eos_token_id[0], settings.pad_token_id)
+    return Marian(
+        model, settings.decoder_start_token_id, settings.eos_token_id[0], settings.pad_token_id
+    )
 
 
 def read_run(directory: Path, settings: MarianSettings) -> Imported:
@@ -89,7 +91,11 @@ def read_run(directory: Path, settings: MarianSettings) -> Imported:
         directory,
         generation,
         ("forced_bos_token_id", "null", generation.forced_bos_token_id is None),
-        ("decoder_start_token_id", "pad_token_id or eos_token_id", generation.decoder_start_token_id in starts),
+        (
+            "decoder_start_token_id",
+            "pad_token_id or eos_token_id",
+            generation.decoder_start_token_id in starts,
+        ),
     )
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
 
@@ -144,7 +150,9 @@ def export_marian(
         "pad_token_id": target.pad_id,
         "max_length": config.max_positions,
     }
-    write_settings(directory / GENERATION, search | generation_settings(decoding or {}, target.suppressed))
+    write_settings(
+        directory / GENERATION, search | generation_settings(decoding or {}, target.suppressed)
+    )
     return True
 
 
@@ -157,7 +165,8 @@ def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, 
     encoder, decoder = config.encoder, config.decoder
     if encoder is None or decoder is None or not isinstance(encoder.input, Tokens):
         raise InputError(
-            "a Marian model turns tokens into tokens, but this model does not; it cannot be exported as one"
+            "a Marian model turns tokens into tokens, but this model does not; it cannot be "
+            "exported as one"
         )
     check_carried(config, CARRIED, "Marian")
     start, end = tokenizer.required("bos_id", "eos_id")
@@ -173,7 +182,9 @@ def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, 
     }
 
 
-def _write_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer, max_positions: int) -> None:
+def _write_tokenizers(
+    directory: Path, source: Tokenizer, target: Tokenizer, max_positions: int
+) -> None:
     """Write SentencePiece models, tables of their ids and tokenizer_config.json."""
     tables = {"vocab.json": source.tokens(range(source.vocab_size))}
     target_table = target.tokens(range(target.vocab_size))

@@ -71,7 +71,9 @@ FAIRSEQ_STACK: Names = {
 def _fairseq_decoder(prefix: str) -> Names:
     """The table of a model whose decoder has this name."""
     tables = {"target_input.weight": f"{prefix}.embed_tokens.weight", "output": "lm_head.weight"}
-    return tables | {f"decoder.{ours}": f"{prefix}.{theirs}" for ours, theirs in FAIRSEQ_STACK.items()}
+    return tables | {
+        f"decoder.{ours}": f"{prefix}.{theirs}" for ours, theirs in FAIRSEQ_STACK.items()
+    }
 
 
 XGLM = _fairseq_decoder("model")
@@ -87,7 +89,9 @@ WHISPER = ENCODER_DECODER | {
     "source_input.convolutions.1": "model.encoder.conv2",
     "output": "proj_out.weight",
 }
-SPEECH2TEXT = ENCODER_DECODER | {"source_input.convolutions.{}": "model.encoder.conv.conv_layers.{}"}
+SPEECH2TEXT = ENCODER_DECODER | {
+    "source_input.convolutions.{}": "model.encoder.conv.conv_layers.{}"
+}
 
 CTRANSLATE2_STACK: Names = {
     "positions.learned": "position_encodings.encodings",

@@ -103,11 +103,17 @@ class Step(nn.Module):
         """The logits of what follows, and keys and values with one position more: P = L + 1."""
         cache = Cache(len(keys))
         for i in range(len(keys)):
-            memory = None if memory_keys is None or memory_values is None else (memory_keys[i], memory_values[i])
+            memory = (
+                None
+                if memory_keys is None or memory_values is None
+                else (memory_keys[i], memory_values[i])
+            )
             cache.layers[i] = GivenCache((keys[i], values[i]), memory)
         cache.memory_lengths = memory_lengths
         logits = self.model.decode(tokens[:, None], cache=cache)
-        new_keys, new_values = (torch.stack([layer.buffers[side] for layer in cache.layers]) for side in (0, 1))
+        new_keys, new_values = (
+            torch.stack([layer.buffers[side] for layer in cache.layers]) for side in (0, 1)
+        )
         return logits[:, 0], new_keys, new_values
 
 
@@ -138,7 +144,8 @@ def export_onnx(
         known = getattr(TransformerConfig, name)
         if (value := getattr(config, name)) != known:
             raise InputError(
-                f"ONNX is written with {name}={known} alone, but this model has {name}={value}; it cannot be exported"
+                f"ONNX is written with {name}={known} alone, but this model has {name}={value}; it "
+                "cannot be exported"
             )
     require("onnx", "this export", "onnx")
     model = deepcopy(model).eval()
@@ -180,7 +187,9 @@ def _settings(config: TransformerConfig, target: Tokenizer, never: set[int]) -> 
 def _write(module: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: list[str]) -> None:
     """Trace a module with these inputs and write what it computes."""
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # sizes are taken as constants where they choose a way to compute
+        warnings.simplefilter(
+            "ignore"
+        )  # sizes are taken as constants where they choose a way to compute
         torch.onnx.export(
             module,
             tuple(inputs.values()),

@@ -55,7 +55,11 @@ def write_model(directory: Path, theirs: dict[str, Any], weights: dict[str, Tens
 
 
 def write_json_tokenizer(
-    directory: Path, tokenizer: JSONTokenizer, kind: str, max_positions: int, special: dict[str, int | None]
+    directory: Path,
+    tokenizer: JSONTokenizer,
+    kind: str,
+    max_positions: int,
+    special: dict[str, int | None],
 ) -> None:
     """Write tokenizer.json and tokenizer_config.json.
 
@@ -65,14 +69,27 @@ def write_json_tokenizer(
     """
     write_file(directory / "tokenizer.json", tokenizer.model)
     tokens = {name: tokenizer.tokens([i])[0] for name, i in special.items() if i is not None}
-    write_settings(directory / TOKENIZER, {"tokenizer_class": kind, "model_max_length": max_positions, **tokens})
+    write_settings(
+        directory / TOKENIZER,
+        {"tokenizer_class": kind, "model_max_length": max_positions, **tokens},
+    )
 
 
-TRAINING = {"dropout", "attention_dropout", "init", "init_gain", "recompute", "balance_weight", "experts_per_token"}
+TRAINING = {
+    "dropout",
+    "attention_dropout",
+    "init",
+    "init_gain",
+    "recompute",
+    "balance_weight",
+    "experts_per_token",
+}
 """The fields of TransformerConfig that change no output of a trained model without experts."""
 
 
-def check_same(stored: TransformerConfig, config: TransformerConfig, free: set[str], name: str) -> None:
+def check_same(
+    stored: TransformerConfig, config: TransformerConfig, free: set[str], name: str
+) -> None:
     """Raise InputError unless the configuration of a model is the one that another format stores.
 
     Args:
@@ -83,7 +100,9 @@ def check_same(stored: TransformerConfig, config: TransformerConfig, free: set[s
     free = free | TRAINING | {"tie", "decoder.input.multiple"}
     lines = differences(to_dict(stored), to_dict(config))
     if changed := [line for line in lines if line.split(":")[0] not in free]:
-        raise InputError(f"a {name} has fields of one value, but in this model they differ: {'; '.join(changed)}")
+        raise InputError(
+            f"a {name} has fields of one value, but in this model they differ: {'; '.join(changed)}"
+        )
 
 
 def check_carried(config: TransformerConfig, carried: Collection[str], name: str) -> None:
@@ -98,14 +117,17 @@ def check_carried(config: TransformerConfig, carried: Collection[str], name: str
         own = config.for_stack(getattr(config, half))
         if (own.positions, own.max_positions) != (config.positions, config.max_positions):
             raise InputError(
-                f"{name} knows one kind and number of positions, {config.positions!r} and {config.max_positions}, but "
-                f"the {half} of this model has {own.positions!r} and {own.max_positions}; it cannot be exported as one"
+                f"{name} knows one kind and number of positions, {config.positions!r} and "
+                f"{config.max_positions}, but "
+                f"the {half} of this model has {own.positions!r} and {own.max_positions}; it "
+                "cannot be exported as one"
             )
     for field in fields(TransformerConfig):
         value = getattr(config, field.name)
         if field.name not in TRAINING | {*carried} and value != field.default:
             raise InputError(
-                f"{name} knows {field.name}={field.default!r} alone, but this model has {field.name}={value!r}; it "
+                f"{name} knows {field.name}={field.default!r} alone, but this model has "
+                f"{field.name}={value!r}; it "
                 "cannot be exported as one"
             )
 
@@ -113,12 +135,19 @@ def check_carried(config: TransformerConfig, carried: Collection[str], name: str
 def check_tokens(config: TransformerConfig, name: str) -> None:
     """Raise InputError unless a model writes tokens, from tokens if it has an encoder."""
     if config.decoder is None:
-        raise InputError(f"{name} runs a decoder, but this model is an encoder alone; it cannot be exported")
+        raise InputError(
+            f"{name} runs a decoder, but this model is an encoder alone; it cannot be exported"
+        )
     if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
-        raise InputError(f"{name} takes tokens, but this model's encoder takes frames; it cannot be exported")
+        raise InputError(
+            f"{name} takes tokens, but this model's encoder takes frames; it cannot be exported"
+        )
 
 
 def check_decoder_alone(config: TransformerConfig, name: str) -> None:
     """Raise InputError unless a model is a decoder alone, as the format of this name has it."""
     if config.encoder is not None or config.decoder is None:
-        raise InputError(f"a {name} is a decoder alone, but this model has an encoder; it cannot be exported as one")
+        raise InputError(
+            f"a {name} is a decoder alone, but this model has an encoder; it cannot be exported as "
+            "one"
+        )

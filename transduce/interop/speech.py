@@ -19,7 +19,13 @@ from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json
-from transduce.interop.config_json import known_fields, our_config, our_fields, require_equal, require_value
+from transduce.interop.config_json import (
+    known_fields,
+    our_config,
+    our_fields,
+    require_equal,
+    require_value,
+)
 from transduce.interop.encoder_decoder import piece_tokenizer
 from transduce.interop.generation import Generation, read_decoding, read_generation, refusal
 from transduce.interop.names import SPEECH2TEXT, WHISPER
@@ -92,7 +98,9 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
         ours["max_positions"] = settings.max_target_positions
         config = our_config(ours, directory)
         # a bias of keys would change nothing
-        return fill_transformer(config, WHISPER, read_tensors(directory), directory, optional=r"k_proj\.bias")
+        return fill_transformer(
+            config, WHISPER, read_tensors(directory), directory, optional=r"k_proj\.bias"
+        )
     assert isinstance(settings, Speech2TextSettings)
     kernels = settings.conv_kernel_sizes
     if len({*kernels}) != 1 or settings.input_channels != 1:
@@ -107,9 +115,16 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
         "conv_channels": settings.conv_channels // 2,
         "conv_activation": "glu",
     }
-    ours |= {"max_positions": settings.max_source_positions, "first_position": settings.pad_token_id + 1}
-    model = fill_transformer(our_config(ours, directory), SPEECH2TEXT, read_tensors(directory), directory)
-    if settings.scale_embedding:  # of the two halves of a gated convolution, the one that is no gate
+    ours |= {
+        "max_positions": settings.max_source_positions,
+        "first_position": settings.pad_token_id + 1,
+    }
+    model = fill_transformer(
+        our_config(ours, directory), SPEECH2TEXT, read_tensors(directory), directory
+    )
+    if (
+        settings.scale_embedding
+    ):  # of the two halves of a gated convolution, the one that is no gate
         assert isinstance(model.source_input, ConvolvedInput)
         with torch.no_grad():
             for parameter in model.source_input.convolutions[-1].parameters():
@@ -123,7 +138,9 @@ def read_run(directory: Path, settings: SpeechSettings) -> Imported:
     Raises:
         InputError: the directory lacks one of them, or as `read_model`.
     """
-    return (_whisper if isinstance(settings, WhisperSettings) else _speech2text)(directory, settings)
+    return (_whisper if isinstance(settings, WhisperSettings) else _speech2text)(
+        directory, settings
+    )
 
 
 def _whisper(directory: Path, settings: SpeechSettings) -> Imported:
@@ -143,7 +160,8 @@ def _whisper(directory: Path, settings: SpeechSettings) -> Imported:
     )
     if (n_frames := features.n_frames(0)) != 2 * settings.max_source_positions:
         raise InputError(
-            f"Whisper's sound must last for twice max_source_positions={settings.max_source_positions} frames, but in "
+            "Whisper's sound must last for twice "
+            f"max_source_positions={settings.max_source_positions} frames, but in "
             f"{directory} it is padded to {n_frames}"
         )
     model = read_model(directory, settings)
@@ -179,7 +197,9 @@ def _speech2text(directory: Path, settings: SpeechSettings) -> Imported:
         raise InputError(f"do_upper_case must be False, but in {directory} it is True")
     forced = generation.forced_bos_token_id
     opening = [] if forced is None else [forced]
-    tokenizer = piece_tokenizer(directory, generation, settings.vocab_size, "sentencepiece.bpe.model", opening=opening)
+    tokenizer = piece_tokenizer(
+        directory, generation, settings.vocab_size, "sentencepiece.bpe.model", opening=opening
+    )
     decoding = read_decoding(directory, generation, settings.vocab_size, n_forced=len(opening))
     decoding["max_seconds"] = features.hop * settings.max_source_positions
     return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
@@ -199,7 +219,9 @@ def _read_features(directory: Path) -> FeatureSettings:
     return settings
 
 
-def _whisper_tokenizer(directory: Path, generation: Generation, vocab_size: int) -> ImportedTokenizer:
+def _whisper_tokenizer(
+    directory: Path, generation: Generation, vocab_size: int
+) -> ImportedTokenizer:
     """Byte-level BPE, in which tokens of time are no text; by default, English is transcribed."""
     plain = json.loads(JSONTokenizer.load(directory).model)
     for token in plain["added_tokens"]:
@@ -214,7 +236,9 @@ def _whisper_tokenizer(directory: Path, generation: Generation, vocab_size: int)
             raise refusal(directory, "language", f"one of {', '.join(languages)}", language)
         names = [START, f"<|{language}|>", f"<|{task}|>", PLAIN]
     if missing := [name for name in names if name not in ids]:
-        raise InputError(f"{directory} must have the tokens {' '.join(names)}, but it has no {missing[0]}")
+        raise InputError(
+            f"{directory} must have the tokens {' '.join(names)}, but it has no {missing[0]}"
+        )
     end = JSONTokenizer(json.dumps(plain).encode()).required("eos_id")[0]
     return ImportedTokenizer.of(
         {"tokenizer": plain},
@@ -226,14 +250,21 @@ def _whisper_tokenizer(directory: Path, generation: Generation, vocab_size: int)
     )
 
 
-def _language_and_task(directory: Path, generation: Generation, ids: dict[str, int]) -> tuple[str, str]:
+def _language_and_task(
+    directory: Path, generation: Generation, ids: dict[str, int]
+) -> tuple[str, str]:
     """The code of the language, and the task; older directories have pairs of a place and an id."""
     language, task = generation.language, generation.task
     if language is None and task is None:
         names = {i: name for name, i in ids.items()}
         pairs = generation.forced_decoder_ids
         if any(i is not None and i not in names for _, i in pairs):
-            raise refusal(directory, "forced_decoder_ids", "pairs of a place and an id of this vocabulary", pairs)
+            raise refusal(
+                directory,
+                "forced_decoder_ids",
+                "pairs of a place and an id of this vocabulary",
+                pairs,
+            )
         forced = {place: names[i] for place, i in pairs if i is not None}
         language, task = forced.get(1), forced.get(2)
     language = (language or "en").strip("<|>").lower()

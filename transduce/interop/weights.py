@@ -60,22 +60,32 @@ def read_tensors(directory: Path, prefix: str = "model.") -> dict[str, Tensor]:
         index = directory / f"{file}.index.json"
         if (directory / file).exists() or index.exists():
             shards = [file] if (directory / file).exists() else _shards(index)
-            weights = {name: weight for shard in shards for name, weight in read(directory / shard).items()}
+            weights = {
+                name: weight for shard in shards for name, weight in read(directory / shard).items()
+            }
             break
     else:
         raise InputError(
-            f"weights are read from {WEIGHTS} or {PICKLE}, but {directory} has neither; write them with transformers: "
+            f"weights are read from {WEIGHTS} or {PICKLE}, but {directory} has neither; write them "
+            "with transformers: "
             "AutoModel.from_pretrained(NAME).save_pretrained(DIRECTORY)"
         )
     if any(name.startswith(prefix) for name in weights):
         return weights
-    return {name if name.startswith(HEADS) else prefix + name: weight for name, weight in weights.items()}
+    return {
+        name if name.startswith(HEADS) else prefix + name: weight
+        for name, weight in weights.items()
+    }
 
 
 def _shards(index: Path) -> list[str]:
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
-        raise InputError(f"{index} must have a weight_map from names to files beside it, but it has not")
+    if not isinstance(names, dict) or not all(
+        isinstance(n, str) and Path(n).name == n for n in names.values()
+    ):
+        raise InputError(
+            f"{index} must have a weight_map from names to files beside it, but it has not"
+        )
     return sorted({*names.values()})
 
 
@@ -90,20 +100,30 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         refused = re.search(r"unsupported (global: )?GLOBAL \S+", str(error), re.IGNORECASE)
         reason = refused[0] if refused else type(error).__name__
         raise InputError(
-            f"{path} must be a whole file of tensors alone, but torch.load with weights_only=True refuses it: "
+            f"{path} must be a whole file of tensors alone, but torch.load with weights_only=True "
+            "refuses it: "
             f"{reason}; take another copy, or {WEIGHTS}"
         ) from error
     plain = isinstance(tensors, dict) and all(
-        isinstance(name, str) and isinstance(w, Tensor) and (w.layout, w.device.type) == (torch.strided, "cpu")
+        isinstance(name, str)
+        and isinstance(w, Tensor)
+        and (w.layout, w.device.type) == (torch.strided, "cpu")
         for name, w in tensors.items()
     )
     if not plain:
-        raise InputError(f"{path} must hold dense tensors by name, but it holds something else; take {WEIGHTS}")
+        raise InputError(
+            f"{path} must hold dense tensors by name, but it holds something else; take {WEIGHTS}"
+        )
     return tensors
 
 
 def fill_transformer(
-    config: TransformerConfig, names: Names, weights: dict[str, Tensor], directory: Path, *, optional: str = "$^"
+    config: TransformerConfig,
+    names: Names,
+    weights: dict[str, Tensor],
+    directory: Path,
+    *,
+    optional: str = "$^",
 ) -> Transformer:
     """Make a model of the weights read from `directory`, in evaluation mode.
 
@@ -119,17 +139,24 @@ def fill_transformer(
     check_fits(config, torch.device("cpu"))
     model = blank_transformer(config)
     own = named_weights(model, names)
-    weights = {name: weight.clone() for name, weight in own.items() if re.search(optional, name)} | weights
+    weights = {
+        name: weight.clone() for name, weight in own.items() if re.search(optional, name)
+    } | weights
     tables: dict[int, list[str]] = {}
     for name, weight in own.items():
         tables.setdefault(weight.data_ptr(), []).append(name)
     for tied in tables.values():
         weights = share_table(weights, tied, directory)
-    needed = {name: weight for name, weight in weights.items() if name in own or not name.endswith(UNNEEDED)}
+    needed = {
+        name: weight
+        for name, weight in weights.items()
+        if name in own or not name.endswith(UNNEEDED)
+    }
     copy_weights(own, needed, str(directory))
     if broken := [name for name, weight in own.items() if not weight.isfinite().all()]:
         raise InputError(
-            f"weights must be finite numbers of float32, but in {directory} {', '.join(broken[:3])} are not; take "
+            f"weights must be finite numbers of float32, but in {directory} "
+            f"{', '.join(broken[:3])} are not; take "
             "another copy"
         )
     if any(half and half.positions.kind == "sinusoidal" for half in (model.encoder, model.decoder)):
@@ -151,7 +178,8 @@ def share_table(weights: dict[str, Tensor], names: list[str], directory: Path) -
     for name in stored[1:]:
         if not torch.equal(weights[name].float(), weights[stored[0]].float()):
             raise InputError(
-                f"tied tables must be equal, but in {directory} {name} differs from {stored[0]}; say in {CONFIG} that "
+                f"tied tables must be equal, but in {directory} {name} differs from {stored[0]}; "
+                f"say in {CONFIG} that "
                 "they are not tied (tie_word_embeddings false)"
             )
     return weights | {name: weights[stored[0]] for name in names if stored}
@@ -164,7 +192,8 @@ def _check_sinusoids(directory: Path, table: Tensor, kind: Sinusoids) -> None:
     own[:, residual_order(d_model, kind)] = sinusoidal(0, n_positions, d_model, kind=kind)
     if (distance := float((own - table).abs().max())) > 1e-2:
         raise InputError(
-            f"positions must be sinusoids, but in {directory} embed_positions differs from them by {distance:.4g}"
+            f"positions must be sinusoids, but in {directory} embed_positions differs from them by "
+            f"{distance:.4g}"
         )
 
 

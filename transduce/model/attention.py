@@ -48,10 +48,13 @@ def attend(
     """
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
-        # in bf16 the kernel is slower, and the queries' gradient mostly noise; in fp16 it may overflow
+        # in bf16 the kernel is slower, and the queries' gradient mostly noise; in fp16 it may
+        # overflow
         with torch.autocast("cpu", enabled=False):
             float32 = (x.float() for x in (query, key, value))
-            heads = attend(*float32, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout)
+            heads = attend(
+                *float32, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout
+            )
             return heads.to(query.dtype)
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys
@@ -63,7 +66,9 @@ def attend(
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1
         )
-    visible = _visible(n_queries, n_keys, key_lengths, causal and n_queries > 1, window, query.device)
+    visible = _visible(
+        n_queries, n_keys, key_lengths, causal and n_queries > 1, window, query.device
+    )
     # heads that share keys fold into the queries, which copies nothing and suits every kernel
     if groups > 1 and visible is not None and visible.size(-2) > 1:
         visible = torch.cat([visible] * groups, dim=-2)
@@ -71,7 +76,9 @@ def attend(
     if few:
         heads = _attend_few(query, key, value, visible)
     else:
-        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout)
+        heads = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, dropout_p=dropout
+        )
     return heads.unflatten(2, (groups, n_queries)).flatten(1, 2)
 
 
@@ -83,10 +90,18 @@ def _attend_few(query: Queries, key: Keys, value: Keys, visible: Visible | None)
     """
     if query.dtype != torch.bfloat16:
         return _weights(query, key, visible) @ value
-    rows = max(1, (1 << 21) * len(key) // max(1, key.numel()))  # which fit into the caches as float32
-    masks = [visible] * max(1, len(query)) if visible is None or visible.dim() < 4 else visible.split(rows)
+    rows = max(
+        1, (1 << 21) * len(key) // max(1, key.numel())
+    )  # which fit into the caches as float32
+    masks = (
+        [visible] * max(1, len(query))
+        if visible is None or visible.dim() < 4
+        else visible.split(rows)
+    )
     parts = zip(query.split(rows), key.split(rows), value.split(rows), masks, strict=False)
-    return torch.cat([_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]).bfloat16()
+    return torch.cat(
+        [_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]
+    ).bfloat16()
 
 
 def _weights(query: Queries, key: Keys, visible: Visible | None) -> Float[Tensor, "B H T S"]:
@@ -113,7 +128,9 @@ def _visible(
     visible = None
     keys = torch.arange(n_keys, device=device)
     if causal or window is not None:
-        ahead = keys - torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]  # of the query's position
+        ahead = (
+            keys - torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
+        )  # of the query's position
         furthest = n_keys if window is None else window - 1
         visible = (ahead >= -furthest) & (ahead <= (0 if causal else furthest))
     if key_lengths is not None:
@@ -153,14 +170,19 @@ def attend_linearly(
     Hua et al. (2022), Transformer quality in linear time.
     """
     dtype = query.dtype
-    sums_dtype = torch.promote_types(dtype, torch.float32)  # over long texts; autocast would round them
+    sums_dtype = torch.promote_types(
+        dtype, torch.float32
+    )  # over long texts; autocast would round them
     with torch.autocast(query.device.type, enabled=False):
         # contiguous, else compiled graphs guess wrong strides
         query, key = (x.to(sums_dtype).contiguous() for x in (query, key))
         # elu(x) + 1, but not rounded to multiples of 2^-24 where it is small
         query, key = (x.clamp(max=0).exp() + x.relu() for x in (query, key))
         if key_lengths is not None:
-            visible = torch.arange(key.size(2), device=key.device)[:, None] < key_lengths[:, None, None, None]
+            visible = (
+                torch.arange(key.size(2), device=key.device)[:, None]
+                < key_lengths[:, None, None, None]
+            )
             key = key.masked_fill(~visible, 0.0)
         query = query.unflatten(1, (key.size(1), -1))  # (B, K, H / K, T, E)
         key, value = key[:, :, None], F.pad(value.to(sums_dtype), (0, 1), value=1.0)[:, :, None]
@@ -182,7 +204,9 @@ def _causal_sums(
     """The sum of (query . key) value up to the position of each query, and the last state."""
     n_steps = query.size(3)
     size = min(n_steps, CHUNK)
-    query, key, value = (F.pad(x, (0, 0, 0, -n_steps % size)).unflatten(3, (-1, size)) for x in (query, key, value))
+    query, key, value = (
+        F.pad(x, (0, 0, 0, -n_steps % size)).unflatten(3, (-1, size)) for x in (query, key, value)
+    )
     of_chunks = key.mT @ value
     first = torch.zeros_like(of_chunks[:, :, :, 0]) if state is None else state
     states = torch.cat((first[:, :, :, None], of_chunks), dim=3).cumsum(3)
@@ -252,19 +276,31 @@ class SelfAttention(nn.Module):
             query, key = rotate(query, rotation), rotate(key, rotation)
         if taps is not None and taps.self_attention is not None:
             if self.linear:
-                raise InputError("attention weights are those of a softmax, but attention='linear' forms none")
+                raise InputError(
+                    "attention weights are those of a softmax, but attention='linear' forms none"
+                )
             visible = _visible(x.size(1), x.size(1), lengths, self.causal, self.window, x.device)
             taps.self_attention.append(_weights(query, key, visible))
         if self.linear:
             state = None if cache is None else cache.state
-            heads, state = attend_linearly(query, key, value, key_lengths=lengths, causal=self.causal, state=state)
+            heads, state = attend_linearly(
+                query, key, value, key_lengths=lengths, causal=self.causal, state=state
+            )
             if cache is not None:
                 cache.advance(state, x.size(1))
             return self.output(_join(heads))
         if cache is not None:
             key, value = cache.append(key, value)
         dropout = self.dropout if self.training else 0.0
-        heads = attend(query, key, value, key_lengths=lengths, causal=self.causal, window=self.window, dropout=dropout)
+        heads = attend(
+            query,
+            key,
+            value,
+            key_lengths=lengths,
+            causal=self.causal,
+            window=self.window,
+            dropout=dropout,
+        )
         return self.output(_join(heads))
 
 
@@ -286,7 +322,9 @@ class CrossAttention(nn.Module):
 
         They are contiguous by head, as every step reads them.
         """
-        key, value = (_split(part, self.d_head).contiguous() for part in self.kv.split(self.kv(memory)))
+        key, value = (
+            _split(part, self.d_head).contiguous() for part in self.kv.split(self.kv(memory))
+        )
         return key if self.norm is None else self.norm.key(key), value
 
     def forward(
@@ -305,7 +343,9 @@ class CrossAttention(nn.Module):
             query = self.norm.query(query)
         if taps is not None and taps.cross_attention is not None:
             visible = _visible(query.size(2), key.size(2), lengths, False, None, x.device)
-            weights = _weights(query, key, visible).unflatten(2, (-1, n_steps))  # (B, H, beams, T, S)
+            weights = _weights(query, key, visible).unflatten(
+                2, (-1, n_steps)
+            )  # (B, H, beams, T, S)
             taps.cross_attention.append(weights.transpose(1, 2).flatten(0, 1))
         dropout = self.dropout if self.training else 0.0
         heads = attend(query, key, value, key_lengths=lengths, dropout=dropout)

@@ -10,14 +10,18 @@ from transduce.taps import Taps
 
 
 @torch.no_grad()
-def cross_attention(model: Transformer, memory: Memory, target_in: Int[Tensor, "B T"]) -> Float[Tensor, "L B H T S"]:
+def cross_attention(
+    model: Transformer, memory: Memory, target_in: Int[Tensor, "B T"]
+) -> Float[Tensor, "L B H T S"]:
     """The cross-attention weights of every layer and head; weights on padding are 0.
 
     Raises:
         InputError: the model has no encoder or no decoder.
     """
     if model.encoder is None or model.decoder is None:
-        raise InputError("cross-attention needs an encoder and a decoder, but this model has one of them only")
+        raise InputError(
+            "cross-attention needs an encoder and a decoder, but this model has one of them only"
+        )
     taps = Taps(cross_attention=True)
     model.decoder_states(target_in, memory=memory, taps=taps)
     assert taps.cross_attention
@@ -33,21 +37,25 @@ def self_attention(
     target_in: Int[Tensor, "B T"] | None = None,
     memory: Memory | None = None,
 ) -> Float[Tensor, "L B H T T"]:
-    """The self-attention weights of every layer and head: of the encoder for `source`, or of the decoder for `target_in`.
+    """The self-attention weights of every layer and head: of the encoder for `source`, or of the
+    decoder for `target_in`.
 
     Args:
         source: ids (B, S) or frames (B, S, F), as for `model.encode`.
         memory: what the decoder's cross-attention attends to, where it has one.
 
     Raises:
-        InputError: none or both of source and target_in are given, the model lacks that half, or attention is linear.
+        InputError: none or both of source and target_in are given, the model lacks that half, or
+            attention is linear.
     """
     stack = model.encoder if target_in is None else model.decoder
     if (source is None) == (target_in is None) or stack is None:
         raise InputError(
-            "self-attention is that of the encoder for source, or of the decoder for target_in, but given are "
+            "self-attention is that of the encoder for source, or of the decoder for target_in, "
+            "but given are "
             f"source={source is not None} and target_in={target_in is not None}, and the model has "
-            f"encoder={model.encoder is not None} and decoder={model.decoder is not None}; give the one that fits"
+            f"encoder={model.encoder is not None} and decoder={model.decoder is not None}; give "
+            "the one that fits"
         )
     taps = Taps(self_attention=True)
     if target_in is None:
@@ -59,7 +67,8 @@ def self_attention(
 
 
 def diagonality(weights: Float[Tensor, "T S"]) -> float:
-    """The correlation of a step with the mean position it attends to: 1 is a straight line through time.
+    """The correlation of a step with the mean position it attends to: 1 is a straight line through
+    time.
 
     It is 0 where there are fewer than two steps, or where all steps attend to the same place.
     """

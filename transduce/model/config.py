@@ -156,8 +156,19 @@ class TransformerConfig:
     al. 2016)."""
 
     def __post_init__(self) -> None:
-        at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
-        at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width, experts_per_token=self.experts_per_token)
+        at_least(
+            1,
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            d_ff=self.d_ff,
+            max_positions=self.max_positions,
+        )
+        at_least(
+            1,
+            n_kv_heads=self.n_kv_heads,
+            head_width=self.head_width,
+            experts_per_token=self.experts_per_token,
+        )
         at_least(0, conformer_kernel=self.conformer_kernel, balance_weight=self.balance_weight)
         within("[1, 1000000]", window=self.window)
         within("[0, 1000000000]", first_position=self.first_position)
@@ -184,18 +195,27 @@ class TransformerConfig:
         if self.rotary_bands is not None:
             low, high, n = self.rotary_bands
             if not 0 < low < high or n < 1:
-                raise InputError(f"rotary_bands must be 0 < low < high and n >= 1, but they are {low}, {high} and {n}")
-        kinds = {self.positions, *(stack.positions for stack in (self.encoder, self.decoder) if stack)}
+                raise InputError(
+                    f"rotary_bands must be 0 < low < high and n >= 1, but they are {low}, {high} "
+                    f"and {n}"
+                )
+        kinds = {
+            self.positions,
+            *(stack.positions for stack in (self.encoder, self.decoder) if stack),
+        }
         rotary = "rotary" in kinds
         if rotary and self.d_head % 2:
             raise InputError(
-                f"rotary positions need heads of an even width, but theirs is {self.d_head}; set head_width"
+                f"rotary positions need heads of an even width, but theirs is {self.d_head}; set "
+                "head_width"
             )
         if self.attention == "linear" and (self.window is not None or rotary):
             positions = "rotary" if rotary else self.positions
             raise InputError(
-                "linear attention sums over all that it sees, without a window and without rotation, but "
-                f"window={self.window} and positions={positions!r}; use window=None and other positions, or "
+                "linear attention sums over all that it sees, without a window and without "
+                "rotation, but "
+                f"window={self.window} and positions={positions!r}; use window=None and other "
+                "positions, or "
                 "attention='softmax'"
             )
 
@@ -204,10 +224,16 @@ class TransformerConfig:
             raise InputError("a Transformer needs an encoder, a decoder or both, but both are None")
         if self.decoder is not None and not isinstance(self.decoder.input, Tokens):
             raise InputError(f"a decoder takes Tokens, but decoder.input={self.decoder.input}")
-        if self.tie == "all" and self.encoder and self.decoder and self.encoder.input != self.decoder.input:
+        if (
+            self.tie == "all"
+            and self.encoder
+            and self.decoder
+            and self.encoder.input != self.decoder.input
+        ):
             raise InputError(
                 "tie='all' needs one vocabulary on both sides, "
-                f"but encoder.input={self.encoder.input} and decoder.input={self.decoder.input}; use tie='output'"
+                f"but encoder.input={self.encoder.input} and decoder.input={self.decoder.input}; "
+                "use tie='output'"
             )
         if self.ctc and (self.encoder is None or self.decoder is None):
             raise InputError(
@@ -220,18 +246,25 @@ class TransformerConfig:
         below_last = range(1, n_layers) if self.ctc else ()
         if list(self.ctc_layers) != sorted({*self.ctc_layers} & {*below_last}):
             raise InputError(
-                "ctc_layers must be layers below the last one of an encoder with ctc=True, in order, but "
-                f"ctc_layers={shown(self.ctc_layers)}, ctc={self.ctc} and there are {n_layers} layers"
+                "ctc_layers must be layers below the last one of an encoder with ctc=True, in "
+                "order, but "
+                f"ctc_layers={shown(self.ctc_layers)}, ctc={self.ctc} and there are {n_layers} "
+                "layers"
             )
         if self.ctc_conditioning and not self.ctc_layers:
-            raise InputError("ctc_conditioning takes place after ctc_layers, but there are none; name some")
+            raise InputError(
+                "ctc_conditioning takes place after ctc_layers, but there are none; name some"
+            )
         fits = self.encoder is not None and self.norm_position == "pre" and not self.n_experts
         if self.conformer_kernel and not (fits and self.conformer_kernel % 2):
             raise InputError(
-                "Conformer layers make an encoder, pre-norm and without experts, with an odd conformer_kernel, but "
-                f"there is {'an' if self.encoder else 'no'} encoder, norm_position={self.norm_position}, "
+                "Conformer layers make an encoder, pre-norm and without experts, with an odd "
+                "conformer_kernel, but "
+                f"there is {'an' if self.encoder else 'no'} encoder, "
+                f"norm_position={self.norm_position}, "
                 f"n_experts={self.n_experts} and "
-                f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0 (--model.conformer-kernel 0)"
+                f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0 "
+                "(--model.conformer-kernel 0)"
             )
 
     def for_stack(self, stack: StackConfig | None) -> "TransformerConfig":
@@ -263,7 +296,9 @@ class TransformerConfig:
     def vocab_size(self) -> int:
         """Tokens with a logit: of the decoder, or of an encoder alone; 0 where it takes frames."""
         stack = self.decoder or self.encoder
-        return stack.input.vocab_size if stack is not None and isinstance(stack.input, Tokens) else 0
+        return (
+            stack.input.vocab_size if stack is not None and isinstance(stack.input, Tokens) else 0
+        )
 
     @property
     def frames(self) -> Frames:
@@ -274,7 +309,9 @@ class TransformerConfig:
         """
         if self.encoder is None or not isinstance(self.encoder.input, Frames):
             other = "tokens" if self.encoder else "nothing, as there is none"
-            raise InputError(f"speech needs an encoder that takes Frames, but this model's takes {other}")
+            raise InputError(
+                f"speech needs an encoder that takes Frames, but this model's takes {other}"
+            )
         return self.encoder.input
 
     @property
@@ -285,10 +322,17 @@ class TransformerConfig:
             strides = " and ".join(map(str, frames.conv_strides))
             axes = " over time and features" if frames.conv_dims == 2 else ""
             return (
-                f"{frames.n_features} features, convolutions{axes} with strides {strides}: a position for "
+                f"{frames.n_features} features, convolutions{axes} with strides {strides}: a "
+                "position for "
                 f"{frames.per_position} frames"
             )
-        product = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
+        product = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers"
+        product += " per position"
         if frames.width != self.d_model:
-            return f"{product}, one linear map to d_model={self.d_model}; d_model={frames.width} would need none"
-        return f"{product} = d_model: " + ("one linear map, as project=True" if frames.project else "straight in")
+            needed = (
+                f"one linear map to d_model={self.d_model}; d_model={frames.width} would need none"
+            )
+            return f"{product}, {needed}"
+        return f"{product} = d_model: " + (
+            "one linear map, as project=True" if frames.project else "straight in"
+        )

@@ -30,7 +30,9 @@ class ConvolutionModule(nn.Module):
         self.norm = norm(config)
         self.output = nn.Linear(d, d, bias=config.bias)
 
-    def forward(self, x: Float[Tensor, "N T D"], lengths: Int[Tensor, " N"] | None = None) -> Float[Tensor, "N T D"]:
+    def forward(
+        self, x: Float[Tensor, "N T D"], lengths: Int[Tensor, " N"] | None = None
+    ) -> Float[Tensor, "N T D"]:
         """The same number of positions, each having seen conformer_kernel // 2 on either side."""
         channels = zero_padding(F.glu(self.pointwise(x)), lengths).transpose(1, 2)
         return self.output(F.silu(self.norm(self._depthwise(channels).transpose(1, 2))))
@@ -38,9 +40,15 @@ class ConvolutionModule(nn.Module):
     def _depthwise(self, channels: Float[Tensor, "N D T"]) -> Float[Tensor, "N D T"]:
         """Convolve a plane of height 1, for which PyTorch has a fast CPU kernel."""
         conv = self.depthwise
-        if conv.groups <= 16:  # so few in bf16 make that kernel run for ever (PyTorch 2.11, more than 32 positions)
+        if (
+            conv.groups <= 16
+        ):  # so few in bf16 make that kernel run for ever (PyTorch 2.11, more than 32 positions)
             return conv(channels)
-        plane, weight, half = channels[:, :, None], conv.weight[:, :, None], conv.kernel_size[0] // 2
+        plane, weight, half = (
+            channels[:, :, None],
+            conv.weight[:, :, None],
+            conv.kernel_size[0] // 2,
+        )
         return F.conv2d(plane, weight, conv.bias, padding=(0, half), groups=conv.groups)[:, :, 0]
 
 

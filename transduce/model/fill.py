@@ -25,7 +25,9 @@ def filled_transformer(
     model = _on_meta(config)
     empty = weights_of(model)
     check_weights(empty, weights, name)
-    return _assign(model, {n: weights[n].to(device, own.dtype, copy=True) for n, own in empty.items()})
+    return _assign(
+        model, {n: weights[n].to(device, own.dtype, copy=True) for n, own in empty.items()}
+    )
 
 
 def blank_transformer(config: TransformerConfig) -> Transformer:

@@ -76,14 +76,20 @@ class Frames:
         at_least(1, conv_strides=min(self.conv_strides, default=None), conv_kernel=self.conv_kernel)
         check_choices(self)
         if self.conv_kernel % 2 == 0:
-            raise InputError(f"conv_kernel must be odd, with a frame in its middle, but conv_kernel={self.conv_kernel}")
+            raise InputError(
+                "conv_kernel must be odd, with a frame in its middle, but "
+                f"conv_kernel={self.conv_kernel}"
+            )
         if self.conv_strides and (self.stack > 1 or self.project):
             raise InputError(
-                f"convolutions take frames one by one and give d_model numbers, but conv_strides={self.conv_strides}, "
+                "convolutions take frames one by one and give d_model numbers, but "
+                f"conv_strides={self.conv_strides}, "
                 f"stack={self.stack} and project={self.project}; use stack=1 and project=False"
             )
         if self.conv_dims == 2 and not self.conv_strides:
-            raise InputError("conv_dims=2 is for convolutions, but conv_strides=(); add strides, such as 2 2")
+            raise InputError(
+                "conv_dims=2 is for convolutions, but conv_strides=(); add strides, such as 2 2"
+            )
 
     @property
     def width(self) -> int:

@@ -30,7 +30,11 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
     for name, parameter in parameters.items():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
-    tables = {part.weight: part.tokens.vocab_size for part in module.modules() if isinstance(part, TokenInput)}
+    tables = {
+        part.weight: part.tokens.vocab_size
+        for part in module.modules()
+        if isinstance(part, TokenInput)
+    }
     untied = None
     if "output" in parameters and parameters["output"] not in tables:
         untied = parameters["output"]
@@ -45,8 +49,12 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
                 fused = split_rows(part, part.weight).values()
                 # value and gate of a Conformer's convolution, which LoRA and Muon take as one map
                 for matrix in part.weight.chunk(2) if name.endswith(".pointwise") else fused:
-                    _fill_uniformly(matrix, config, gain=config.init_gain if ".layers." in name else 1.0)
-            case nn.Conv1d() if part.groups > 1:  # as many numbers come into each channel as out of it
+                    _fill_uniformly(
+                        matrix, config, gain=config.init_gain if ".layers." in name else 1.0
+                    )
+            case nn.Conv1d() if (
+                part.groups > 1
+            ):  # as many numbers come into each channel as out of it
                 bound = (3 / part.kernel_size[0]) ** 0.5
                 nn.init.uniform_(part.weight, -bound, bound)
             case nn.Conv1d() | nn.Conv2d():
@@ -84,5 +92,7 @@ def _initialize_as_gpt2(module: nn.Module, tables: dict[nn.Parameter, int]) -> N
     for name, part in modules.items():
         if isinstance(part, nn.Linear) and name.endswith((".output", ".narrow")):
             stack = name.split(".")[0] + "."
-            n_sublayers = sum(other.startswith(stack) and other.endswith("_sublayer") for other in modules)
+            n_sublayers = sum(
+                other.startswith(stack) and other.endswith("_sublayer") for other in modules
+            )
             part.weight.mul_(n_sublayers**-0.5)

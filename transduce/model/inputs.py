@@ -97,7 +97,9 @@ class ConvolvedInput(nn.Module):
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
-        states = frames if self.projection is None else frames[..., None, :]  # (N, T, channels), then the features
+        states = (
+            frames if self.projection is None else frames[..., None, :]
+        )  # (N, T, channels), then the features
         for convolution, stride in zip(self.convolutions, self.frames.conv_strides, strict=True):
             channels = zero_padding(states, lengths).transpose(1, 2)
             states = self.activation(convolution(channels)).transpose(1, 2)
@@ -105,7 +107,9 @@ class ConvolvedInput(nn.Module):
         return (states if self.projection is None else self.projection(states.flatten(2))), lengths
 
 
-def zero_padding(states: Float[Tensor, "N T *F"], lengths: Int[Tensor, " N"] | None) -> Float[Tensor, "N T *F"]:
+def zero_padding(
+    states: Float[Tensor, "N T *F"], lengths: Int[Tensor, " N"] | None
+) -> Float[Tensor, "N T *F"]:
     """Zeros beyond the length of each row."""
     if lengths is None:
         return states

@@ -103,30 +103,43 @@ class Experts(nn.Module):
         aligned = config.d_model % 8 == 0 and config.d_ff % 8 == 0  # rows of 16 bytes
         self.can_group = aligned and hasattr(F, "grouped_mm")  # not every torch has it
 
-    def forward(self, x: Float[Tensor, "N T D"], taps: Taps | None = None) -> Float[Tensor, "N T D"]:
+    def forward(
+        self, x: Float[Tensor, "N T D"], taps: Taps | None = None
+    ) -> Float[Tensor, "N T D"]:
         """Every position through its experts; `taps` keep the scores for `balance_loss`."""
-        with torch.autocast(x.device.type, enabled=False):  # rounding should not decide which expert is best
+        with torch.autocast(
+            x.device.type, enabled=False
+        ):  # rounding should not decide which expert is best
             scores = self.router(x.to(self.router.weight.dtype))
         if taps is not None and taps.router_scores is not None:
             taps.router_scores.append(scores)
         weights, chosen = scores.topk(self.n_chosen)
-        choices, order = chosen.flatten().sort(stable=True)  # positions of the first expert, then of the second, ...
+        choices, order = chosen.flatten().sort(
+            stable=True
+        )  # positions of the first expert, then of the second, ...
         numbers = torch.arange(len(self.experts), device=x.device)
         ends = torch.searchsorted(choices, numbers, right=True, out_int32=True)
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        dtype = (
+            torch.get_autocast_dtype(x.device.type)
+            if torch.is_autocast_enabled(x.device.type)
+            else x.dtype
+        )
         rows = x.flatten(0, 1)[order // self.n_chosen]
         if self.can_group and self.training and x.device.type == "cuda" and dtype == torch.bfloat16:
             outputs = self.grouped(rows.to(dtype), choices, ends)
         else:
             parts = rows.tensor_split(ends[:-1].tolist())
-            outputs = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+            outputs = torch.cat(
+                [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
+            )
         outputs = outputs[order.argsort()].view(*chosen.shape, -1)
         return (outputs * weights.softmax(-1).to(outputs.dtype)[..., None]).sum(dim=-2)
 
     def grouped(
         self, x: Float[Tensor, "M D"], choices: Int[Tensor, " M"], ends: Int[Tensor, " X"]
     ) -> Float[Tensor, "M D"]:
-        """Row m through expert choices[m]; rows are sorted, and those of expert i end at ends[i]."""
+        """Row m through expert choices[m]; rows are sorted, and those of expert i end at
+        ends[i]."""
 
         def apply(name: str, x: Tensor) -> Tensor:
             maps = [getattr(expert, name) for expert in self.experts]
@@ -144,7 +157,8 @@ class Experts(nn.Module):
 def balance_loss(
     scores: Float[Tensor, "N T X"], n_chosen: int, lengths: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, ""]:
-    """X * sum_x f_x P_x: f_x, the share of positions that chose expert x; P_x, its mean probability.
+    """X * sum_x f_x P_x: f_x, the share of positions that chose expert x; P_x, its mean
+    probability.
 
     Its minimum is n_chosen. With `lengths`, padding does not count.
 
@@ -154,8 +168,12 @@ def balance_loss(
     choices = torch.zeros_like(scores).scatter(-1, scores.topk(n_chosen).indices, 1.0)
     weights = torch.ones_like(scores[..., :1])
     if lengths is not None:
-        weights = (torch.arange(scores.size(1), device=scores.device) < lengths[:, None])[..., None].to(scores.dtype)
-    shares, means = ((x * weights).sum(dim=(0, 1)) / weights.sum() for x in (choices, probabilities))
+        weights = (torch.arange(scores.size(1), device=scores.device) < lengths[:, None])[
+            ..., None
+        ].to(scores.dtype)
+    shares, means = (
+        (x * weights).sum(dim=(0, 1)) / weights.sum() for x in (choices, probabilities)
+    )
     return scores.size(-1) * (shares * means).sum()
 
 
@@ -172,7 +190,9 @@ class Sublayer(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.pre = config.norm_position == "pre"
 
-    def forward(self, x: Float[Tensor, "N T D"], function: Callable[[Tensor], Tensor]) -> Float[Tensor, "N T D"]:
+    def forward(
+        self, x: Float[Tensor, "N T D"], function: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, "N T D"]:
         if self.pre:
             return x + self.dropout(function(self.norm(x)))
         return self.norm(x + self.dropout(function(x)))
@@ -226,7 +246,10 @@ class Layer(nn.Module):
             return cache.memory
         assert self.cross is not None
         if memory is None:
-            raise InputError("a decoder with cross-attention needs a memory, but memory=None; call encode() first")
+            raise InputError(
+                "a decoder with cross-attention needs a memory, but memory=None; call encode() "
+                "first"
+            )
         projected = self.cross.project(memory)
         if cache is not None:
             cache.memory = projected

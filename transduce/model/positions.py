@@ -69,10 +69,14 @@ def _angles(
 ) -> Float[Tensor, "T P"]:
     """pos * theta^(-2i/period) in float64, for i < n."""
     positions = torch.arange(start, stop, device=device, dtype=torch.float64)[:, None]
-    return positions * theta ** (-torch.arange(0, 2 * n, 2, device=device, dtype=torch.float64) / period)
+    return positions * theta ** (
+        -torch.arange(0, 2 * n, 2, device=device, dtype=torch.float64) / period
+    )
 
 
-def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Float[Tensor, "N H T E"]:
+def rotate(
+    x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]
+) -> Float[Tensor, "N H T E"]:
     """Rotate the pairs (i, i + E/2) of every head by their position's angles, in float32 or wider.
 
     Which numbers form a pair is a convention, as linear maps learn any; this one is that of Llama's
@@ -107,12 +111,24 @@ class Positions(nn.Module):
             if not self.table.is_meta:  # where arithmetic imports hundreds of modules
                 self.fill_table(self.table.device)
 
-    def _compute(self, start: int, stop: int, device: torch.device | None = None) -> Float[Tensor, "..."]:
+    def _compute(
+        self, start: int, stop: int, device: torch.device | None = None
+    ) -> Float[Tensor, "..."]:
         """Sinusoids (T, D), or the cosines and sines (2, T, P) of rotary positions."""
         c = self.config
         if self.kind == "rotary":
-            return rotary(start, stop, c.d_head, c.rotary_theta, device, factor=c.rotary_factor, bands=c.rotary_bands)
-        return sinusoidal(c.first_position + start, c.first_position + stop, c.d_model, device, c.sinusoids)
+            return rotary(
+                start,
+                stop,
+                c.d_head,
+                c.rotary_theta,
+                device,
+                factor=c.rotary_factor,
+                bands=c.rotary_bands,
+            )
+        return sinusoidal(
+            c.first_position + start, c.first_position + stop, c.d_model, device, c.sinusoids
+        )
 
     def _rows(self, start: int, stop: int) -> Float[Tensor, "..."]:
         """The same from the table, where it is long enough."""
@@ -144,7 +160,10 @@ class Positions(nn.Module):
         if self.learned is None:
             return x
         if stop > len(self.learned):
-            raise InputError(f"learned positions end at max_positions={len(self.learned)}, but the sequence has {stop}")
+            raise InputError(
+                f"learned positions end at max_positions={len(self.learned)}, but the sequence has "
+                f"{stop}"
+            )
         return x + self.learned[start:stop]
 
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:

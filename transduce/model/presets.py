@@ -5,7 +5,9 @@ from dataclasses import replace
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 
 
-def transformer_base(source: int = 37000, target: int | None = None, n_layers: int = 6) -> TransformerConfig:
+def transformer_base(
+    source: int = 37000, target: int | None = None, n_layers: int = 6
+) -> TransformerConfig:
     """65M parameters with one vocabulary of 37,000.
 
     Args:
@@ -17,7 +19,9 @@ def transformer_base(source: int = 37000, target: int | None = None, n_layers: i
     """
     return TransformerConfig(
         encoder=StackConfig(input=Tokens(vocab_size=source), n_layers=n_layers),
-        decoder=StackConfig(input=Tokens(vocab_size=source if target is None else target), n_layers=n_layers),
+        decoder=StackConfig(
+            input=Tokens(vocab_size=source if target is None else target), n_layers=n_layers
+        ),
         tie="all" if target is None else "output",
     )
 
@@ -27,7 +31,9 @@ def transformer_big(source: int = 37000, target: int | None = None) -> Transform
 
     Source: Vaswani et al. (2017), table 3, "big".
     """
-    return replace(transformer_base(source, target), d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
+    return replace(
+        transformer_base(source, target), d_model=1024, d_ff=4096, n_heads=16, dropout=0.3
+    )
 
 
 def transformer_tiny(source: int = 10000, target: int | None = None) -> TransformerConfig:
@@ -39,7 +45,9 @@ def transformer_tiny(source: int = 10000, target: int | None = None) -> Transfor
     return replace(base, d_model=128, d_ff=256, n_heads=4, dropout=0.3, init_gain=0.5)
 
 
-def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 6) -> TransformerConfig:
+def speech_tiny(
+    n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 6
+) -> TransformerConfig:
     """The paper's layers for minutes of speech, with a CTC head beside them.
 
     MFCC frames go straight in: 40 features of 4 frames are the 160 numbers of d_model.
@@ -60,7 +68,9 @@ def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layer
     )
 
 
-def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 4) -> TransformerConfig:
+def conformer_tiny(
+    n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 4
+) -> TransformerConfig:
     """speech_tiny with Conformer layers, pre-norm, rotary positions and self-conditioned CTC.
 
     The CTC head reads the middle of the encoder, too, and the layers above it know its predictions.
@@ -109,7 +119,9 @@ def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> Tran
     dropout of Radford et al. (2018), section 4.1.
     """
     return TransformerConfig(
-        decoder=StackConfig(input=Tokens(vocab_size=vocab_size, multiple=multiple), n_layers=n_layers),
+        decoder=StackConfig(
+            input=Tokens(vocab_size=vocab_size, multiple=multiple), n_layers=n_layers
+        ),
         d_model=768,
         n_heads=12,
         d_ff=3072,
@@ -125,7 +137,12 @@ def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> Tran
 
 
 def _wider(n_layers: int, d_model: int, vocab_size: int) -> TransformerConfig:
-    return replace(gpt2(vocab_size, n_layers=n_layers), d_model=d_model, d_ff=4 * d_model, n_heads=d_model // 64)
+    return replace(
+        gpt2(vocab_size, n_layers=n_layers),
+        d_model=d_model,
+        d_ff=4 * d_model,
+        n_heads=d_model // 64,
+    )
 
 
 def gpt2_medium(vocab_size: int = 50257) -> TransformerConfig:

@@ -25,7 +25,9 @@ def n_parameters(config: TransformerConfig) -> int:
     return _sizes(config)[0]
 
 
-def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: int = INFERENCE) -> None:
+def check_fits(
+    config: TransformerConfig, device: torch.device, *, bytes_each: int = INFERENCE
+) -> None:
     """Check, before anything is allocated, that a model can fit into the memory of a device.
 
     Args:
@@ -40,7 +42,8 @@ def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: i
     if available is not None and needed > available:
         use = "training takes" if bytes_each > INFERENCE else "its weights take"
         raise InputError(
-            f"a model must fit into memory, but this one has {n:,} parameters and {use} {_gib(needed)}, "
+            f"a model must fit into memory, but this one has {n:,} parameters and {use} "
+            f"{_gib(needed)}, "
             f"where {device} has {_gib(available)}; take fewer layers or smaller ones"
         )
 
@@ -64,7 +67,8 @@ def _sizes(config: TransformerConfig) -> tuple[int, int]:
         if "verflow" not in str(error):
             raise
         raise InputError(
-            "a model must fit into memory, but one weight of this one has 2**63 bytes or more; take smaller layers"
+            "a model must fit into memory, but one weight of this one has 2**63 bytes or more; "
+            "take smaller layers"
         ) from error
     n = sum(parameter.numel() for parameter in model.parameters())
     for stack, stack_config in ((model.encoder, config.encoder), (model.decoder, config.decoder)):
@@ -79,4 +83,6 @@ def _at_most_two_layers(stack: StackConfig | None) -> StackConfig | None:
 
 
 def _gib(n_bytes: int) -> str:
-    return f"{n_bytes // 2**20 / 2**10:,.1f} GiB" if n_bytes < 2**60 else f"{n_bytes // 2**30:,} GiB"
+    return (
+        f"{n_bytes // 2**20 / 2**10:,.1f} GiB" if n_bytes < 2**60 else f"{n_bytes // 2**30:,} GiB"
+    )

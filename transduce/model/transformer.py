@@ -1,4 +1,5 @@
-"""The Transformer: an encoder stack, a decoder stack, or both. Reading order: attention, layers, then this."""
+"""The Transformer: an encoder stack, a decoder stack, or both. Reading order: attention, layers,
+then this."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,7 +25,8 @@ from transduce.taps import Taps
 
 
 class Memory(NamedTuple):
-    """The output of the encoder: one vector per source position, and how many of them are not padding."""
+    """The output of the encoder: one vector per source position, and how many of them are not
+    padding."""
 
     states: Float[Tensor, "B S D"]
     lengths: Int[Tensor, " B"] | None
@@ -33,10 +35,15 @@ class Memory(NamedTuple):
 class Stack(nn.Module):
     """Positions, perhaps a norm, dropout, then the layers, and in pre-norm a last norm."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool) -> None:
+    def __init__(
+        self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool
+    ) -> None:
         super().__init__()
         self.causal, self.recompute = causal, config.recompute
-        self.experts_per_token, self.balance_weight = config.experts_per_token, config.balance_weight
+        self.experts_per_token, self.balance_weight = (
+            config.experts_per_token,
+            config.balance_weight,
+        )
         self.positions = Positions(config.for_stack(stack))
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
@@ -60,11 +67,13 @@ class Stack(nn.Module):
         """Vectors to states. With a cache, `x` is only what follows the cached positions.
 
         Args:
-            lengths: hides padding. In a causal stack padding lies in the future, and only the balance losses use it.
+            lengths: hides padding. In a causal stack padding lies in the future, and only the
+                balance losses use it.
             memory: what cross-attention attends to.
             cache: keys and values of the positions before `x`, to which those of `x` are added.
             taps: what is kept besides the states.
-            after_layer: called with the number of a layer, from 1, and its states; returns the next layer's input.
+            after_layer: called with the number of a layer, from 1, and its states; returns the next
+                layer's input.
         """
         states, memory_lengths = memory if memory is not None else (None, None)
         if cache is not None and cache.memory_lengths is not None:
@@ -90,8 +99,13 @@ class Stack(nn.Module):
         if self.recompute and self.training and torch.is_grad_enabled() and cache is None:
             compute = partial(checkpoint, compute, use_reentrant=False)
         x = self.dropout(self.embedding_norm(self.positions(x, start)))
-        # in evaluation caches grow and lengths vary; the trainer knows whether those of its batches do
-        with nullcontext() if self.training or torch.compiler.is_compiling() else without_cudnn_attention:
+        # in evaluation caches grow and lengths vary; the trainer knows whether those of its batches
+        # do
+        with (
+            nullcontext()
+            if self.training or torch.compiler.is_compiling()
+            else without_cudnn_attention
+        ):
             for number in range(len(self.layers)):
                 x, router_scores = compute(number, x)
                 for scores in router_scores:
@@ -108,7 +122,8 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """One Transformer, many transductions: the config decides which halves exist (see TransformerConfig).
+    """One Transformer, many transductions: the config decides which halves exist (see
+    TransformerConfig).
 
     Source: Vaswani et al. (2017), "Attention Is All You Need".
     """
@@ -127,11 +142,17 @@ class Transformer(nn.Module):
         if config.decoder is not None:
             shared = config.tie == "all" and config.encoder is not None
             self.target_input = self.source_input if shared else self._input(config.decoder)
-            self.decoder = Stack(config, config.decoder, causal=True, cross=config.encoder is not None)
+            self.decoder = Stack(
+                config, config.decoder, causal=True, cross=config.encoder is not None
+            )
         last = self.target_input if self.target_input is not None else self.source_input
-        self.vocab_size = config.vocab_size  # rows of `output` that stand for tokens; more may follow
+        self.vocab_size = (
+            config.vocab_size
+        )  # rows of `output` that stand for tokens; more may follow
         if isinstance(last, TokenInput):
-            self.output = nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
+            self.output = (
+                nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
+            )
         if config.output_bias and self.output is not None:
             self.output_bias = nn.Parameter(torch.empty(self.vocab_size))
         if config.ctc and self.output is not None:
@@ -154,10 +175,12 @@ class Transformer(nn.Module):
         source_lengths: Int[Tensor, " B"] | None = None,
         target_in: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the next token at every target position (of every source position in an encoder alone).
+        """Logits of the next token at every target position (of every source position in an encoder
+        alone).
 
         Raises:
-            InputError: an encoder without a source, a decoder without target_in, or a source without an encoder.
+            InputError: an encoder without a source, a decoder without target_in, or a source
+                without an encoder.
         """
         memory = None
         if source is not None or self.encoder is not None:
@@ -182,32 +205,48 @@ class Transformer(nn.Module):
             InputError: there is no source, or this model has no encoder.
         """
         if self.encoder is None or self.source_input is None:
-            raise InputError("this model has no encoder, so it takes no source; give the text as target_in")
+            raise InputError(
+                "this model has no encoder, so it takes no source; give the text as target_in"
+            )
         if source is None:
             raise InputError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
         logits = None if taps is None else taps.ctc_logits
-        reads = bool(self.config.ctc_layers) and (self.ctc_condition is not None or logits is not None)
+        reads = bool(self.config.ctc_layers) and (
+            self.ctc_condition is not None or logits is not None
+        )
         after_layer = partial(self._read_ctc, logits) if reads else None
-        return Memory(self.encoder(vectors, lengths=lengths, taps=taps, after_layer=after_layer), lengths)
+        return Memory(
+            self.encoder(vectors, lengths=lengths, taps=taps, after_layer=after_layer), lengths
+        )
 
     def _read_ctc(self, kept: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
-        """Return the input of the encoder's next layer; the CTC head reads the states of this one if it is of ctc_layers."""
+        """Return the input of the encoder's next layer; the CTC head reads the states of this one
+        if it is of ctc_layers."""
         if layer not in self.config.ctc_layers:
             return states
         assert self.encoder is not None
         logits = self.ctc_logits(self.encoder.normed(states))
         if kept is not None:
             kept.append(logits)
-        return states if self.ctc_condition is None else states + self.ctc_condition(logits.softmax(-1))
+        return (
+            states
+            if self.ctc_condition is None
+            else states + self.ctc_condition(logits.softmax(-1))
+        )
 
     def decode(
-        self, target_in: Int[Tensor, "N T"], *, memory: Memory | None = None, cache: Cache | None = None
+        self,
+        target_in: Int[Tensor, "N T"],
+        *,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "N T V"]:
         """Logits at every position of `target_in`.
 
-        With a cache, `target_in` is only what follows the cached positions, and only the first call reads the memory.
-        N may be B * beams: rows b * beams ... (b + 1) * beams - 1 attend to sentence b.
+        With a cache, `target_in` is only what follows the cached positions, and only the first call
+        reads the memory. N may be B * beams: rows b * beams ... (b + 1) * beams - 1 attend to
+        sentence b.
         """
         return self.project(self.decoder_states(target_in, memory=memory, cache=cache))
 
@@ -223,7 +262,8 @@ class Transformer(nn.Module):
         """The states that `decode` projects to logits.
 
         Args:
-            lengths: for the balance losses only, as padding lies to the right of what a causal decoder sees.
+            lengths: for the balance losses only, as padding lies to the right of what a causal
+                decoder sees.
             taps: what is kept besides the states.
         """
         if self.decoder is None or self.target_input is None:
@@ -238,10 +278,15 @@ class Transformer(nn.Module):
             InputError: the model is an encoder alone over frames, which has no vocabulary.
         """
         if self.output is None:
-            raise InputError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
+            raise InputError(
+                "logits need a vocabulary, but this model has only an encoder over frames; use "
+                "states()"
+            )
         return F.linear(states, self.output[: self.vocab_size], self.output_bias)
 
-    def projection(self, ids: Int[Tensor, " U"]) -> Callable[[Float[Tensor, "*B D"]], Float[Tensor, "*B U"]]:
+    def projection(
+        self, ids: Int[Tensor, " U"]
+    ) -> Callable[[Float[Tensor, "*B D"]], Float[Tensor, "*B U"]]:
         """What `project` gives for these tokens alone, as a function of the states."""
         assert self.output is not None
         return partial(F.linear, weight=self.output[ids], bias=self.bias_of(ids))
@@ -251,23 +296,29 @@ class Transformer(nn.Module):
         return None if self.output_bias is None else self.output_bias[ids]
 
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
-        """The memory's states to logits of the tokens and the blank symbol at every source position.
+        """The memory's states to logits of the tokens and the blank symbol at every source
+        position.
 
         They are computed in the type of the weights, also under autocast.
 
         Raises:
             InputError: this model has no CTC head.
-        Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition.
+        Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
+        recognition.
         """
         if self.ctc is None:
-            raise InputError("ctc_logits() needs a CTC head, but this model was built with ctc=False")
+            raise InputError(
+                "ctc_logits() needs a CTC head, but this model was built with ctc=False"
+            )
         with torch.autocast(memory_states.device.type, enabled=False):
             return self.ctc(memory_states.to(self.ctc.weight.dtype))
 
     def new_cache(self) -> Cache:
         """A new, empty cache for `decode`."""
         if self.decoder is None:
-            raise InputError("a cache belongs to a decoder, but this model was built with decoder=None")
+            raise InputError(
+                "a cache belongs to a decoder, but this model was built with decoder=None"
+            )
         return Cache(len(self.decoder.layers), self.config.window)
 
     @property

@@ -17,10 +17,13 @@ from transduce.model.size import n_parameters
 from transduce.report.record import read_scores, score_files
 from transduce.run import CONFIG, MODEL_CARD, Run, load_run, validations
 
-FIRST = ("model.d_model", "model.n_heads", "model.d_ff", "model.encoder.n_layers", "model.decoder.n_layers",
-         "model.dropout", "model.positions", "training.max_updates", "training.max_minutes", "training.optim.peak_rate",
-         "training.optim.warmup_steps", "training.precision", "training.seed", "tokens_per_batch", "frames_per_batch",
-         "validate_by", "decoding.beam_size", "decoding.alpha", "decoding.ctc_weight")  # fmt: skip
+FIRST = (
+    "model.d_model", "model.n_heads", "model.d_ff", "model.encoder.n_layers",
+    "model.decoder.n_layers", "model.dropout", "model.positions", "training.max_updates",
+    "training.max_minutes", "training.optim.peak_rate", "training.optim.warmup_steps",
+    "training.precision", "training.seed", "tokens_per_batch", "frames_per_batch", "validate_by",
+    "decoding.beam_size", "decoding.alpha", "decoding.ctc_weight",
+)  # fmt: skip
 """Fields that are shown first."""
 
 
@@ -56,16 +59,22 @@ MASKED = Recipe(
     "python -c \"import transduce as td; print(td.load('RUN')(['a _ .']))\"",
 )
 
-MARK = "<!-- transduce wrote this card ({}); once anything in it is changed, it is yours and stays as it is -->\n"
+MARK = (
+    "<!-- transduce wrote this card ({}); once anything in it is changed, it is yours and stays as "
+    "it is -->\n"
+)
 
 HOW_TO_READ = (
-    "What stands in brackets is the 95 % interval. Validation data has chosen among checkpoints, so figures on it are "
+    "What stands in brackets is the 95 % interval. Validation data has chosen among checkpoints, "
+    "so figures on it are "
     "better than on other data of its kind; test data has chosen nothing."
 )
 
 AGAIN_ELSEWHERE = (
-    "That is for transduce's own recipes, where the data lies as config.json says; flags name other places. Another "
-    "recipe takes the same flags: `python RECIPE.py --config config.json --run NEW`. What is called data is a "
+    "That is for transduce's own recipes, where the data lies as config.json says; flags name "
+    "other places. Another "
+    "recipe takes the same flags: `python RECIPE.py --config config.json --run NEW`. What is "
+    "called data is a "
     "SHA-256 of it."
 )
 
@@ -97,22 +106,34 @@ def scores(run: Path) -> list[tuple[str, str]]:
         except InputError as error:
             labelled.append((path.stem, str(error)))
             continue
-        labelled += [(f"{path.stem}, {each.search}", each.signature) for each in values if each.search]
+        labelled += [
+            (f"{path.stem}, {each.search}", each.signature) for each in values if each.search
+        ]
         if plain_values := [f"{each.measure} {each.value:g}" for each in values if not each.search]:
             labelled.append((path.stem, ", ".join(plain_values)))
     if lines := validations(run):
-        last = {name: x for name, x in lines[-1].items() if x is not None and name not in ("kind", "skipped")}
+        last = {
+            name: x
+            for name, x in lines[-1].items()
+            if x is not None and name not in ("kind", "skipped")
+        }
         if isinstance(last.get("epoch"), int):
             last["epoch"] += 1  # people count from 1
-        labelled.append(("last validation", ", ".join(f"{name} {value:g}" for name, value in last.items())))
+        labelled.append(
+            ("last validation", ", ".join(f"{name} {value:g}" for name, value in last.items()))
+        )
     return labelled
 
 
 def facts(run: Run) -> list[str]:
     """The sizes of the vocabularies, and how sound flows in, a line each."""
     sides = (("source", run.source_tokenizer), ("target", run.target_tokenizer))
-    lines = [f"{name} vocabulary: {side.vocab_size} tokens" for name, side in sides if side is not None]
-    return lines + ([f"input: {run.model.input_description}"] if run.feature_extractor is not None else [])
+    lines = [
+        f"{name} vocabulary: {side.vocab_size} tokens" for name, side in sides if side is not None
+    ]
+    return lines + (
+        [f"input: {run.model.input_description}"] if run.feature_extractor is not None else []
+    )
 
 
 def fields_of(run: Run) -> dict[str, Any]:
@@ -124,7 +145,14 @@ def fields_of(run: Run) -> dict[str, Any]:
 def shown_first(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields that are neither off nor empty, those of FIRST first."""
     first = {name: fields[name] for name in FIRST if fields.get(name) is not None}
-    return {**first, **{name: value for name, value in fields.items() if value not in (None, "", 0, False, [], ())}}
+    return {
+        **first,
+        **{
+            name: value
+            for name, value in fields.items()
+            if value not in (None, "", 0, False, [], ())
+        },
+    }
 
 
 def plain(value: object) -> str:
@@ -144,7 +172,8 @@ def about(directory: Path, run: Run) -> dict[str, Any]:
     return {
         "name": directory.absolute().name,
         "recipe": recipe,
-        "about": f"A Transformer that {recipe.does}: {n_parameters(run.model):,} parameters, made with transduce.",
+        "about": f"A Transformer that {recipe.does}: {n_parameters(run.model):,} parameters, "
+        "made with transduce.",
         "scores": scores(directory),
         "how_to_read": HOW_TO_READ,
         "facts": facts(run),
@@ -167,8 +196,12 @@ def model_card(directory: Path) -> str:
     sides = dict.fromkeys(fields.get(f"corpus.{side}") for side in ("source", "target"))
     text = templates.get_template("card.md").render(
         known,
-        languages=[each for each in sides if isinstance(each, str) and re.fullmatch("[a-z]{2,3}", each)],
-        data={k: v for k, v in shown_first(fields).items() if k.split(".")[0] in ("corpus", "data")},
+        languages=[
+            each for each in sides if isinstance(each, str) and re.fullmatch("[a-z]{2,3}", each)
+        ],
+        data={
+            k: v for k, v in shown_first(fields).items() if k.split(".")[0] in ("corpus", "data")
+        },
         first={k: v for k, v in fields.items() if k in FIRST and v},
         torch_version=torch.__version__,
     )

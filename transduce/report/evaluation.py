@@ -60,7 +60,9 @@ def speech_report(
         return [transcript.text for transcript in transcripts]
 
     pairs = [(recording.id, recording.text) for recording in test]
-    return search_report(directory, decode, pairs, search, measures, tokenize=tokenize, recordings=test)
+    return search_report(
+        directory, decode, pairs, search, measures, tokenize=tokenize, recordings=test
+    )
 
 
 def search_report(
@@ -108,11 +110,18 @@ def search_report(
                 print(f"  {rows[-1]['score']}")
     for (source, reference), output in list(zip(pairs, outputs, strict=True))[:SHOWN]:
         print(_example(source, reference, output))
-    errors = _word_errors(pairs, outputs, recordings) if "wer" in measures else _worst_lines(pairs, outputs)
+    errors = (
+        _word_errors(pairs, outputs, recordings)
+        if "wer" in measures
+        else _worst_lines(pairs, outputs)
+    )
     write_file(directory / ERRORS, f"test, {name}: {errors}")
     write_file(directory / "test.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     write_reports(directory)
-    return {".".join(filter(None, (row["measure"], row["search"], row.get("group")))): row["value"] for row in rows}
+    return {
+        ".".join(filter(None, (row["measure"], row["search"], row.get("group")))): row["value"]
+        for row in rows
+    }
 
 
 def _searches(search: SearchConfig) -> dict[str, SearchConfig]:
@@ -127,14 +136,20 @@ def _row(search: str, group: str, measure: str, score: Score) -> dict[str, Any]:
     """A score in test.json."""
     numbers = {"value": score.value, "low": score.low, "high": score.high}
     row = {"search": search, "measure": measure, **numbers}
-    return {**row, "group": group, "score": f"{group}: {score}"} if group else {**row, "score": str(score)}
+    return (
+        {**row, "group": group, "score": f"{group}: {score}"}
+        if group
+        else {**row, "score": str(score)}
+    )
 
 
 def _example(source: str, reference: str, output: str) -> str:
     return f"  {source}\n    should be  {reference}\n    is         {output}"
 
 
-def _word_errors(pairs: Sequence[tuple[str, str]], outputs: Sequence[str], recordings: Sequence[Recording]) -> str:
+def _word_errors(
+    pairs: Sequence[tuple[str, str]], outputs: Sequence[str], recordings: Sequence[Recording]
+) -> str:
     """Word errors: of each speaker, where there are several; the worst utterances, aligned; and the
     frequent ones."""
     names, references = zip(*pairs, strict=True)
@@ -148,10 +163,20 @@ def _word_errors(pairs: Sequence[tuple[str, str]], outputs: Sequence[str], recor
 def _worst_lines(pairs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> str:
     """The lines that are furthest from their references, by the chrF of each alone."""
     wrong = [
-        (chrf([output], [reference], resamples=0).value, number, _example(source, reference, output))
-        for number, ((source, reference), output) in enumerate(zip(pairs, outputs, strict=True), start=1)
+        (
+            chrf([output], [reference], resamples=0).value,
+            number,
+            _example(source, reference, output),
+        )
+        for number, ((source, reference), output) in enumerate(
+            zip(pairs, outputs, strict=True), start=1
+        )
         if output != reference
     ]
-    head = f"{len(wrong)} of {counted(len(outputs), 'line')} differ, the worst by the chrF of each first"
-    lines = (f"line {number}: chrF {value:.2f}\n{example}" for value, number, example in sorted(wrong)[:WORST])
+    head = f"{len(wrong)} of {counted(len(outputs), 'line')} differ"
+    head += ", the worst by the chrF of each first"
+    lines = (
+        f"line {number}: chrF {value:.2f}\n{example}"
+        for value, number, example in sorted(wrong)[:WORST]
+    )
     return "\n\n".join([head, *lines]) + "\n"

@@ -66,8 +66,12 @@ def page(directory: Path) -> str:
         speeds = [line["tokens_per_second"] for line in metrics if "tokens_per_second" in line]
         n_updates = fields.get("training.max_updates")
         progress = f"update {last.get('update')} of {n_updates}, epoch {last.get('epoch', 0) + 1}"
-        clock = f"{last.get('seconds', 0) / 60:.1f} min" + (f", {speeds[-1]:,.0f} tokens/s" if speeds else "")
-    drawn = {NAMES.get(name, name): curve_svg(name, lines) for name, lines in curves(metrics).items()}
+        clock = f"{last.get('seconds', 0) / 60:.1f} min" + (
+            f", {speeds[-1]:,.0f} tokens/s" if speeds else ""
+        )
+    drawn = {
+        NAMES.get(name, name): curve_svg(name, lines) for name, lines in curves(metrics).items()
+    }
     return templates.get_template("page.html").render(
         known,
         fields=fields,

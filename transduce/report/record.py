@@ -71,7 +71,9 @@ def record(directory: Path) -> Record:
     scores: list[HeldOut] = []
     with suppress(OSError, KeyError):
         by_metric = [
-            Curve(name, NAMES.get(name, name), *(spread(lines.get(k, []), MOST_POINTS) for k in KINDS))
+            Curve(
+                name, NAMES.get(name, name), *(spread(lines.get(k, []), MOST_POINTS) for k in KINDS)
+            )
             for name, lines in curves(read_json_lines(directory / METRICS)).items()
         ]
     for path in score_files(directory):
@@ -94,7 +96,9 @@ def read_samples(folder: Path, n_validations: int) -> list[Sample]:
 
 def score_files(directory: Path) -> list[Path]:
     """The files of a run with scores on held-out data."""
-    return [path for path in (directory / "test.json", directory / "validation.json") if path.exists()]
+    return [
+        path for path in (directory / "test.json", directory / "validation.json") if path.exists()
+    ]
 
 
 def read_scores(path: Path) -> list[HeldOut]:
@@ -106,13 +110,19 @@ def read_scores(path: Path) -> list[HeldOut]:
     try:
         plain = json.loads(regular(path).read_bytes())
         if isinstance(plain, dict):
-            plain = [{"search": "", "measure": name, "value": plain[name], "score": ""} for name in plain]
+            plain = [
+                {"search": "", "measure": name, "value": plain[name], "score": ""} for name in plain
+            ]
         scores = []
         for each in plain:
             if abs(each["value"]) < LARGEST:
-                search, measure, signature = (str(each[key]) for key in ("search", "measure", "score"))
+                search, measure, signature = (
+                    str(each[key]) for key in ("search", "measure", "score")
+                )
                 low, high = (_finite(each.get(key)) for key in ("low", "high"))
-                scores.append(HeldOut(path.stem, search, measure, float(each["value"]), low, high, signature))
+                scores.append(
+                    HeldOut(path.stem, search, measure, float(each["value"]), low, high, signature)
+                )
         return scores
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise InputError(

@@ -61,7 +61,9 @@ def all_errors(parts: Iterable[Errors]) -> Errors:
     return Errors(*map(sum, zip(*parts, strict=True)))
 
 
-def align(hypotheses: Sequence[str], references: Sequence[str], *, unit: Unit = "word") -> WordOutput | CharacterOutput:
+def align(
+    hypotheses: Sequence[str], references: Sequence[str], *, unit: Unit = "word"
+) -> WordOutput | CharacterOutput:
     """Align every line with the fewest errors (Levenshtein distance, by jiwer).
 
     Words and phones are what white space separates. Characters are Unicode code points, and a space
@@ -69,7 +71,9 @@ def align(hypotheses: Sequence[str], references: Sequence[str], *, unit: Unit = 
     the ends of a line.
     """
     process = jiwer.process_characters if unit == "char" else jiwer.process_words
-    rights, outputs = ([" ".join(line.split()) for line in lines] for lines in (references, hypotheses))
+    rights, outputs = (
+        [" ".join(line.split()) for line in lines] for lines in (references, hypotheses)
+    )
     return process(rights, outputs)
 
 
@@ -77,7 +81,9 @@ def count_errors(chunks: Sequence[AlignmentChunk]) -> Errors:
     """The errors of one aligned utterance."""
     runs = Counter[str]()
     for chunk in chunks:
-        runs[chunk.type] += max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)
+        runs[chunk.type] += max(
+            chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx
+        )
     return Errors(runs["substitute"], runs["insert"], runs["delete"], runs["equal"])
 
 
@@ -86,7 +92,9 @@ def line_errors(hypotheses: Sequence[str], references: Sequence[str], unit: Unit
     errors = list[Errors]()
     for start in range(0, len(references), CHUNK):
         chunk = slice(start, start + CHUNK)
-        errors += map(count_errors, align(hypotheses[chunk], references[chunk], unit=unit).alignments)
+        errors += map(
+            count_errors, align(hypotheses[chunk], references[chunk], unit=unit).alignments
+        )
     return errors
 
 
@@ -122,7 +130,11 @@ def error_report(
             hypotheses=[hypotheses[i]],
             alignments=[aligned.alignments[i]],
         )
-        _, _, lines = jiwer.visualize_alignment(one, show_measures=False, line_width=LINE).split("\n", 2)
-        blocks.append(f"{names[i]}: {rate if references[i] else 'nothing said'} ({errors[i]})\n{lines}")
+        _, _, lines = jiwer.visualize_alignment(one, show_measures=False, line_width=LINE).split(
+            "\n", 2
+        )
+        blocks.append(
+            f"{names[i]}: {rate if references[i] else 'nothing said'} ({errors[i]})\n{lines}"
+        )
     everything = replace(aligned, references=references, hypotheses=hypotheses)
     return "\n".join([*blocks, jiwer.visualize_error_counts(everything, top_k=most) + "\n"])

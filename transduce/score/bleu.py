@@ -49,7 +49,9 @@ class TranslationMeasure(Measure):
         for start in range(0, len(hypotheses), CHUNK):
             chunk = slice(start, start + CHUNK)
             self.metric._force = start > 0  # BLEU warns of tokenized text once
-            rows = self.metric._extract_corpus_statistics(hypotheses[chunk], [lines[chunk] for lines in references])
+            rows = self.metric._extract_corpus_statistics(
+                hypotheses[chunk], [lines[chunk] for lines in references]
+            )
             chunks.append(np.array(rows, dtype=np.float64))
         return np.concatenate(chunks)
 

@@ -7,7 +7,9 @@ SEED = 12345
 """Seed of every bootstrap, as in sacrebleu; signatures contain it."""
 
 
-def resampled_sums(statistics: Float[np.ndarray, "U K"], resamples: int, seed: int | None) -> Float[np.ndarray, "R K"]:
+def resampled_sums(
+    statistics: Float[np.ndarray, "U K"], resamples: int, seed: int | None
+) -> Float[np.ndarray, "R K"]:
     """The sums of the lines' statistics over draws of as many lines with replacement.
 
     One draw at a time is in memory, as counts: how often lines with these statistics were drawn.
@@ -15,11 +17,17 @@ def resampled_sums(statistics: Float[np.ndarray, "U K"], resamples: int, seed: i
 
     Source: Efron (1979), Bootstrap methods.
     """
-    rows, kinds = np.unique(statistics, axis=0, return_inverse=True)  # most of many lines share their statistics
+    rows, kinds = np.unique(
+        statistics, axis=0, return_inverse=True
+    )  # most of many lines share their statistics
     kinds = kinds.ravel().astype(np.int32)
     rng, n = np.random.default_rng(seed), len(statistics)
-    draws = (np.bincount(kinds[rng.integers(n, size=n)], minlength=len(rows)) for _ in range(resamples))
-    return np.array([counts.astype(np.float64) @ rows for counts in draws]).reshape(-1, rows.shape[1])
+    draws = (
+        np.bincount(kinds[rng.integers(n, size=n)], minlength=len(rows)) for _ in range(resamples)
+    )
+    return np.array([counts.astype(np.float64) @ rows for counts in draws]).reshape(
+        -1, rows.shape[1]
+    )
 
 
 def p_value(difference: float, leads: Float[np.ndarray, " R"]) -> float:

@@ -30,10 +30,15 @@ class CometMeasure(Measure):
         Raises:
             InputError: unbabel-comet is not installed, or the sources are no text.
         """
-        elsewhere = " in an environment of its own, without constraints.txt, as it wants numpy below 2"
+        elsewhere = (
+            " in an environment of its own, without constraints.txt, as it wants numpy below 2"
+        )
         require("comet", "COMET", "comet", elsewhere)
         if sources is None:
-            raise InputError("COMET reads source texts, but the sources are sound; name another measure, such as bleu")
+            raise InputError(
+                "COMET reads source texts, but the sources are sound; name another measure, such "
+                "as bleu"
+            )
         return replace(self, sources=sources)
 
     def statistics(self, hypotheses: Lines, references: Sequence[Lines]) -> Statistics:
@@ -41,7 +46,9 @@ class CometMeasure(Measure):
         (rights,) = references
         check_lines({"hypotheses": hypotheses, "sources": self.sources})
         sides = zip(self.sources, hypotheses, rights, strict=True)
-        data = [{"src": source, "mt": output, "ref": reference} for source, output, reference in sides]
+        data = [
+            {"src": source, "mt": output, "ref": reference} for source, output, reference in sides
+        ]
         from transduce.device import (
             default_device,
         )  # torch takes seconds to import, and --help does without
@@ -55,7 +62,8 @@ class CometMeasure(Measure):
         return float(total / n)
 
     def signature(self, resamples: int) -> str:
-        return f"{bootstrap_signature(resamples)}model:{self.model}|scale:100|version:{version('unbabel-comet')}"
+        model = f"model:{self.model}|scale:100|version:{version('unbabel-comet')}"
+        return bootstrap_signature(resamples) + model
 
 
 @lru_cache(maxsize=1)
@@ -66,4 +74,6 @@ def _model(name: str) -> Any:
     return comet.load_from_checkpoint(comet.download_model(name))
 
 
-comet = CometMeasure(name="comet", title="COMET", description="the judgement of a trained model, times 100")
+comet = CometMeasure(
+    name="comet", title="COMET", description="the judgement of a trained model, times 100"
+)

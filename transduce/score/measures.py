@@ -20,6 +20,8 @@ def get_measure(name: str, tokenize: Tokenization | None = None) -> Measure:
         InputError: there is none.
     """
     if name not in MEASURES:
-        raise InputError(f"a measure must be one of {', '.join(MEASURES)}, but it is {name!r}; name one of these")
+        raise InputError(
+            f"a measure must be one of {', '.join(MEASURES)}, but it is {name!r}; name one of these"
+        )
     measure = MEASURES[name]
     return replace(measure, tokenize=tokenize) if isinstance(measure, BleuMeasure) else measure

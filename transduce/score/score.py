@@ -108,12 +108,18 @@ class Measure(ABC):
         low, high = np.quantile(values, (0.025, 0.975)).tolist()
         return low, high
 
-    def score(self, hypotheses: Lines, references: Lines, statistics: Statistics, resamples: int) -> Score:
+    def score(
+        self, hypotheses: Lines, references: Lines, statistics: Statistics, resamples: int
+    ) -> Score:
         """The score of all lines together, without its interval."""
         name, _, _ = self.title.partition(",")
-        return Score(name, self.value(statistics.sum(axis=0)), self.signature(resamples), len(hypotheses))
+        return Score(
+            name, self.value(statistics.sum(axis=0)), self.signature(resamples), len(hypotheses)
+        )
 
-    def __call__(self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000) -> Score:
+    def __call__(
+        self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000
+    ) -> Score:
         """The score of all lines together, with its 95 % interval.
 
         Args:
@@ -153,14 +159,18 @@ class Measure(ABC):
     ) -> list[tuple[Score, Values]]:
         """Each system's score, and its scores on the same bootstrap draws of the lines."""
         several = len(references) > 1
-        named = {f"reference {i}" if several else "references": lines for i, lines in enumerate(references, start=1)}
+        named = {
+            f"reference {i}" if several else "references": lines
+            for i, lines in enumerate(references, start=1)
+        }
         check_lines({**systems, **named})
         references = [self.normalized(lines) for lines in references]
         measure = self.with_references(references)
         texts = [self.normalized(lines) for lines in systems.values()]
         statistics = [measure.statistics(lines, references) for lines in texts]
         scores = [
-            measure.score(lines, references[0], rows, resamples) for lines, rows in zip(texts, statistics, strict=True)
+            measure.score(lines, references[0], rows, resamples)
+            for lines, rows in zip(texts, statistics, strict=True)
         ]
         if not resamples:
             return [(score, np.empty(0)) for score in scores]
@@ -189,10 +199,13 @@ def check_lines(sides: Mapping[str, Lines]) -> None:
     for name, side in sides.items():
         if isinstance(side, str) or not side:
             actual = f"one string, {side[:40]!r}" if side else "empty"
-            raise InputError(f"every side of a score must be a list of at least one line, but {name} is {actual}")
+            raise InputError(
+                f"every side of a score must be a list of at least one line, but {name} is {actual}"
+            )
         if len(side) != len(lines):
             raise InputError(
-                f"hypotheses and references must have the same number of lines, but {first} has {len(lines)} "
+                f"hypotheses and references must have the same number of lines, but {first} has "
+                f"{len(lines)} "
                 f"and {name} has {len(side)}; look for lines lost, added or split on the way"
             )
 
@@ -206,4 +219,6 @@ def check_resamples(resamples: int, *, compared: bool) -> None:
     within("[0, 1000000]", resamples=resamples)
     if resamples < 100 and (compared or resamples != 0):
         zero = "" if compared else ", or 0 for no interval"
-        raise InputError(f"resamples must be at least 100{zero}, but resamples={resamples}; 1000 is usual")
+        raise InputError(
+            f"resamples must be at least 100{zero}, but resamples={resamples}; 1000 is usual"
+        )

@@ -49,7 +49,8 @@ class ErrorRate(Score):
         """The counts of errors, and the number of utterances, in two lines."""
         return (
             f"{self.errors} in {counted(self.errors.n_reference, f'reference {NOUN[self.unit]}')}\n"
-            f"over {counted(self.n, 'utterance')}, {self.n_right} ({100 * self.n_right / self.n:.1f} %) wholly right"
+            f"over {counted(self.n, 'utterance')}, {self.n_right} "
+            f"({100 * self.n_right / self.n:.1f} %) wholly right"
         )
 
     def by_group(self, labels: Sequence[str]) -> dict[str, list[Errors]]:
@@ -61,7 +62,9 @@ class ErrorRate(Score):
         groups: dict[str, list[Errors]] = defaultdict(list)
         for label, errors in zip(labels, self.utterances, strict=True):
             groups[label].append(errors)
-        return dict(sorted(groups.items(), key=lambda group: (-all_errors(group[1]).rate, group[0])))
+        return dict(
+            sorted(groups.items(), key=lambda group: (-all_errors(group[1]).rate, group[0]))
+        )
 
     def table(self, by: str, labels: Sequence[str]) -> str:
         """A table of the groups, the worst first, and all together last.
@@ -70,7 +73,9 @@ class ErrorRate(Score):
             by: what the labels are, such as "speaker".
             labels: of the utterances, one for each.
         """
-        rows: list[tuple[str, ...]] = [(by, "utterances", f"{NOUN[self.unit]}s", self.name, "S", "I", "D")]
+        rows: list[tuple[str, ...]] = [
+            (by, "utterances", f"{NOUN[self.unit]}s", self.name, "S", "I", "D")
+        ]
         for label, members in [*self.by_group(labels).items(), ("all", self.utterances)]:
             e = all_errors(members)
             counts = (
@@ -84,7 +89,8 @@ class ErrorRate(Score):
             rows.append((label, *map(str, counts)))
         first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
-            f"{label:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+            f"{label:<{first}}"
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
             for label, *cells in rows
         )
 
@@ -110,7 +116,8 @@ class ErrorRateMeasure(Measure):
     def __post_init__(self) -> None:
         if self.normalize and self.english:
             raise InputError(
-                "text is normalized in one way, but normalize=True and english=True; leave one of them out"
+                "text is normalized in one way, but normalize=True and english=True; leave one of "
+                "them out"
             )
 
     def normalized(self, lines: Lines) -> Lines:
@@ -147,9 +154,12 @@ class ErrorRateMeasure(Measure):
         if self.english:
             letters = f"case:lc|norm:whisper-en-{version('whisper-normalizer')}"
         space = "|space:yes" if self.unit == "char" else ""
-        return f"{bootstrap_signature(resamples)}{letters}|unit:{self.unit}{space}|jiwer:{version('jiwer')}"
+        unit = f"{letters}|unit:{self.unit}{space}|jiwer:{version('jiwer')}"
+        return bootstrap_signature(resamples) + unit
 
-    def score(self, hypotheses: Lines, references: Lines, statistics: Statistics, resamples: int) -> ErrorRate:
+    def score(
+        self, hypotheses: Lines, references: Lines, statistics: Statistics, resamples: int
+    ) -> ErrorRate:
         return ErrorRate(
             **vars(super().score(hypotheses, references, statistics, resamples)),
             unit=self.unit,
@@ -158,7 +168,9 @@ class ErrorRateMeasure(Measure):
             references=references,
         )
 
-    def __call__(self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000) -> ErrorRate:
+    def __call__(
+        self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000
+    ) -> ErrorRate:
         """The rate of all utterances together, with its 95 % interval; see `Measure`."""
         rate = super().__call__(hypotheses, references, *more, resamples=resamples)
         assert isinstance(rate, ErrorRate)
@@ -190,7 +202,8 @@ def english_normalizer() -> Callable[[str], str]:
         from whisper_normalizer.english import EnglishTextNormalizer
     except ImportError as error:
         raise InputError(
-            "Whisper's normalization of English needs the library whisper-normalizer, which is not installed; "
+            "Whisper's normalization of English needs the library whisper-normalizer, which is not "
+            "installed; "
             "pip install whisper-normalizer, or use --normalize"
         ) from error
     normalizer = EnglishTextNormalizer()
@@ -200,17 +213,24 @@ def english_normalizer() -> Callable[[str], str]:
             return str(normalizer(text))
         except Exception as error:  # it fails on some numbers, in many ways
             raise InputError(
-                f"Whisper's normalization fails on {text!r:.60} ({type(error).__name__}); use --normalize"
+                f"Whisper's normalization fails on {text!r:.60} ({type(error).__name__}); use "
+                "--normalize"
             ) from error
 
     return normalize
 
 
-wer = ErrorRateMeasure(name="wer", title="WER", description="word error rate in percent", unit="word")
+wer = ErrorRateMeasure(
+    name="wer", title="WER", description="word error rate in percent", unit="word"
+)
 """Words are separated by white space."""
 
-cer = ErrorRateMeasure(name="cer", title="CER", description="character error rate in percent", unit="char")
+cer = ErrorRateMeasure(
+    name="cer", title="CER", description="character error rate in percent", unit="char"
+)
 """Characters are Unicode code points; one space between words counts as a character."""
 
-per = ErrorRateMeasure(name="per", title="PER", description="phone error rate in percent", unit="phone")
+per = ErrorRateMeasure(
+    name="per", title="PER", description="phone error rate in percent", unit="phone"
+)
 """Phones are separated by white space."""

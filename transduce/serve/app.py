@@ -14,7 +14,14 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -57,16 +64,27 @@ def create_app(
     _measure_engines(runs, state.metrics)
     app.add_middleware(_MeasureRequests, registry=state.metrics)
     if cors:
-        app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"]
+        )
     for kind in (StarletteHTTPException, InputError, Exception):
         app.add_exception_handler(kind, _answer_error)
-    for each in (router, audio.router, audio.whisper, libretranslate.router, completions.router, page.router):
+    for each in (
+        router,
+        audio.router,
+        audio.whisper,
+        libretranslate.router,
+        completions.router,
+        page.router,
+    ):
         app.include_router(each)
     return app
 
 
 @asynccontextmanager
-async def _lifespan(state: ServerState, wyoming: socket.socket | None, app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(
+    state: ServerState, wyoming: socket.socket | None, app: FastAPI
+) -> AsyncIterator[None]:
     """Start the engines, and stop them when the requests that wait are answered."""
     engines = [run.engine for run in state.runs]
     for engine in engines:
@@ -88,7 +106,9 @@ async def _check_host(request: Request, state: State) -> None:
     host = request.headers.get("host", "")
     if host and state.hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in state.hosts:
         rule = f"Host must be one of {', '.join(state.hosts)}"
-        raise HTTPException(400, f"{rule}, but it is {host[:80]!r}; with --token-file it may be any")
+        raise HTTPException(
+            400, f"{rule}, but it is {host[:80]!r}; with --token-file it may be any"
+        )
 
 
 async def _answer_error(request: Request, exception: Exception) -> Response:
@@ -96,7 +116,9 @@ async def _answer_error(request: Request, exception: Exception) -> Response:
     if error.detail == HTTPStatus(error.status_code).phrase:  # a path or method without a route
         allowed = (error.headers or {}).get("Allow")
         methods = f" by {request.method}, but by {allowed}" if allowed else ""
-        error.detail = f"there is nothing at {request.url.path[:80]!r}{methods}; /docs describes what there is"
+        error.detail = (
+            f"there is nothing at {request.url.path[:80]!r}{methods}; /docs describes what there is"
+        )
     return JSONResponse(error_body(request.url.path, error), error.status_code, error.headers)
 
 
@@ -117,7 +139,10 @@ async def metrics(state: State) -> Response:
 
 def _measure_engines(runs: Sequence[Served[Any]], registry: CollectorRegistry) -> None:
     waiting = Gauge(
-        "transduce_waiting", "Texts that wait; a segment of sound counts as four.", ["model"], registry=registry
+        "transduce_waiting",
+        "Texts that wait; a segment of sound counts as four.",
+        ["model"],
+        registry=registry,
     )
     sizes = Histogram(
         "transduce_batch_inputs",
@@ -139,9 +164,14 @@ class _MeasureRequests:
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self.app = app
-        self.requests = Counter("transduce_requests", "Requests answered.", ["path", "status"], registry=registry)
+        self.requests = Counter(
+            "transduce_requests", "Requests answered.", ["path", "status"], registry=registry
+        )
         self.seconds = Histogram(
-            "transduce_request_seconds", "From a request to its answer.", ["path"], registry=registry
+            "transduce_request_seconds",
+            "From a request to its answer.",
+            ["path"],
+            registry=registry,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

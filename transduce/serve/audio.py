@@ -93,7 +93,9 @@ async def upload(http: fastapi.Request, state: State) -> Upload:
         body = await read_body(http, state, AudioBody, state.config.upload_bytes)
         run = find_transcriber(state, body.model)
         if body.word_times and not run.task.model.config.ctc:
-            raise HTTPException(400, f"times of words come from CTC, but {run.name} has none; leave them out")
+            raise HTTPException(
+                400, f"times of words come from CTC, but {run.name} has none; leave them out"
+            )
         run.engine.check_room()
         async with state.decoders:
             samples = await asyncio.to_thread(_decode, body.file, run.task, state.config)
@@ -129,7 +131,10 @@ async def _answer(sound: Upload, task: str) -> Response:
     if body.response_format in ("text", "srt", "vtt"):
         head = HEAD.get(body.response_format, "")
         return PlainTextResponse(head + WRITE[body.response_format](transcript))
-    answer: Json = {"text": transcript.text, "usage": {"type": "duration", "seconds": samples.seconds}}
+    answer: Json = {
+        "text": transcript.text,
+        "usage": {"type": "duration", "seconds": samples.seconds},
+    }
     if body.response_format == "verbose_json":
         answer |= {"task": task, "language": body.language, "duration": samples.seconds}
         answer["segments"] = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
@@ -185,16 +190,22 @@ def _decode(file: UploadFile, transcriber: Transcriber, config: ServeConfig) -> 
 def check_seconds(seconds: float, config: ServeConfig) -> None:
     """Raise InputError if sound lasts too long."""
     if seconds > config.seconds:
-        raise InputError(f"sound may last {config.seconds:g} s, but the file lasts longer; send it in parts")
+        raise InputError(
+            f"sound may last {config.seconds:g} s, but the file lasts longer; send it in parts"
+        )
 
 
-async def transcribe(run: Served[Transcriber], samples: Samples, details: Details | None = None) -> Transcript:
+async def transcribe(
+    run: Served[Transcriber], samples: Samples, details: Details | None = None
+) -> Transcript:
     """The transcript of a sound."""
     (segments,) = await run.engine.outputs(_request(samples, run.task, details or Details()))
     return Transcript("", sorted(segments, key=attrgetter("start")))
 
 
-def _request(samples: Samples, transcriber: Transcriber, details: Details, *, stream: bool = False) -> Request:
+def _request(
+    samples: Samples, transcriber: Transcriber, details: Details, *, stream: bool = False
+) -> Request:
     """A request to transcribe a sound; a long one is computed segment by segment, like a stream."""
     n_segments = 1 + int(samples.seconds / transcriber.decoding.max_seconds)
     return Request([samples], details, [SEGMENT_COST * n_segments], stream=stream or n_segments > 1)

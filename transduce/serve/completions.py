@@ -12,8 +12,25 @@ from pydantic import BaseModel, Field, model_validator
 
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Request
-from transduce.serve.http import TOKEN, Json, OpenAIError, State, body, body_schema, check_bound, events, responses
-from transduce.serve.models import Ending, GenerationRequest, Prompt, Served, ending, truncate_at_stop
+from transduce.serve.http import (
+    TOKEN,
+    Json,
+    OpenAIError,
+    State,
+    body,
+    body_schema,
+    check_bound,
+    events,
+    responses,
+)
+from transduce.serve.models import (
+    Ending,
+    GenerationRequest,
+    Prompt,
+    Served,
+    ending,
+    truncate_at_stop,
+)
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.generate import Generator
 from transduce.tasks.search import last_position
@@ -23,7 +40,14 @@ router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependenci
 TOKENS_PER_TEXT = 128
 """Tokens to generate that cost as much as a text to translate."""
 
-UNSUPPORTED = ("best_of", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "suffix")
+UNSUPPORTED = (
+    "best_of",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "logprobs",
+    "suffix",
+)
 """Fields of OpenAI that a request may only have at values that change nothing."""
 
 
@@ -55,7 +79,11 @@ class CompletionBody(BaseModel):
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
         is_object = isinstance(fields, dict)
-        return {name: value for name, value in fields.items() if value is not None} if is_object else fields
+        return (
+            {name: value for name, value in fields.items() if value is not None}
+            if is_object
+            else fields
+        )
 
     @property
     def prompts(self) -> list[str]:
@@ -76,18 +104,26 @@ class CompletionBody(BaseModel):
         """
         neutral = {"best_of": self.n, "logprobs": None}  # of n texts, all are the best
         values = {name: getattr(self, name) for name in UNSUPPORTED}
-        names = [name for name in values if values[name] not in (None, {}, "", neutral.get(name, 0))]
+        names = [
+            name for name in values if values[name] not in (None, {}, "", neutral.get(name, 0))
+        ]
         if names:
             raise HTTPException(400, f"this server does not know {', '.join(names)}; leave it out")
         if self.stream_options is not None and not self.stream:
-            message = "stream_options go with stream, but stream is not true; leave them out, or stream"
+            message = (
+                "stream_options go with stream, but stream is not true; leave them out, or stream"
+            )
             raise HTTPException(400, message)
         check_bound(sum(map(len, self.prompts)), limits.characters, "characters of prompts")
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
         check_bound(self.max_tokens, limits.max_tokens, "max_tokens")
         check_bound(len(self.stops), 4, "stops")
         return GenerationConfig(
-            max_length=self.max_tokens, temperature=self.temperature, top_p=self.top_p, n=self.n, seed=self.seed
+            max_length=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            n=self.n,
+            seed=self.seed,
         )
 
 
@@ -107,8 +143,14 @@ def _model(run: Served[Any]) -> Json:
     return {"id": run.name, "object": "model", "created": run.created, "owned_by": "transduce"}
 
 
-@router.post("/v1/completions", openapi_extra=body_schema(CompletionBody, "application/json"), response_model=None)
-async def complete(state: State, query: Annotated[CompletionBody, Depends(body(CompletionBody))]) -> Response:
+@router.post(
+    "/v1/completions",
+    openapi_extra=body_schema(CompletionBody, "application/json"),
+    response_model=None,
+)
+async def complete(
+    state: State, query: Annotated[CompletionBody, Depends(body(CompletionBody))]
+) -> Response:
     """The texts that continue each prompt."""
     run = state.find(query.model, Generator)
     config = query.generation(state.config)
@@ -142,7 +184,9 @@ def _request(query: CompletionBody, config: GenerationConfig) -> Request:
         for first in range(0, config.n, size)
     ]
     costs = [prompt.n * ceil(config.max_length / TOKENS_PER_TEXT) for prompt in prompts]
-    return Request(prompts, GenerationRequest(config, query.stops, query.stream), costs, query.stream)
+    return Request(
+        prompts, GenerationRequest(config, query.stops, query.stream), costs, query.stream
+    )
 
 
 def _count_tokens(generator: Generator, prompts: list[str]) -> int:
@@ -154,12 +198,18 @@ def _count_tokens(generator: Generator, prompts: list[str]) -> int:
     counts = [len(generator.encode_whole(prompt)) for prompt in prompts]
     bound = last_position(*generator.engines)
     if max(counts, default=0) > bound:
-        raise HTTPException(400, f"a prompt may have {bound} tokens here, but one has {max(counts)}; shorten it")
+        raise HTTPException(
+            400, f"a prompt may have {bound} tokens here, but one has {max(counts)}; shorten it"
+        )
     return sum(counts)
 
 
 def _usage(n_read: int, n_written: int) -> dict[str, int]:
-    return {"prompt_tokens": n_read, "completion_tokens": n_written, "total_tokens": n_read + n_written}
+    return {
+        "prompt_tokens": n_read,
+        "completion_tokens": n_written,
+        "total_tokens": n_read + n_written,
+    }
 
 
 def _choice(index: int, text: str, reason: str | None = None) -> Json:

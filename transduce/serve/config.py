@@ -43,7 +43,9 @@ class ServeConfig:
         return PER_CHARACTER * self.characters + BESIDE
 
     def __post_init__(self) -> None:
-        at_least(1, batch=self.batch, queue=self.queue, characters=self.characters, texts=self.texts)
+        at_least(
+            1, batch=self.batch, queue=self.queue, characters=self.characters, texts=self.texts
+        )
         at_least(1, max_tokens=self.max_tokens)
         within("[0, 1000]", wait_ms=self.wait_ms)
         within("(0, 3600]", deadline=self.deadline)

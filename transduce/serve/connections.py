@@ -58,11 +58,15 @@ class Connection(H11Protocol):
         self.app = self._answer
         self.answering: asyncio.Task[None] | None = None
         self.idle_since = monotonic()
-        self.timeout_keep_alive_task = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            HEAD_SECONDS, self.timeout_keep_alive_handler
+        )
         if self.limit_concurrency and len(self.connections) >= 0.9 * self.limit_concurrency:
             connections = [each for each in self.connections if isinstance(each, Connection)]
             unready = [
-                each for each in connections if (each.idle or each.cycle.more_body) and not each.transport.is_closing()
+                each
+                for each in connections
+                if (each.idle or each.cycle.more_body) and not each.transport.is_closing()
             ]
             min(unready, key=lambda each: each.idle_since).transport.abort()
 

@@ -202,7 +202,9 @@ class Engine(threading.Thread):
         taken = sum(min(each, QUEUE_SHARE * capacity) for each in costs.values())
         before = sum(min(each, cost) for each in costs.values())
         batches = math.ceil((before + cost) / config.batch)
-        done = self._pace.seconds(1 + batches, config.batch + before + cost)  # with the batch that is being computed
+        done = self._pace.seconds(
+            1 + batches, config.batch + before + cost
+        )  # with the batch that is being computed
         if taken + cost > capacity or done > ADMIT_UNTIL * config.deadline:
             seconds = self._pace.seconds(math.ceil(before / config.batch), before)
             raise Busy(max(1, math.ceil(min(seconds, config.deadline))))
@@ -249,7 +251,9 @@ class Engine(threading.Thread):
         first = inputs[0].request
         pending = dict(enumerate(inputs))
         try:
-            with closing(self.work(first.kind, [each.request.inputs[each.i] for each in inputs])) as pieces:
+            with closing(
+                self.work(first.kind, [each.request.inputs[each.i] for each in inputs])
+            ) as pieces:
                 for k, piece in pieces:
                     inputs[k].request.put(inputs[k].i, piece)
                     if piece is END or isinstance(piece, Exception):
@@ -288,7 +292,11 @@ class Engine(threading.Thread):
         """Let a batch that is not full wait a few milliseconds for others."""
         moments = [each.request.arrived for each in self._queue if not each.request.stream]
         until = min(moments, default=0.0) + self.config.wait_ms / 1000
-        while (left := until - monotonic()) > 0 and not self._stopping and self.waiting < self.config.batch:
+        while (
+            (left := until - monotonic()) > 0
+            and not self._stopping
+            and self.waiting < self.config.batch
+        ):
             self._changed.wait(left)
 
     def _take(self) -> list[list[_Input]]:

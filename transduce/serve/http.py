@@ -90,7 +90,9 @@ def events(items: AsyncIterator[Json], *, last: str = "") -> StreamingResponse:
         if last:
             yield f"data: {last}\n\n"
 
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return StreamingResponse(
+        lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+    )
 
 
 MAX_DECODERS = 2
@@ -111,7 +113,9 @@ class BearerToken(HTTPBearer):
         """Raise HTTPException unless the header, or LibreTranslate's api_key, has the token."""
         credentials = await self(request)
         shown = (credentials.credentials if credentials else "", api_key)
-        if self.token and not any(compare_digest(each.encode(), self.token.encode()) for each in shown):
+        if self.token and not any(
+            compare_digest(each.encode(), self.token.encode()) for each in shown
+        ):
             message = "this server needs its token: send 'Authorization: Bearer TOKEN'"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
@@ -119,7 +123,9 @@ class BearerToken(HTTPBearer):
 class ServerState:
     """The state that all endpoints share."""
 
-    def __init__(self, runs: Sequence[Served[Any]], config: ServeConfig, token: str, hosts: Sequence[str]) -> None:
+    def __init__(
+        self, runs: Sequence[Served[Any]], config: ServeConfig, token: str, hosts: Sequence[str]
+    ) -> None:
         self.runs = runs
         self.hosts = hosts
         self.config = config
@@ -162,7 +168,9 @@ class ServerState:
                 return run
         names = ", ".join(run.name for run in runs) or "no run"
         purpose = f"to {VERBS[kind]}, " if kind else ""
-        raise HTTPException(404, f"{purpose}this server has {names}, but not {name[:40]!r}; see /v1/models")
+        raise HTTPException(
+            404, f"{purpose}this server has {names}, but not {name[:40]!r}; see /v1/models"
+        )
 
 
 async def _server_state(request: Request) -> ServerState:
@@ -213,7 +221,9 @@ def body_schema(model: type[BaseModel], *content_types: str) -> Json:
     return {"requestBody": {"required": True, "content": content}}
 
 
-async def read_body(request: Request, state: ServerState, model: type[BodyT], n_bytes: int) -> BodyT:
+async def read_body(
+    request: Request, state: ServerState, model: type[BodyT], n_bytes: int
+) -> BodyT:
     """Read JSON or a form of at most so many bytes.
 
     Raises:
@@ -221,7 +231,9 @@ async def read_body(request: Request, state: ServerState, model: type[BodyT], n_
     """
     if misplaced := sorted(model.model_fields.keys() & request.query_params.keys()):
         names = ", ".join(misplaced)
-        raise HTTPException(400, f"fields stand in the body, but the address has {names}; move them")
+        raise HTTPException(
+            400, f"fields stand in the body, but the address has {names}; move them"
+        )
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     chunks = _bounded(request, n_bytes)
     try:
@@ -232,9 +244,13 @@ async def read_body(request: Request, state: ServerState, model: type[BodyT], n_
                 checked = model.model_validate_json(b"".join([chunk async for chunk in chunks]))
             else:
                 rule = "the body must be application/json or a form"
-                raise HTTPException(415, f"{rule}, but its Content-Type is {content_type[:40]!r}; name it")
+                raise HTTPException(
+                    415, f"{rule}, but its Content-Type is {content_type[:40]!r}; name it"
+                )
     except TimeoutError as error:
-        message = f"an upload may take {state.config.deadline:g} s, but it is not here yet; try again"
+        message = (
+            f"an upload may take {state.config.deadline:g} s, but it is not here yet; try again"
+        )
         raise HTTPException(408, message) from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the upload ended before its end; send it again") from error
@@ -256,7 +272,10 @@ async def _form_fields(parser: FormParser | MultiPartParser) -> Json:
             value = UploadFile(BytesIO(await value.read()), filename=value.filename)
         fields.setdefault(name, []).append(value)
     await form.close()
-    return {name: each if name.endswith("[]") or len(each) > 1 else each[0] for name, each in fields.items()}
+    return {
+        name: each if name.endswith("[]") or len(each) > 1 else each[0]
+        for name, each in fields.items()
+    }
 
 
 async def _bounded(request: Request, n_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -266,10 +285,14 @@ async def _bounded(request: Request, n_bytes: int) -> AsyncGenerator[bytes, None
         size += len(chunk)
         if size <= n_bytes:
             yield chunk
-        elif size > 3 * n_bytes:  # until then, read on: most clients read no answer before they have sent all
+        elif (
+            size > 3 * n_bytes
+        ):  # until then, read on: most clients read no answer before they have sent all
             break
     if size > n_bytes:
-        raise HTTPException(413, f"a body may have {n_bytes} bytes, but this one has more; send it in parts")
+        raise HTTPException(
+            413, f"a body may have {n_bytes} bytes, but this one has more; send it in parts"
+        )
 
 
 def _wrong_field(errors: ValidationError) -> str:
@@ -288,7 +311,11 @@ def _wrong_field(errors: ValidationError) -> str:
     if kind == "value_error":
         return f"{name} must be a file, but it is {value}; send it as curl -F {name}=@talk.wav does"
     is_text = {"str", "list[str]"} & set(error["loc"])
-    rule = "a string or a list of strings" if is_text else error["msg"].removeprefix("Input should be ")
+    rule = (
+        "a string or a list of strings"
+        if is_text
+        else error["msg"].removeprefix("Input should be ")
+    )
     return f"{name} must be {rule}, but it is {value}; correct it"
 
 

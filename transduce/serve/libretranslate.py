@@ -8,7 +8,17 @@ from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
 from transduce.serve.engine import Request
-from transduce.serve.http import TOKEN, Json, PlainError, ServerState, State, body, body_schema, check_bound, responses
+from transduce.serve.http import (
+    TOKEN,
+    Json,
+    PlainError,
+    ServerState,
+    State,
+    body,
+    body_schema,
+    check_bound,
+    responses,
+)
 from transduce.serve.models import Languages, Served, TranslationRequest
 from transduce.tasks.translate import Translator
 
@@ -131,11 +141,15 @@ async def languages(state: State) -> list[Language]:
     for pair in _translators(state):
         targets[pair.source].append(pair.target)
         targets.setdefault(pair.target, [])
-    return [Language(code=code, name=NAMES.get(code, code), targets=targets[code]) for code in targets]
+    return [
+        Language(code=code, name=NAMES.get(code, code), targets=targets[code]) for code in targets
+    ]
 
 
 @router.post("/detect", openapi_extra=body_schema(DetectionBody, "application/json"))
-async def detect(state: State, query: Annotated[DetectionBody, Depends(body(DetectionBody))]) -> list[Detection]:
+async def detect(
+    state: State, query: Annotated[DetectionBody, Depends(body(DetectionBody))]
+) -> list[Detection]:
     """The language of a text, where the server reads one language alone."""
     return [Detection(language=_only_source(state))]
 
@@ -143,14 +157,20 @@ async def detect(state: State, query: Annotated[DetectionBody, Depends(body(Dete
 @router.post(
     "/translate",
     response_model_exclude_none=True,
-    openapi_extra=body_schema(TranslationBody, "application/json", "application/x-www-form-urlencoded"),
+    openapi_extra=body_schema(
+        TranslationBody, "application/json", "application/x-www-form-urlencoded"
+    ),
 )
-async def translate(state: State, query: Annotated[TranslationBody, Depends(body(TranslationBody))]) -> Translation:
+async def translate(
+    state: State, query: Annotated[TranslationBody, Depends(body(TranslationBody))]
+) -> Translation:
     """Translate a text or a list of texts, line by line."""
     texts = [query.q] if isinstance(query.q, str) else query.q
     check_bound(sum(map(len, texts)), state.config.characters, "characters")
     if query.format != "text":
-        raise HTTPException(400, f"format must be text, but it is {query.format[:20]!r}; send text without markup")
+        raise HTTPException(
+            400, f"format must be text, but it is {query.format[:20]!r}; send text without markup"
+        )
     source = _only_source(state, query.target) if query.source == "auto" else query.source
     translators = _translators(state)
     run = translators.get(Languages(source, query.target))
@@ -193,5 +213,8 @@ async def settings(state: State) -> Json:
         "suggestions": False,
         "filesTranslation": False,
         "supportedFilesFormat": [],
-        "language": {side: {"code": code, "name": NAMES.get(code, code)} for side, code in asdict(pair).items()},
+        "language": {
+            side: {"code": code, "name": NAMES.get(code, code)}
+            for side, code in asdict(pair).items()
+        },
     }

@@ -102,7 +102,9 @@ class Served(Generic[TaskT]):
         if type(task) not in WORK:
             rule = "a server translates, transcribes and generates"
             raise InputError(f"{rule}, but {name} fills masks; leave it out")
-        if isinstance(task, Transcriber) and not isinstance(task.feature_extractor, FeatureExtractor):
+        if isinstance(task, Transcriber) and not isinstance(
+            task.feature_extractor, FeatureExtractor
+        ):
             raise InputError(f"a server transcribes sound, but {name} takes vectors; leave it out")
         if isinstance(task, Translator) and languages:
             task = _in_languages(task, languages)  # type: ignore[assignment]
@@ -125,7 +127,10 @@ class TranslationRequest:
 def _translate(translator: Translator, request: TranslationRequest, lines: list[str]) -> Pieces:
     """Yield the n best translations of every line in one piece: pairs of output and attention."""
     for i, outputs in translator.stream(lines, n_best=request.n_best):
-        maps = [_attention(translator, lines[i], output) if request.attention else None for output in outputs]
+        maps = [
+            _attention(translator, lines[i], output) if request.attention else None
+            for output in outputs
+        ]
         yield i, [*zip(outputs, maps, strict=True)]
         yield i, END
 
@@ -152,7 +157,9 @@ def _transcribe(transcriber: Transcriber, details: Details, sounds: list[Any]) -
             yield from ((0, segment) for segment in transcriber.in_order(sound, details=details))
         yield 0, END
         return
-    for i, transcript in enumerate(transcriber.transcripts(read, transcriber.decoding, details=details)):
+    for i, transcript in enumerate(
+        transcriber.transcripts(read, transcriber.decoding, details=details)
+    ):
         yield from ((i, segment) for segment in transcript.segments)
         yield i, InputError(transcript.error) if transcript.error else END
 
@@ -195,7 +202,9 @@ def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)]
 
 
-def _generate(generator: TextGenerator, request: GenerationRequest, prompts: list[Prompt]) -> Pieces:
+def _generate(
+    generator: TextGenerator, request: GenerationRequest, prompts: list[Prompt]
+) -> Pieces:
     """Yield the n texts of every prompt as one piece, or the pieces of one text and its Ending."""
     config = request.config
     stops = request.stops
@@ -222,8 +231,11 @@ def _generate(generator: TextGenerator, request: GenerationRequest, prompts: lis
             i += 1
 
 
-def _until_stop(pieces: Generator[str, None, Output], stops: Sequence[str]) -> Iterator[str | Ending]:
-    """Yield the pieces before the first stop string, then the Ending; hold back its possible start."""
+def _until_stop(
+    pieces: Generator[str, None, Output], stops: Sequence[str]
+) -> Iterator[str | Ending]:
+    """Yield the pieces before the first stop string, then the Ending; hold back its possible
+    start."""
     text = ""
     n_sent = 0
     n_held = max((len(stop) - 1 for stop in stops), default=0)
@@ -242,4 +254,8 @@ def _until_stop(pieces: Generator[str, None, Output], stops: Sequence[str]) -> I
 
 
 WORK: dict[type, Any] = {Translator: _translate, Transcriber: _transcribe, TextGenerator: _generate}
-VERBS: dict[type, Any] = {Translator: "translate", Transcriber: "transcribe", TextGenerator: "generate"}
+VERBS: dict[type, Any] = {
+    Translator: "translate",
+    Transcriber: "transcribe",
+    TextGenerator: "generate",
+}

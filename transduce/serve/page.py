@@ -120,12 +120,18 @@ async def run(state: State, name: str) -> Record:
         return await asyncio.to_thread(record, directory)
 
 
-@router.post("/page/translate", openapi_extra=body_schema(LineBody, "application/json"), dependencies=TOKEN)
-async def translate(state: State, query: Annotated[LineBody, Depends(body(LineBody))]) -> LineTranslations:
+@router.post(
+    "/page/translate", openapi_extra=body_schema(LineBody, "application/json"), dependencies=TOKEN
+)
+async def translate(
+    state: State, query: Annotated[LineBody, Depends(body(LineBody))]
+) -> LineTranslations:
     """The n best translations of a line, with their scores and the decoder's attention."""
     run = state.find(query.model, Translator)
     check_bound(len(query.line), state.config.characters, "characters")
-    request = Request([query.line], TranslationRequest(query.n_best, attention=True), [query.n_best])
+    request = Request(
+        [query.line], TranslationRequest(query.n_best, attention=True), [query.n_best]
+    )
     ((outputs,),) = await run.engine.outputs(request)
     return LineTranslations(
         outputs=[
@@ -143,7 +149,9 @@ async def translate(state: State, query: Annotated[LineBody, Depends(body(LineBo
 def _attention_map(alignment: Alignment) -> AttentionMap:
     weights = alignment.weights[alignment.layer].mean(dim=0).tolist()
     rounded = [[round(weight, 3) for weight in row] for row in weights]
-    return AttentionMap(source=alignment.source, target=alignment.target, weights=rounded, layer=alignment.layer)
+    return AttentionMap(
+        source=alignment.source, target=alignment.target, weights=rounded, layer=alignment.layer
+    )
 
 
 @router.get("/", include_in_schema=False)

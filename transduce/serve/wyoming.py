@@ -45,7 +45,9 @@ class _BoundedReader(asyncio.StreamReader):
 class _Conversation:
     """A connection, and the sound that its client has sent so far."""
 
-    def __init__(self, state: ServerState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, state: ServerState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.state = state
         self.reader = reader
         self.writer = writer
@@ -74,14 +76,18 @@ class _Conversation:
             except (OSError, EOFError):  # too late, or disconnected
                 raise
             except (AttributeError, KeyError, TypeError) as error:
-                await self._refuse(InputError(f"an event lacks {error}, or has it wrong; correct it"))
+                await self._refuse(
+                    InputError(f"an event lacks {error}, or has it wrong; correct it")
+                )
             except Exception as error:
                 await self._refuse(error)
 
     async def _refuse(self, error: Exception) -> None:
         """Send the error, and read on for a while: a client may read only when it has sent all."""
         refusal = http_error(error)
-        await async_write_event(Error(refusal.detail, str(refusal.status_code)).event(), self.writer)
+        await async_write_event(
+            Error(refusal.detail, str(refusal.status_code)).event(), self.writer
+        )
         n_bytes = 0
         while n_bytes < self.state.config.upload_mb * 1e6:
             with anyio.fail_after(1.0):
@@ -123,7 +129,9 @@ class _Conversation:
         config = self.state.config
         check_seconds(len(self.audio) / (chunk.rate * chunk.width * chunk.channels), config)
         if len(self.audio) > config.upload_mb * 1e6:
-            raise InputError(f"sound may have {config.upload_mb:g} MB, but it has more; send it in parts")
+            raise InputError(
+                f"sound may have {config.upload_mb:g} MB, but it has more; send it in parts"
+            )
 
     async def _text(self) -> str:
         run = find_transcriber(self.state, self.model)
@@ -132,7 +140,9 @@ class _Conversation:
         rate, width, channels = self.form
         samples = np.frombuffer(bytes(self.audio), SAMPLE_TYPES[width]).reshape(-1, channels)
         self.audio.clear()
-        waveform = torch.from_numpy(samples.mean(axis=1) / -float(np.iinfo(samples.dtype).min)).float()
+        waveform = torch.from_numpy(
+            samples.mean(axis=1) / -float(np.iinfo(samples.dtype).min)
+        ).float()
         return (await transcribe(run, Samples((waveform, rate)))).text
 
 
@@ -140,8 +150,12 @@ def _info(state: ServerState) -> Info:
     """The runs that transcribe."""
     author = Attribution("transduce", "")
     names = [run.name for run in state.runs if isinstance(run.task, Transcriber)]
-    models = [AsrModel(name, author, True, name, version("transduce"), languages=[]) for name in names]
-    program = AsrProgram("transduce", author, True, "Speech to text", version("transduce"), models=models)
+    models = [
+        AsrModel(name, author, True, name, version("transduce"), languages=[]) for name in names
+    ]
+    program = AsrProgram(
+        "transduce", author, True, "Speech to text", version("transduce"), models=models
+    )
     return Info(asr=[program])
 
 

@@ -27,68 +27,82 @@ def check_lengths(min_length: int, max_length: int) -> None:
     """
     if max_length and min_length > max_length:
         raise InputError(
-            f"min_length must be at most max_length, but min_length={min_length} and max_length={max_length}; change one"
+            f"min_length must be at most max_length, but min_length={min_length} and "
+            f"max_length={max_length}; change one"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
-    """How to search, in beam search, greedy search and sampling; and the segments and lengths of sources."""
+    """How to search, in beam search, greedy search and sampling; and the segments and lengths of
+    sources."""
 
     begin_with: str = ""
-    """Tokens, separated by spaces, that stand before every output and are no part of it, in the place of the one that
-    usually does; they tell a model of several languages or tasks what to write, such as
-    "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"."""
+    """Tokens, separated by spaces, that stand before every output and are no part of it, in the
+    place of the one that usually does; they tell a model of several languages or tasks what to
+    write, such as "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"."""
     batch_tokens: int = 2048
-    """Source positions per batch, padding included. It changes speed and memory, never the output."""
+    """Source positions per batch, padding included. It changes speed and memory, never the
+    output."""
     length_ratio: float = 2.0
     """At most length_ratio * source positions + length_extra tokens come out."""
     length_extra: int = 20
     """See length_ratio."""
     max_length: int = 0
-    """Never more tokens than this come out, the end included, however long the source is; 0 = off."""
+    """Never more tokens than this come out, the end included, however long the source is; 0 =
+    off."""
     max_source_length: int = 512
     """Longer texts, in tokens, are cut, with a warning."""
     split_length: int = 0
-    """Longer texts, in tokens, are translated both as a whole and sentence by sentence, and the likelier of the two is
-    taken; 0 = never. A training sets it to the length that 99 % of its texts do not exceed."""
+    """Longer texts, in tokens, are translated both as a whole and sentence by sentence, and the
+    likelier of the two is taken; 0 = never. A training sets it to the length that 99 % of its texts
+    do not exceed."""
     max_seconds: Common[float] = 20.0
-    """Longer recordings are transcribed in segments: sound is cut in its pauses, vectors into equal parts. A training
-    sets it to a little more than the longest recording that it had."""
+    """Longer recordings are transcribed in segments: sound is cut in its pauses, vectors into equal
+    parts. A training sets it to a little more than the longest recording that it had."""
     min_seconds: float = 0.0
-    """Shorter segments of a recording join their neighbours. A training sets it to the shortest recording it had."""
+    """Shorter segments of a recording join their neighbours. A training sets it to the shortest
+    recording it had."""
     margin: float = 0.0
-    """Seconds of silence that a segment of a long recording keeps on either side, beyond the fading of its sounds. A
-    training sets it to half of the silence that it put around its recordings."""
+    """Seconds of silence that a segment of a long recording keeps on either side, beyond the fading
+    of its sounds. A training sets it to half of the silence that it put around its recordings."""
     timestamps: bool = False
-    """Write a segment for every stretch of speech that an imported Whisper finds, with its times."""
+    """Write a segment for every stretch of speech that an imported Whisper finds, with its
+    times."""
     no_speech_threshold: float = 0.0
-    """Sound where the probability that nobody speaks is higher has a blank text, but for one with a prefix or required
-    phrases; 0 = off. A Whisper, or a CTC head, tells it; elsewhere this is off. 1 makes no text blank, for JSON that shows it."""
+    """Sound where the probability that nobody speaks is higher has a blank text, but for one with a
+    prefix or required phrases; 0 = off. A Whisper, or a CTC head, tells it; elsewhere this is off.
+    1 makes no text blank, for JSON that shows it."""
     ctc_weight: Common[float] = 0.0
-    """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
+    """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC
+    head."""
     source_language: str = ""
-    """The language of the lines, as a model of many languages calls it (eng_Latn, en, en_XX); where none is named, the run's."""
+    """The language of the lines, as a model of many languages calls it (eng_Latn, en, en_XX); where
+    none is named, the run's."""
     target_language: str = ""
-    """The language to write in such a model, or in one that was trained on several (recipes/translation.py multilingual)."""
+    """The language to write in such a model, or in one that was trained on several
+    (recipes/translation.py multilingual)."""
     shortlist: Common[bool] = False
-    """Translate with the tokens that the run's table has for the source's, which is faster; `transduce shortlist` makes
-    the table."""
+    """Translate with the tokens that the run's table has for the source's, which is faster;
+    `transduce shortlist` makes the table."""
     words: Literal["any", "known"] = "any"
-    """known: only the words of a speech run's lexicon.txt. It has those of the training, one in each line, and what one adds:
-    better where few others are said, wrong where many are. Texts with a prefix or required phrases are free of it."""
-    lm_weight: Common[float] = 0.0
-    """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to 0.5 where there is much
-    more text than the run was trained on."""
+    """known: only the words of a speech run's lexicon.txt. It has those of the training, one in
+    each line, and what one adds: better where few others are said, wrong where many are. Texts with
+    a prefix or required phrases are free of it."""
+    lm_weight: float = 0.0
+    """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to
+    0.5 where there is much more text than the run was trained on."""
 
     sample: bool = False
-    """Draw n_best outputs at random, by their probability, instead of searching for the likeliest: for variety, as in
-    back-translation, or for mbr."""
+    """Draw n_best outputs at random, by their probability, instead of searching for the likeliest:
+    for variety, as in back-translation, or for mbr."""
     seed: int = 0
-    """Seed of what is drawn. Sample k of a source depends on it and on the number of the source, not on its neighbours."""
+    """Seed of what is drawn. Sample k of a source depends on it and on the number of the source,
+    not on its neighbours."""
     mbr: Literal["none", "bleu", "chrf", "wer", "cer"] = "none"
-    """Output what agrees best, by this measure, with all beam_size hypotheses, or samples: minimum Bayes risk, where the
-    likeliest output is not the best one, as it often cuts or drops. Its scores are expected values of the measure."""
+    """Output what agrees best, by this measure, with all beam_size hypotheses, or samples: minimum
+    Bayes risk, where the likeliest output is not the best one, as it often cuts or drops. Its
+    scores are expected values of the measure."""
 
     def __post_init__(self) -> None:
         within("(0, inf)", temperature=self.temperature)
@@ -101,7 +115,9 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         within(f"[0, {LONGEST}]", max_length=self.max_length)
         check_lengths(self.min_length, self.max_length)
         within("[0, 1000]", lm_weight=self.lm_weight, length_ratio=self.length_ratio)
-        at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
+        at_least(
+            0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin
+        )
         at_least(1.0, max_seconds=self.max_seconds)
         if self.min_seconds > self.max_seconds:
             raise InputError(
@@ -112,16 +128,19 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         at_least(0, seed=self.seed)
         if not self.sample and not self.is_default:
             raise InputError(
-                f"temperature, top_k and top_p are of sampling, but temperature={self.temperature}, "
+                "temperature, top_k and top_p are of sampling, but "
+                f"temperature={self.temperature}, "
                 f"top_k={self.top_k}, top_p={self.top_p} and sample=False; add sample"
             )
         if self.sample and self.beam_groups > 1:
             raise InputError(
-                f"a sample has no beam, but sample=True and beam_groups={self.beam_groups}; leave one of them out"
+                f"a sample has no beam, but sample=True and beam_groups={self.beam_groups}; leave "
+                "one of them out"
             )
         if self.mbr != "none" and self.beam_size == 1:
             raise InputError(
-                f"mbr={self.mbr} chooses among beam_size hypotheses or samples, but beam_size=1; try beam_size=32 and sample"
+                f"mbr={self.mbr} chooses among beam_size hypotheses or samples, but beam_size=1; "
+                "try beam_size=32 and sample"
             )
 
     @property
@@ -130,12 +149,14 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         return self.n_best if self.mbr == "none" else self.beam_size
 
     def rngs(self, source: int, part: int = 0) -> list[np.random.Generator]:
-        """What the samples of a source, or of a part of it, are drawn with; none where nothing is."""
+        """What the samples of a source, or of a part of it, are drawn with; none where nothing
+        is."""
         ks = range(self.n_candidates if self.sample else 0)
         return [np.random.default_rng((self.seed, source, part, k)) for k in ks]
 
     def changed(self, **settings: Any) -> "SearchConfig":
-        """The same with other settings. A beam too narrow for n_best becomes as wide, unless beam_size is named too.
+        """The same with other settings. A beam too narrow for n_best becomes as wide, unless
+        beam_size is named too.
 
         Raises:
             InputError: there is no such setting, or its value is out of its range.
@@ -143,10 +164,14 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         names = [each.name for each in fields(self)]
         for name in settings:
             if name not in names:
-                raise InputError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
+                raise InputError(
+                    f"a search setting must be one of {', '.join(names)}, but it is {name!r}"
+                )
         for name in ("suppress", "suppress_first", "forbid"):
             if isinstance(given := settings.get(name, ()), str):
-                raise InputError(f"{name} takes a list, but got {given!r:.40}; put it into brackets")
+                raise InputError(
+                    f"{name} takes a list, but got {given!r:.40}; put it into brackets"
+                )
             settings |= {name: tuple(given)} if name in settings else {}
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
@@ -156,7 +181,9 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
 
     def greedy(self) -> "SearchConfig":
         """The same, but searched greedily."""
-        off: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in NOT_GREEDY}
+        off: dict[str, Any] = {
+            each.name: each.default for each in fields(self) if each.name in NOT_GREEDY
+        }
         return replace(self, beam_size=1, n_best=1, **off)
 
 
@@ -169,12 +196,14 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     beam_size: Common[int] = 1
     """More than 1: beam search, which draws nothing."""
     alpha: float = 0.6
-    """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new tokens."""
+    """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new
+    tokens."""
     beam_groups: int = 1
-    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n texts that
-    differ in more than a word. It divides beam_size."""
+    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam
+    search): for n texts that differ in more than a word. It divides beam_size."""
     diversity: float = 0.5
-    """How strongly they do: what a token costs, in nats, for each text of an earlier group that has just taken it."""
+    """How strongly they do: what a token costs, in nats, for each text of an earlier group that has
+    just taken it."""
     seed: Common[int] = 0
     """Seed of all that is drawn."""
     n: Common[int] = 1
@@ -192,8 +221,10 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         SamplingConfig.__post_init__(self)
         if self.beam_size > 1 and (not self.is_default or self.n > self.beam_size):
             raise InputError(
-                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k and top_p alone and "
-                f"n <= beam_size, but temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, n={self.n}, "
+                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k "
+                "and top_p alone and "
+                f"n <= beam_size, but temperature={self.temperature}, top_k={self.top_k}, "
+                f"top_p={self.top_p}, n={self.n}, "
                 f"beam_size={self.beam_size}"
             )
         _ = self.beam  # which checks its fields

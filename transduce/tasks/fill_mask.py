@@ -23,21 +23,31 @@ class FillMask(Task):
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         encoder = model.config.encoder
-        if encoder is None or model.config.decoder is not None or not isinstance(encoder.input, Tokens):
+        if (
+            encoder is None
+            or model.config.decoder is not None
+            or not isinstance(encoder.input, Tokens)
+        ):
             raise InputError(
                 "masks are filled by an encoder alone over tokens, but this model has "
                 f"encoder={encoder} and decoder={model.config.decoder}; use td.load(directory)"
             )
         if encoder.input.vocab_size <= mask_id(tokenizer):
             raise InputError(
-                "the model must have every id of its tokenizer and the mask symbol behind them, but "
+                "the model must have every id of its tokenizer and the mask symbol behind them, "
+                "but "
                 f"it has {encoder.input.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
             )
         super().__init__(model, tokenizer)
-        self.suppressed = [*tokenizer.suppressed, *range(mask_id(tokenizer), encoder.input.vocab_size)]
+        self.suppressed = [
+            *tokenizer.suppressed,
+            *range(mask_id(tokenizer), encoder.input.vocab_size),
+        ]
         """Ids that have no text."""
 
-    def __call__(self, lines: Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096) -> list[str]:
+    def __call__(
+        self, lines: Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096
+    ) -> list[str]:
         """Every mask word is one token: the likeliest there, whatever the other masks become.
 
         The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters
@@ -50,20 +60,29 @@ class FillMask(Task):
         """
         check_list(lines, "masks are filled in a list of lines", of_text=True)
         if not mask_word:
-            raise InputError("mask_word must be what stands for a masked token, but it is empty; leave it out for _")
+            raise InputError(
+                "mask_word must be what stands for a masked token, but it is empty; leave it out "
+                "for _"
+            )
         mask = mask_id(self.tokenizer)
         encoded = {
-            i: encode_masked(self.tokenizer, line, mask_word) for i, line in enumerate(lines) if mask_word in line
+            i: encode_masked(self.tokenizer, line, mask_word)
+            for i, line in enumerate(lines)
+            if mask_word in line
         }
         masked = [i for i, row in encoded.items() if mask in row]
         for i in masked:
             check_positions(f"line {i + 1}", len(encoded[i]), [self.model])
 
         def fill(batch: list[int]) -> list[str]:
-            ids, lengths = (t.to(self.model.device) for t in pad([encoded[masked[n]] for n in batch], 0))
+            ids, lengths = (
+                t.to(self.model.device) for t in pad([encoded[masked[n]] for n in batch], 0)
+            )
             places = ids == mask
             ids[places] = self.likeliest(ids, lengths, places)
-            return self.tokenizer.decode([row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)])
+            return self.tokenizer.decode(
+                [row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)]
+            )
 
         outputs = list(lines)
         for n, text in in_batches([len(encoded[i]) for i in masked], batch_tokens, fill):
@@ -71,8 +90,11 @@ class FillMask(Task):
         return outputs
 
     @torch.no_grad()
-    def encode(self, lines: Sequence[str], *, batch_tokens: int = 4096) -> list[Float[Tensor, "_ D"]]:
-        """The encoder's states (T, d_model) of every line: a row per token of the text as in training.
+    def encode(
+        self, lines: Sequence[str], *, batch_tokens: int = 4096
+    ) -> list[Float[Tensor, "_ D"]]:
+        """The encoder's states (T, d_model) of every line: a row per token of the text as in
+        training.
 
         A tokenizer with BOS and EOS puts them around every line.
 
@@ -84,7 +106,9 @@ class FillMask(Task):
         for number, row in enumerate(rows, start=1):
             check_positions(f"line {number}", len(row), [self.model])
             if not len(row):
-                raise InputError(f"a line must have a token to encode, but line {number} has none; leave it out")
+                raise InputError(
+                    f"a line must have a token to encode, but line {number} has none; leave it out"
+                )
         return encoder_states(self.engine, rows, batch_tokens)
 
     @torch.no_grad()

@@ -103,13 +103,16 @@ def _spoken(transcript: "Transcript") -> "list[Segment]":
 def _cues(segment: "Segment") -> list[tuple[float, float, str]]:
     """A subtitle for every word whose times are known; else one."""
     best = segment.outputs[0]
-    timed = [(w.start, w.stop, w.text) for w in best.words if w.start is not None and w.stop is not None]
+    timed = [
+        (w.start, w.stop, w.text) for w in best.words if w.start is not None and w.stop is not None
+    ]
     return timed or [(segment.start, segment.stop, best.text.strip())]
 
 
 def _vtt(transcript: "Transcript") -> str:
     return "".join(
-        f"{_moment(segment.start, '.')} --> {_moment(segment.stop, '.')}\n{_cue_text(segment.outputs[0])}\n\n"
+        f"{_moment(segment.start, '.')} --> "
+        f"{_moment(segment.stop, '.')}\n{_cue_text(segment.outputs[0])}\n\n"
         for segment in _spoken(transcript)
     )
 
@@ -118,7 +121,10 @@ def _cue_text(output: "Output") -> str:
     """The text of a WebVTT cue, where every word lights up at its time, if that is known."""
     if any(word.start is None for word in output.words) or not output.words:
         return escape(output.text.strip(), quote=False)
-    return " ".join(f"<{_moment(word.start or 0.0, '.')}>{escape(word.text, quote=False)}" for word in output.words)
+    return " ".join(
+        f"<{_moment(word.start or 0.0, '.')}>{escape(word.text, quote=False)}"
+        for word in output.words
+    )
 
 
 def _moment(seconds: float, point: str) -> str:

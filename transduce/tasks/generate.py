@@ -38,10 +38,15 @@ TAIL = 8
 class Generator(Task):
     """A list of prompts in, as many texts out, in the same order."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, decoding: GenerationConfig | None = None) -> None:
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, decoding: GenerationConfig | None = None
+    ) -> None:
         config = model.config
         if config.encoder is not None or config.decoder is None:
-            raise InputError("a generator takes a decoder alone, but this model has an encoder; use td.load(directory)")
+            raise InputError(
+                "a generator takes a decoder alone, but this model has an encoder; use "
+                "td.load(directory)"
+            )
         assert isinstance(config.decoder.input, Tokens)
         if config.decoder.input.vocab_size < tokenizer.vocab_size:
             raise InputError(
@@ -51,7 +56,10 @@ class Generator(Task):
         super().__init__(model, tokenizer)
         self.decoding = decoding or GenerationConfig()
         """The run's own. Its rules hold where a call leaves them at their defaults."""
-        self.suppressed = (*tokenizer.suppressed, *range(tokenizer.vocab_size, config.decoder.input.vocab_size))
+        self.suppressed = (
+            *tokenizer.suppressed,
+            *range(tokenizer.vocab_size, config.decoder.input.vocab_size),
+        )
         """Ids without a text: special ones, and rows that only fill up the table."""
 
     def __call__(self, prompts: Sequence[str], config: GenerationConfig | None = None) -> list[str]:
@@ -68,7 +76,8 @@ class Generator(Task):
         stop: Sequence[str] = (),
         token_scores: bool = False,
     ) -> list[list[Output]]:
-        """n texts after every prompt; text k of prompt i depends on (model, prompt, seed, i, k) alone.
+        """n texts after every prompt; text k of prompt i depends on (model, prompt, seed, i, k)
+        alone.
 
         An empty prompt is BOS, or a line break where there is none. A prompt beyond the learned
         positions keeps its last tokens, so that max_length new ones have room, but at least half of
@@ -89,7 +98,9 @@ class Generator(Task):
         check_list(prompts, "generate takes a list of prompts", of_text=True)
         config = self._own(config)
         if stop and config.beam_size > 1:
-            raise InputError(f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1")
+            raise InputError(
+                f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
+            )
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
@@ -99,13 +110,17 @@ class Generator(Task):
                 scorer = combined(self.scorers(ids))
                 hypotheses = beam_search(scorer, ids, self._constraints(ids, config), config.beam)
             else:
-                rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
+                rngs = [
+                    config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples
+                ]
                 hypotheses = self._sampler(batch, config, rngs, stop).run_by_sentence()
             for i, best in zip(numbers, hypotheses, strict=True):
                 for h in best:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
                     output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
-                    outputs[i].append(self._with_scores(rows[i], output) if token_scores else output)
+                    outputs[i].append(
+                        self._with_scores(rows[i], output) if token_scores else output
+                    )
         self._warn(outputs, config, stop)
         return outputs
 
@@ -118,7 +133,8 @@ class Generator(Task):
         text_number: int = 0,
         stop: Sequence[str] = (),
     ) -> Pieces[str, None, Output]:
-        """One text after a prompt, piece by piece as it comes; together they are that of `generate`.
+        """One text after a prompt, piece by piece as it comes; together they are that of
+        `generate`.
 
         Bytes that are no character yet are held back. Closing the generator stops the search. It
         returns the whole output.
@@ -134,7 +150,8 @@ class Generator(Task):
         config = self._own(config)
         if config.beam_size > 1:
             raise InputError(
-                f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; set it to 1, or use "
+                f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; "
+                "set it to 1, or use "
                 "generate"
             )
         row = self.encode(prompt, config.max_length)
@@ -170,9 +187,13 @@ class Generator(Task):
         check_list(texts, "score takes a list of texts", of_text=True)
         scores = []
         for number, text in enumerate(texts, start=1):
-            ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(self.model.device)
+            ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(
+                self.model.device
+            )
             check_positions(f"text {number}", len(ids) - 1, self.engines)
-            scores.append(self._token_scores(ids, 1) if len(ids) > 1 else TokenScores([], torch.empty(0)))
+            scores.append(
+                self._token_scores(ids, 1) if len(ids) > 1 else TokenScores([], torch.empty(0))
+            )
         return scores
 
     def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
@@ -183,7 +204,9 @@ class Generator(Task):
         """The configuration of a call, with the run's own rules where it has none."""
         if config is None:
             return self.decoding
-        unset = [rule.name for rule in fields(RulesConfig) if getattr(config, rule.name) == rule.default]
+        unset = [
+            rule.name for rule in fields(RulesConfig) if getattr(config, rule.name) == rule.default
+        ]
         return replace(config, **{name: getattr(self.decoding, name) for name in unset})
 
     def _token_scores(self, ids: Int[Tensor, " T"], first: int) -> TokenScores:
@@ -193,7 +216,9 @@ class Generator(Task):
             token_log_probs(model, model.decoder_states(ids[None, :-1])[0, first - 1 :], tokens)
             for model in self.engines
         ]
-        return TokenScores(self.tokenizer.tokens(tokens.tolist()), torch.stack(log_probs).mean(dim=0).cpu())
+        return TokenScores(
+            self.tokenizer.tokens(tokens.tolist()), torch.stack(log_probs).mean(dim=0).cpu()
+        )
 
     @torch.no_grad()
     def _with_scores(self, prompt: list[int], output: Output) -> Output:
@@ -205,7 +230,11 @@ class Generator(Task):
         """What may follow these prompts; the last new token needs no position."""
         check_suppressed(config, self.tokenizer)
         bound = min(config.max_length, last_position(*self.engines) + 1 - ids.size(1))
-        forbid = [forbidden(self.tokenizer, config.forbid, self.model.vocab_size).rule(ids)] if config.forbid else []
+        forbid = (
+            [forbidden(self.tokenizer, config.forbid, self.model.vocab_size).rule(ids)]
+            if config.forbid
+            else []
+        )
         return Constraints(
             ids.new_full((len(ids),), bound),
             eos_id=self.tokenizer.eos_id,
@@ -225,12 +254,20 @@ class Generator(Task):
         """The sampler of n texts of every prompt, which end at the stop strings."""
         check_list(stop, "stop takes a list of strings")
         ids = torch.tensor(prompts, device=self.model.device)
-        texts = [TextStream(self.tokenizer, row) for row in prompts for _ in range(len(rngs) // len(prompts))]
+        texts = [
+            TextStream(self.tokenizer, row)
+            for row in prompts
+            for _ in range(len(rngs) // len(prompts))
+        ]
         ends = StopStrings(texts, stop) if stop else None
         constraints = self._constraints(ids, config)
-        return Sampler(combined(self.scorers(ids)), ids, constraints, sampling=config, rngs=rngs, ends=ends)
+        return Sampler(
+            combined(self.scorers(ids)), ids, constraints, sampling=config, rngs=rngs, ends=ends
+        )
 
-    def _warn(self, outputs: list[list[Output]], config: GenerationConfig, stop: Sequence[str]) -> None:
+    def _warn(
+        self, outputs: list[list[Output]], config: GenerationConfig, stop: Sequence[str]
+    ) -> None:
         """Warn of prompts with a text that neither ended nor reached max_length."""
 
         def is_short(output: Output) -> bool:
@@ -240,7 +277,8 @@ class Generator(Task):
         short = [any(map(is_short, texts)) for texts in outputs]
         if any(short):
             logger.warning(
-                "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)",
+                "text stopped after %d of %d prompts, where the model's positions end "
+                "(max_positions=%d)",
                 sum(short),
                 len(outputs),
                 last_position(*self.engines),
@@ -253,7 +291,9 @@ class Generator(Task):
         if len(ids) <= limit:
             return ids
         n = max(limit // 2, limit + 1 - max_length, 1)
-        logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), n, limit)
+        logger.warning(
+            "a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), n, limit
+        )
         return ids[-n:]
 
     def encode_whole(self, prompt: str) -> list[int]:
@@ -322,8 +362,13 @@ def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple
     width = config.n if config.beam_size == 1 else 1
     beside = config.beam_size if config.beam_size > 1 else min(width, config.batch_size)
     size = max(1, config.batch_size // beside)
-    for _, same in groupby(sorted(range(len(lengths)), key=lengths.__getitem__), key=lengths.__getitem__):
+    for _, same in groupby(
+        sorted(range(len(lengths)), key=lengths.__getitem__), key=lengths.__getitem__
+    ):
         numbers = list(same)
         for start in range(0, len(numbers), size):
             for first in range(0, width, config.batch_size):
-                yield numbers[start : start + size], range(first, min(first + config.batch_size, width))
+                yield (
+                    numbers[start : start + size],
+                    range(first, min(first + config.batch_size, width)),
+                )

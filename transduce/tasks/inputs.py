@@ -28,9 +28,14 @@ def check_list(given: object, rule: str, *, of_text: bool = False) -> None:
         raise InputError(f"{rule}, but got {type(given).__name__}; make a list of it")
     for i, each in enumerate(given if of_text else ()):
         if not isinstance(each, str):
-            raise InputError(f"{rule}, but element {i} is {each!r:.40} of type {type(each).__name__}; make text of it")
+            raise InputError(
+                f"{rule}, but element {i} is {each!r:.40} of type {type(each).__name__}; make text "
+                "of it"
+            )
         if not each.isascii() and SURROGATE.search(each):
-            raise InputError(f"{rule}, but element {i} has half a character, {each!r:.40}; read it as UTF-8")
+            raise InputError(
+                f"{rule}, but element {i} has half a character, {each!r:.40}; read it as UTF-8"
+            )
 
 
 def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> Sequence[TextT]:
@@ -42,7 +47,8 @@ def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> 
     if isinstance(texts, str) or (texts is not None and len(texts) != n):
         actual = "one string" if isinstance(texts, str) else f"{len(texts)}"
         raise InputError(
-            f"{name} must be a list with one for each of the {n} inputs, but got {actual}; use an empty one for none"
+            f"{name} must be a list with one for each of the {n} inputs, but got {actual}; use an "
+            "empty one for none"
         )
     return texts or [empty] * n
 

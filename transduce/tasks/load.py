@@ -33,7 +33,8 @@ from transduce.tasks.translate import Translator
 KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillMask)
 
 Directories = Path | str | Sequence[Path | str]
-"""One run, or those of an ensemble; hub:USER/NAME[@REVISION] is one that was published (pip install '.[hub]' in a clone)."""
+"""One run, or those of an ensemble; hub:USER/NAME[@REVISION] is one that was published (pip install
+'.[hub]' in a clone)."""
 
 
 def load(
@@ -43,21 +44,24 @@ def load(
     *,
     lm: Path | str | None = None,
 ) -> Translator | Transcriber | Generator | FillMask:
-    """Load a run directory as what it was trained to be; it searches as the run's own configuration says.
+    """Load a run directory as what it was trained to be; it searches as the run's own configuration
+    says.
 
-    Several runs are an ensemble, which searches as the first one says: what a token adds to a hypothesis is the mean of
-    the log-probabilities that their models give it. They must read and write the same tokens.
+    Several runs are an ensemble, which searches as the first one says: what a token adds to a
+    hypothesis is the mean of the log-probabilities that their models give it. They must read and
+    write the same tokens.
 
-    A language model may stand beside what translates or transcribes (shallow fusion), where `lm_weight` is not 0: a run
-    with the same target tokenizer, or n-grams of its tokens in an ARPA file.
+    A language model may stand beside what translates or transcribes (shallow fusion), where
+    `lm_weight` is not 0: a run with the same target tokenizer, or n-grams of its tokens in an ARPA
+    file.
 
-    The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8, on CPUs, rounds
-    large matrices to 8 bits (see transduce/engine/weights.py), but those of a language model beside stay float32. They
-    cannot be trained; `load_model` gives weights that can.
+    The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8,
+    on CPUs, rounds large matrices to 8 bits (see transduce/engine/weights.py), but those of a
+    language model beside stay float32. They cannot be trained; `load_model` gives weights that can.
 
     Raises:
-        InputError: a directory is not a whole run, runs do not go together, or int8 is wanted where there are no kernels
-            for it.
+        InputError: a directory is not a whole run, runs do not go together, or int8 is wanted where
+            there are no kernels for it.
     """
     first, *rest = paths(directory)
     task = _load(first, device, dtype)
@@ -71,16 +75,24 @@ def load(
         if not isinstance(task, Translator | Transcriber):
             _, does, way_out = KINDS[type(task)]
             raise InputError(
-                f"a language model stands beside a run that translates or transcribes, but {first} {does}; {way_out}"
+                f"a language model stands beside a run that translates or transcribes, but {first} "
+                f"{does}; {way_out}"
             )
-        task.lm = load_lm(Path(lm), first, task, device, torch.float32 if dtype == torch.int8 else dtype)
+        task.lm = load_lm(
+            Path(lm), first, task, device, torch.float32 if dtype == torch.int8 else dtype
+        )
     return task
 
 
 def load_lm(
-    path: Path, run: Path, beside: Translator | Transcriber, device: torch.device | str, dtype: torch.dtype
+    path: Path,
+    run: Path,
+    beside: Translator | Transcriber,
+    device: torch.device | str,
+    dtype: torch.dtype,
 ) -> LanguageModel:
-    """The language model of a run directory, or of n-grams in an ARPA file, that stands beside another run.
+    """The language model of a run directory, or of n-grams in an ARPA file, that stands beside
+    another run.
 
     Raises:
         InputError: it is neither, or it has other tokens.
@@ -89,7 +101,8 @@ def load_lm(
     bos, eos = tokenizer.required("bos_id", "eos_id")
     if not path.exists():
         raise InputError(
-            f"a language model is a run directory or a file of n-grams, but {path} does not exist; check the path"
+            f"a language model is a run directory or a file of n-grams, but {path} does not exist; "
+            "check the path"
         )
     if path.is_file():
         try:
@@ -99,13 +112,19 @@ def load_lm(
             raise InputError(f"{path}: {error}") from error
         return LanguageModel(partial(NGramScorer, ngrams))
     generator = load_generator(path, device, dtype)
-    if not same_tokens(tokenizer, generator.tokenizer) or generator.model.vocab_size != beside.model.vocab_size:
+    if (
+        not same_tokens(tokenizer, generator.tokenizer)
+        or generator.model.vocab_size != beside.model.vocab_size
+    ):
         raise InputError(
-            f"a language model must have the tokens of the run that it stands beside, but {path} has others than {run}; train it "
+            f"a language model must have the tokens of the run that it stands beside, but {path} "
+            f"has others than {run}; train it "
             "with --tokenizer and the target's tokenizer file of that run"
         )
     start = torch.tensor([[bos]], device=target_device)
-    return LanguageModel(lambda n: combined(generator.scorers(start.expand(n, 1))), last_position(*generator.engines))
+    return LanguageModel(
+        lambda n: combined(generator.scorers(start.expand(n, 1))), last_position(*generator.engines)
+    )
 
 
 def paths(directory: Directories) -> list[Path]:
@@ -114,24 +133,29 @@ def paths(directory: Directories) -> list[Path]:
     Raises:
         InputError: there is none.
     """
-    runs = [on_disk(each) for each in ([directory] if isinstance(directory, Path | str) else directory)]
+    runs = [
+        on_disk(each) for each in ([directory] if isinstance(directory, Path | str) else directory)
+    ]
     if not runs:
         raise InputError("load takes a run directory, or several as an ensemble, but got none")
     return runs
 
 
 def _check_together(first: Path, one: object, path: Path, other: object) -> None:
-    """Raise InputError unless two runs can be one ensemble: they do the same, and read and write the same."""
+    """Raise InputError unless two runs can be one ensemble: they do the same, and read and write
+    the same."""
     if type(one) is not type(other):
         raise InputError(
-            f"the runs of an ensemble must do the same, but {first} {KINDS[type(one)][1]}, and {path} "
+            f"the runs of an ensemble must do the same, but {first} {KINDS[type(one)][1]}, and "
+            f"{path} "
             f"{KINDS[type(other)][1]}"
         )
     for name in ("tokenizer", "source_tokenizer"):
         a, b = getattr(one, name, None), getattr(other, name, None)
         if isinstance(a, Tokenizer) and isinstance(b, Tokenizer) and not same_tokens(a, b):
             raise InputError(
-                f"the runs of an ensemble must have the same {name}, but {path} has another than {first}; train one with "
+                f"the runs of an ensemble must have the same {name}, but {path} has another than "
+                f"{first}; train one with "
                 "--tokenizer and the file of the other"
             )
     if (
@@ -140,10 +164,15 @@ def _check_together(first: Path, one: object, path: Path, other: object) -> None
         and not same_features(one.feature_extractor, other.feature_extractor)
     ):
         raise InputError(
-            f"the runs of an ensemble must have the same features of sound, but those of {first} and {path} differ; "
+            f"the runs of an ensemble must have the same features of sound, but those of {first} "
+            f"and {path} differ; "
             "train one with --start-from the other"
         )
-    if isinstance(one, Generator) and isinstance(other, Generator) and one.model.vocab_size != other.model.vocab_size:
+    if (
+        isinstance(one, Generator)
+        and isinstance(other, Generator)
+        and one.model.vocab_size != other.model.vocab_size
+    ):
         raise InputError(
             "the models of an ensemble must have equally many tokens, but "
             f"{first} has {one.model.vocab_size} and {path} {other.model.vocab_size}"
@@ -169,26 +198,35 @@ def _load(
     return task
 
 
-def _task(directory: Path, run: Run, model: Transformer) -> Translator | Transcriber | Generator | FillMask:
+def _task(
+    directory: Path, run: Run, model: Transformer
+) -> Translator | Transcriber | Generator | FillMask:
     """What a run was trained to be."""
     assert run.target_tokenizer is not None
     if run.model.encoder is None:
         own = run.experiment.get("decoding", {})
         return Generator(
-            model, run.target_tokenizer, from_dict(GenerationConfig, own, f"decoding in {directory / CONFIG}")
+            model,
+            run.target_tokenizer,
+            from_dict(GenerationConfig, own, f"decoding in {directory / CONFIG}"),
         )
     if run.model.decoder is None:
         return FillMask(model, run.target_tokenizer)
     _check_ends(directory, run)
     decoding = own_decoding(directory, run)
     if run.feature_extractor is not None:
-        return Transcriber(model, run.target_tokenizer, run.feature_extractor, decoding, load_lexicon(directory))
+        return Transcriber(
+            model, run.target_tokenizer, run.feature_extractor, decoding, load_lexicon(directory)
+        )
     if not isinstance(run.model.encoder.input, Tokens):
         raise InputError(
-            f"a transcriber needs features, but {directory / CONFIG} has none; copy the whole run directory"
+            f"a transcriber needs features, but {directory / CONFIG} has none; copy the whole run "
+            "directory"
         )
     if run.source_tokenizer is None:
-        raise InputError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
+        raise InputError(
+            f"a translator needs two tokenizers or a shared one, but {directory} has none"
+        )
     shortlist = load_shortlist(directory, run.source_tokenizer, run.target_tokenizer)
     return Translator(model, run.source_tokenizer, run.target_tokenizer, decoding, shortlist)
 
@@ -199,12 +237,18 @@ def own_decoding(directory: Path, run: Run) -> SearchConfig:
     Raises:
         InputError: its configuration does not say it as it should.
     """
-    return from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
+    return from_dict(
+        SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}"
+    )
 
 
 def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | VectorReader) -> bool:
     """Whether sound becomes the same frames for both."""
-    if a.config != b.config or not isinstance(a, FeatureExtractor) or not isinstance(b, FeatureExtractor):
+    if (
+        a.config != b.config
+        or not isinstance(a, FeatureExtractor)
+        or not isinstance(b, FeatureExtractor)
+    ):
         return a.config == b.config
     pairs = ((a.mean, b.mean), (a.std, b.std))
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
@@ -220,16 +264,29 @@ def _check_ends(directory: Path, run: Run) -> None:
 
 
 KINDS: dict[type, tuple[str, str, str]] = {
-    Translator: ("translating takes a run of text to text", "translates", "use transduce translate"),
-    Transcriber: ("transcribing takes a run of speech to text", "transcribes", "use transduce transcribe"),
-    Generator: ("generating takes a run of a language model", "is a language model", "use transduce generate"),
+    Translator: (
+        "translating takes a run of text to text",
+        "translates",
+        "use transduce translate",
+    ),
+    Transcriber: (
+        "transcribing takes a run of speech to text",
+        "transcribes",
+        "use transduce transcribe",
+    ),
+    Generator: (
+        "generating takes a run of a language model",
+        "is a language model",
+        "use transduce generate",
+    ),
     FillMask: (
         "fill-mask takes a run of masked language modelling",
         "fills masks",
         "use td.load(RUN)(['a line with a _']) in Python",
     ),
 }
-"""What a message about the wrong kind of run says: what is wanted, what the run does, and the way out."""
+"""What a message about the wrong kind of run says: what is wanted, what the run does, and the way
+out."""
 
 
 def load_as(

@@ -36,14 +36,20 @@ def no_speech_probs(
     """
     if not detects_speech(model, tokenizer):
         return [None if len(frames) else 1.0 for frames in sources]
-    states = iter(encoder_states(model, [frames for frames in sources if len(frames)], batch_tokens))
-    return [_probability(model, tokenizer, next(states)) if len(frames) else 1.0 for frames in sources]
+    states = iter(
+        encoder_states(model, [frames for frames in sources if len(frames)], batch_tokens)
+    )
+    return [
+        _probability(model, tokenizer, next(states)) if len(frames) else 1.0 for frames in sources
+    ]
 
 
 def _probability(model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "S D"]) -> float:
     batch = states[None].to(model.device)
     if tokenizer.no_speech_id is None:
-        return _by_ctc(at_least_float32(model.ctc_logits(batch)[0]).cpu(), *tokenizer.required("pad_id"))
+        return _by_ctc(
+            at_least_float32(model.ctc_logits(batch)[0]).cpu(), *tokenizer.required("pad_id")
+        )
     bos = torch.tensor([tokenizer.required("bos_id")], device=model.device)
     decoded = model.decoder_states(bos, memory=Memory(batch, None))
     return float(at_least_float32(model.project(decoded))[0, 0].softmax(-1)[tokenizer.no_speech_id])

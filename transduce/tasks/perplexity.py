@@ -51,7 +51,8 @@ class Perplexity:
 
     def __str__(self) -> str:
         return (
-            f"perplexity {self.perplexity:.3f} per token, {self.nats_per_token:.4f} nats per token, "
+            f"perplexity {self.perplexity:.3f} per token, {self.nats_per_token:.4f} nats per "
+            "token, "
             f"{self.bits_per_byte:.4f} bits per byte\n{self.signature}"
         )
 
@@ -131,7 +132,9 @@ def strided_windows(
     stream = encode_text(tokenizer, text)
     n_tokens = len(stream) - 1
     if n_tokens < 1:
-        raise InputError(f"perplexity needs a token to predict, but the text has {len(text)} characters")
+        raise InputError(
+            f"perplexity needs a token to predict, but the text has {len(text)} characters"
+        )
     has_bos = tokenizer.bos_id is not None
     unpredicted = "" if has_bos else tokenizer.decode([stream[:1].tolist()])[0]
     signature = "|".join(
@@ -146,10 +149,14 @@ def strided_windows(
         )
     )
     batches = list(_windows(stream, window, stride, max(1, batch_tokens // window)))
-    return batches, Perplexity(0.0, n_tokens, len(text.encode()) - len(unpredicted.encode()), signature)
+    return batches, Perplexity(
+        0.0, n_tokens, len(text.encode()) - len(unpredicted.encode()), signature
+    )
 
 
-def _windows(stream: Integer[np.ndarray, " L"], window: int, stride: int, batch_size: int) -> Iterator[StridedWindows]:
+def _windows(
+    stream: Integer[np.ndarray, " L"], window: int, stride: int, batch_size: int
+) -> Iterator[StridedWindows]:
     """The first window, whole windows in batches, and the rest."""
     first = stream[: window + 1]
     yield StridedWindows(first, len(first), stride, len(first) - 1)

@@ -69,11 +69,13 @@ class Resources:
         """
         if config.words == "known" and not self.words:
             raise InputError(
-                "words=known needs the lexicon of a run of speech to text, but this run has none; write words into its "
+                "words=known needs the lexicon of a run of speech to text, but this run has none; "
+                "write words into its "
                 "lexicon.txt, one in each line, or say words=any"
             )
         if config.lm_weight and self.lm is None:
             raise InputError(
-                f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is loaded; name one with "
+                f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is "
+                "loaded; name one with "
                 "--lm, or td.load(RUN, lm=...)"
             )

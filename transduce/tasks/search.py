@@ -51,13 +51,15 @@ class Output:
     finished: bool = True
     """False: cut at the bound on its length."""
     token_scores: TokenScores | None = None
-    """Of the tokens and, if finished, the end, where they were asked for: those of attention, without CTC or a language model."""
+    """Of the tokens and, if finished, the end, where they were asked for: those of attention,
+    without CTC or a language model."""
     words: list[Word] = field(default_factory=list)
     """With their confidence, where scores of tokens or times of words were asked for."""
     alignment: WordAlignment | None = None
     """Which source words its words were written from, where that was asked for."""
     no_speech_prob: float | None = None
-    """How likely it is that nobody speaks, where that was asked for and can be measured; see no_speech.py."""
+    """How likely it is that nobody speaks, where that was asked for and can be measured; see
+    no_speech.py."""
 
 
 @torch.inference_mode()
@@ -70,16 +72,19 @@ def search_sources(
     requests: Sequence[Request],
     resources: Resources,
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses of encoder-decoder models for every source, best first, or samples as they are drawn.
+    """The n best hypotheses of encoder-decoder models for every source, best first, or samples as
+    they are drawn.
 
     Args:
-        models: several are an ensemble: what a token adds to a hypothesis is the mean of their log-probabilities.
+        models: several are an ensemble: what a token adds to a hypothesis is the mean of their
+            log-probabilities.
         tokenizer: that of the target.
-        requests: of every source. Bounds on the length leave room for prefixes and required phrases, but max_length.
+        requests: of every source. Bounds on the length leave room for prefixes and required
+            phrases, but max_length.
 
     Raises:
-        InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding to be its blank; or the
-            search lacks a language model, or known words.
+        InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding to
+            be its blank; or the search lacks a language model, or known words.
     """
     resources.check(config)
     prompt = beginning(tokenizer, config)
@@ -90,7 +95,9 @@ def search_sources(
     bounds = _length_bounds(memories[0], config, limit, prefixes, phrases)
     if config.shortlist and resources.shortlist:
         ids = source.to(models[0].device)
-        return _search_shortlist(models[0], memories[0], ids, bounds, config, tokenizer, resources.shortlist)
+        return _search_shortlist(
+            models[0], memories[0], ids, bounds, config, tokenizer, resources.shortlist
+        )
     check_suppressed(config, tokenizer)
     prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
     constraints = Constraints(
@@ -102,7 +109,9 @@ def search_sources(
         rules=_rules(tokenizer, config, prompts, requests, resources.words),
         prefixes=prefixes,
     )
-    least = LEAST if any(prefixes) or phrases else -math.inf  # CTC finds impossible what is too long for a sound
+    least = (
+        LEAST if any(prefixes) or phrases else -math.inf
+    )  # CTC finds impossible what is too long for a sound
     scorers = list[tuple[float, Scorer]]()
     for model, memory in zip(models, memories, strict=True):
         weighted = model_scorers(model, memory, tokenizer, config, prompts, least)
@@ -114,16 +123,23 @@ def search_sources(
 
 
 def model_scorers(
-    model: Engine, memory: Memory, tokenizer: Tokenizer, config: SearchConfig, prompts: Tensor, least: float
+    model: Engine,
+    memory: Memory,
+    tokenizer: Tokenizer,
+    config: SearchConfig,
+    prompts: Tensor,
+    least: float,
 ) -> list[tuple[float, Scorer]]:
-    """The scorers of one encoder-decoder model, with weights that sum to 1: attention, and CTC beside it.
+    """The scorers of one encoder-decoder model, with weights that sum to 1: attention, and CTC
+    beside it.
 
     Args:
         prompts: the tokens of attention before every output; CTC ignores them.
         least: the least log-probability that CTC gives a token.
 
     Raises:
-        InputError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
+        InputError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding
+            to be its blank.
     """
     weight = config.ctc_weight
     attention = ModelScorer(model, memory, prompts=prompts)
@@ -161,19 +177,34 @@ def _search(
         return torch.stack([each.coverage() for each in covering]).mean(dim=0)
 
     beam = replace(config, n_best=config.n_candidates)
-    return beam_search(scorer, prompts, constraints, beam, required=phrases, coverage=coverage if covering else None)
+    return beam_search(
+        scorer,
+        prompts,
+        constraints,
+        beam,
+        required=phrases,
+        coverage=coverage if covering else None,
+    )
 
 
-def _length_limit(models: Sequence[Engine], config: SearchConfig, prompt: list[int], lm: LanguageModel | None) -> int:
+def _length_limit(
+    models: Sequence[Engine], config: SearchConfig, prompt: list[int], lm: LanguageModel | None
+) -> int:
     """The most tokens of any output."""
     limit = min(last_position(*models) - len(prompt) + 1, config.max_length or sys.maxsize)
     if limit < 1:
-        raise InputError(f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer")
+        raise InputError(
+            f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer"
+        )
     return min(limit, lm.max_length) if lm and config.lm_weight else limit
 
 
 def _length_bounds(
-    memory: Memory, config: SearchConfig, limit: int, prefixes: Sequence[Prefix | None], phrases: Required | None
+    memory: Memory,
+    config: SearchConfig,
+    limit: int,
+    prefixes: Sequence[Prefix | None],
+    phrases: Required | None,
 ) -> Int[Tensor, " B"]:
     """The most tokens of each output."""
     assert memory.lengths is not None
@@ -187,7 +218,11 @@ def _length_bounds(
 
 
 def _rules(
-    tokenizer: Tokenizer, config: SearchConfig, prompts: Tensor, requests: Sequence[Request], words: tuple[str, ...]
+    tokenizer: Tokenizer,
+    config: SearchConfig,
+    prompts: Tensor,
+    requests: Sequence[Request],
+    words: tuple[str, ...],
 ) -> list[Rule]:
     """The rules that need a tokenizer."""
     rules: list[Rule] = []
@@ -219,9 +254,14 @@ def _search_shortlist(
     numbers = {name: i for i, name in enumerate(names)}
     prompts = bounds.new_full((len(bounds), 1), numbers[bos])
     suppressed = [numbers[i] for i in tokenizer.suppressed if i in numbers]
-    constraints = Constraints(bounds, eos_id=numbers[eos], suppressed=suppressed, config=config, prompts=prompts)
+    constraints = Constraints(
+        bounds, eos_id=numbers[eos], suppressed=suppressed, config=config, prompts=prompts
+    )
     hypotheses = _search([(1.0, scorer)], prompts, constraints, config)
-    return [[replace(h, tokens=[names[token] for token in h.tokens]) for h in each] for each in hypotheses]
+    return [
+        [replace(h, tokens=[names[token] for token in h.tokens]) for h in each]
+        for each in hypotheses
+    ]
 
 
 def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
@@ -234,7 +274,8 @@ def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
         return None
     if tokenizer.timestamp_begin_id is None:
         raise InputError(
-            "timestamps come from tokens of time, as an imported Whisper has them, but this model has none; leave them out, "
+            "timestamps come from tokens of time, as an imported Whisper has them, but this model "
+            "has none; leave them out, "
             "or ask for the times of words (--word-times) where the run has a CTC head"
         )
     (eos,) = tokenizer.required("eos_id")
@@ -242,7 +283,8 @@ def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
 
 
 def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
-    """What stands before every output: the tokens that `config.begin_with` names, or BOS and what opens every text.
+    """What stands before every output: the tokens that `config.begin_with` names, or BOS and what
+    opens every text.
 
     Raises:
         InputError: one of them is no token of this vocabulary.
@@ -268,44 +310,59 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
 
 
 def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
-    """Raise InputError if an id to suppress is none of this vocabulary, or marks the end of more than a beginning."""
+    """Raise InputError if an id to suppress is none of this vocabulary, or marks the end of more
+    than a beginning."""
     wrong = [i for i in rules.suppress if i >= tokenizer.vocab_size or i == tokenizer.eos_id]
     wrong += [i for i in rules.suppress_first if i >= tokenizer.vocab_size]
     if wrong:
         raise InputError(
-            f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it has {wrong[0]}; leave "
+            f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it "
+            f"has {wrong[0]}; leave "
             "it out"
         )
 
 
 def last_position(*models: Engine, source: bool = False) -> int:
-    """How many positions a sequence may have in all of these models: learned ones end, others do not.
+    """How many positions a sequence may have in all of these models: learned ones end, others do
+    not.
 
     Args:
         source: of the encoder, not of the decoder.
     """
     wholes = [model.config for model in models]
-    configs = [each.for_stack(each.encoder if source or each.decoder is None else each.decoder) for each in wholes]
-    return min([config.max_positions for config in configs if config.positions == "learned"], default=sys.maxsize)
+    configs = [
+        each.for_stack(each.encoder if source or each.decoder is None else each.decoder)
+        for each in wholes
+    ]
+    return min(
+        [config.max_positions for config in configs if config.positions == "learned"],
+        default=sys.maxsize,
+    )
 
 
 def outputs_of(tokenizer: Tokenizer, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:
-    """Texts of one line each. There are always n_best, the last one repeated: n lines in, n * n_best lines out."""
+    """Texts of one line each. There are always n_best, the last one repeated: n lines in, n *
+    n_best lines out."""
     outputs = [
         Output(one_line(text), h.log_prob, h.score, h.tokens, h.finished)
-        for text, h in zip(tokenizer.decode([h.tokens for h in hypotheses]), hypotheses, strict=True)
+        for text, h in zip(
+            tokenizer.decode([h.tokens for h in hypotheses]), hypotheses, strict=True
+        )
     ]
     return outputs + outputs[-1:] * (n_best - len(outputs))
 
 
 def chosen(outputs: list[Output], config: SearchConfig) -> list[Output]:
-    """The n_best of the outputs of one source, as they are, or those of the highest expected `config.mbr`."""
+    """The n_best of the outputs of one source, as they are, or those of the highest expected
+    `config.mbr`."""
     if config.mbr == "none":
         return outputs
     if not config.sample:
         outputs = list({tuple(output.tokens): output for output in outputs}.values())
     texts = [output.text for output in outputs]
-    ranked = minimum_bayes_risk(texts, [output.log_prob for output in outputs], config.mbr, sampled=config.sample)
+    ranked = minimum_bayes_risk(
+        texts, [output.log_prob for output in outputs], config.mbr, sampled=config.sample
+    )
     best = [replace(outputs[i], score=score) for i, score in ranked]
     return (best + best[-1:] * config.n_best)[: config.n_best]
 

@@ -40,7 +40,10 @@ class SegmentedAudio:
 
 
 def segment_audio(
-    audio: Audio, name: Path | str, feature_extractor: FeatureExtractor | VectorReader, decoding: SearchConfig
+    audio: Audio,
+    name: Path | str,
+    feature_extractor: FeatureExtractor | VectorReader,
+    decoding: SearchConfig,
 ) -> SegmentedAudio:
     """Cut sound in its pauses.
 
@@ -63,10 +66,14 @@ def segment_audio(
 
     def extracted() -> Iterator[AudioSegment]:
         again = iter(first) if len(first) == 1 else read()  # a single block is still in memory
-        for (start, stop), waveform in zip(spans, split_segments(again, spans, str(name)), strict=True):
+        for (start, stop), waveform in zip(
+            spans, split_segments(again, spans, str(name)), strict=True
+        ):
             with errors_of(name):
                 frames = feature_extractor(waveform / divisor)
-            yield AudioSegment(start / rate, stop / rate, frames if waveform.any() else frames[:0].clone())
+            yield AudioSegment(
+                start / rate, stop / rate, frames if waveform.any() else frames[:0].clone()
+            )
 
     n_frames = [feature_extractor.config.n_frames(stop - start) for start, stop in spans]
     return SegmentedAudio(loudness.n_samples / rate, not loudness.loudest, n_frames, extracted())
@@ -76,11 +83,14 @@ def warn_of_unusual(audio: SegmentedAudio, name: Path | str, decoding: SearchCon
     """Warn of sound that is silent, or shorter than the run's training data."""
     if audio.silent:
         logger.warning(
-            "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, take one", name
+            "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, "
+            "take one",
+            name,
         )
     elif audio.seconds < decoding.min_seconds / 2:
         logger.warning(
-            "%s lasts %.2f s, but the shortest recording that the run was trained on %.2f; expect errors",
+            "%s lasts %.2f s, but the shortest recording that the run was trained on %.2f; expect "
+            "errors",
             name,
             audio.seconds,
             decoding.min_seconds,
@@ -96,7 +106,9 @@ def errors_of(name: Path | str) -> Iterator[None]:
         raise InputError(f"{name} cannot be transcribed: {error}") from error
 
 
-def group_by_duration(items: Iterable[ItemT], least: float, seconds: Callable[[ItemT], float]) -> Iterator[list[ItemT]]:
+def group_by_duration(
+    items: Iterable[ItemT], least: float, seconds: Callable[[ItemT], float]
+) -> Iterator[list[ItemT]]:
     """Items in groups of at least `least` seconds each; the last one may be shorter."""
     group: list[ItemT] = []
     total = 0.0
@@ -111,7 +123,9 @@ def group_by_duration(items: Iterable[ItemT], least: float, seconds: Callable[[I
         yield group
 
 
-def _reader(audio: Audio, rate: int, name: Path | str) -> Callable[[], Iterator[Float[Tensor, " _"]]]:
+def _reader(
+    audio: Audio, rate: int, name: Path | str
+) -> Callable[[], Iterator[Float[Tensor, " _"]]]:
     """A function that reads the sound from its beginning."""
     if isinstance(audio, tuple) and len(audio) == 2:
         waveform = read_samples(*audio, rate, name=str(name))
@@ -125,9 +139,13 @@ def _reader(audio: Audio, rate: int, name: Path | str) -> Callable[[], Iterator[
     )
 
 
-def _segment_vectors(audio: Audio, name: Path | str, reader: VectorReader, max_seconds: float) -> SegmentedAudio:
+def _segment_vectors(
+    audio: Audio, name: Path | str, reader: VectorReader, max_seconds: float
+) -> SegmentedAudio:
     if not isinstance(audio, Path | str):
-        raise InputError(f"{name} cannot be used: this model takes vectors, not sound; name files (.npy)")
+        raise InputError(
+            f"{name} cannot be used: this model takes vectors, not sound; name files (.npy)"
+        )
     vectors = reader(Path(audio))
     seconds = reader.config.seconds
     n = math.ceil(len(vectors) / max(1, int(round(max_seconds / reader.config.hop, 6))))

@@ -36,7 +36,14 @@ from transduce.tasks.states import (
     source_lengths,
     token_log_probs,
 )
-from transduce.tasks.words import Span, TokenScores, WordAlignment, word_alignment, word_spans, words_of_text
+from transduce.tasks.words import (
+    Span,
+    TokenScores,
+    WordAlignment,
+    word_alignment,
+    word_spans,
+    words_of_text,
+)
 
 InputT = TypeVar("InputT")
 TaskT = TypeVar("TaskT", bound="Seq2SeqTask[Any]")
@@ -97,7 +104,9 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
     lm: LanguageModel | None = None
     """A language model beside the models, used where `decoding.lm_weight` is not 0."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None) -> None:
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None
+    ) -> None:
         super().__init__(model, tokenizer)
         self.decoding = decoding or SearchConfig()
         """How to search where a call says nothing else."""
@@ -142,7 +151,9 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         """The hypotheses of a batch of sources, best first, or samples as they are drawn."""
         resources = Resources(shortlist=self.shortlist, words=self.lexicon, lm=self.lm)
         source, lengths = padded(self.engine, sources)
-        return search_sources(self.engines, source, lengths, config, self.tokenizer, requests, resources)
+        return search_sources(
+            self.engines, source, lengths, config, self.tokenizer, requests, resources
+        )
 
     @torch.no_grad()
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
@@ -159,7 +170,9 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         return encoder_states(self.engine, sources, self.decoding.batch_tokens)
 
     @torch.no_grad()
-    def score(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[TokenScores]:
+    def score(
+        self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any
+    ) -> list[TokenScores]:
         """How likely each text is as the output for its input, by attention alone, without CTC.
 
         An output stands for its tokens; in an ensemble, a log-probability is the mean of the
@@ -172,8 +185,11 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         return task._token_scores(task._checked_sources(inputs), task._targets(inputs, texts))
 
     @torch.no_grad()
-    def align(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[Alignment]:
-        """Where the decoder looks in each input while it writes a given text, or an output's tokens.
+    def align(
+        self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any
+    ) -> list[Alignment]:
+        """Where the decoder looks in each input while it writes a given text, or an output's
+        tokens.
 
         Raises:
             InputError: as for `score`; or this is an ensemble.
@@ -192,7 +208,8 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         backwards: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
-        """Rank outputs of every input, such as another run's, by own_weight * their score + weight * ours.
+        """Rank outputs of every input, such as another run's, by own_weight * their score + weight
+        * ours.
 
         This run's score of a text is its log-probability over the length penalty of
         `decoding.alpha`.
@@ -210,41 +227,68 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         """
         if backwards and self.position_seconds is not None:
             raise InputError(
-                "backwards asks how likely an input comes of an output, but this run takes sound; load one of text"
+                "backwards asks how likely an input comes of an output, but this run takes sound; "
+                "load one of text"
             )
         decoding = self._merged(None, settings)
-        pairs = [(given, output) for given, outputs in zip(inputs, lists, strict=True) for output in outputs]
+        pairs = [
+            (given, output)
+            for given, outputs in zip(inputs, lists, strict=True)
+            for output in outputs
+        ]
         given: list[Any] = [given for given, _ in pairs]
         texts: list[Any] = [output.text for _, output in pairs]
-        scores = iter(self.score(texts, given, **settings) if backwards else self.score(given, texts, **settings))
+        scores = iter(
+            self.score(texts, given, **settings)
+            if backwards
+            else self.score(given, texts, **settings)
+        )
 
         def rescored(output: Output) -> Output:
             own = next(scores)
             penalty = length_penalty(len(own.tokens), decoding.alpha, decoding.length_offset)
-            return replace(output, score=own_weight * output.score + weight * (own.log_prob / penalty))
+            return replace(
+                output, score=own_weight * output.score + weight * (own.log_prob / penalty)
+            )
 
-        return [sorted(map(rescored, outputs), key=lambda output: -output.score) for outputs in lists]
+        return [
+            sorted(map(rescored, outputs), key=lambda output: -output.score) for outputs in lists
+        ]
 
     @torch.no_grad()
-    def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+    def with_token_scores(
+        self, sources: Sequence[Source], outputs: Sequence[list[Output]]
+    ) -> list[list[Output]]:
         """The n outputs of every source with scores of tokens and confidence of words."""
         scores = iter(self._token_scores(*self._pairs(sources, outputs)))
-        return [[with_scores(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
+        return [
+            [with_scores(self.tokenizer, each, next(scores)) for each in some] for some in outputs
+        ]
 
     @torch.no_grad()
-    def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+    def with_alignments(
+        self, sources: Sequence[Source], outputs: Sequence[list[Output]]
+    ) -> list[list[Output]]:
         """The n outputs of every source with alignments of words, by the (first) model."""
         alignments = iter(self._align(*self._pairs(sources, outputs)))
-        return [[replace(each, alignment=next(alignments).words) for each in some] for some in outputs]
+        return [
+            [replace(each, alignment=next(alignments).words) for each in some] for some in outputs
+        ]
 
     def _pairs(
         self, sources: Sequence[Source], outputs: Sequence[list[Output]]
     ) -> tuple[list[Source], list[list[int]]]:
         """The source and the target ids of every output."""
-        pairs = [(source, output) for source, some in zip(sources, outputs, strict=True) for output in some]
+        pairs = [
+            (source, output)
+            for source, some in zip(sources, outputs, strict=True)
+            for output in some
+        ]
         return [source for source, _ in pairs], [self._target(output) for _, output in pairs]
 
-    def _token_scores(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[TokenScores]:
+    def _token_scores(
+        self, sources: Sequence[Source], targets: Sequence[list[int]]
+    ) -> list[TokenScores]:
         """Log-probabilities of target ids; in an ensemble, the mean of the models'."""
 
         def log_probs(model: Engine) -> Iterator[tuple[int, Tensor]]:
@@ -273,7 +317,9 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
 
         return in_order(alignments())
 
-    def _alignment(self, source: Source, target: list[int], weights: Float[Tensor, "L H T S"]) -> Alignment:
+    def _alignment(
+        self, source: Source, target: list[int], weights: Float[Tensor, "L H T S"]
+    ) -> Alignment:
         words = None
         if (source_words := self.source_words(source)) is not None:
             ended = target[-1:] == [self.tokenizer.eos_id]  # the end is no word
@@ -306,7 +352,8 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         check_list(texts, "given outputs are a list of texts")
         if len(inputs) != len(texts):
             raise InputError(
-                f"every input has one given text, but there are {len(inputs)} inputs and {len(texts)} texts"
+                f"every input has one given text, but there are {len(inputs)} inputs and "
+                f"{len(texts)} texts"
             )
         strings = self.tokenizer.encode([text for text in texts if isinstance(text, str)])
         encoded_texts = iter(self.tokenizer.with_eos(strings))
@@ -314,7 +361,9 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         n_prompt = len(beginning(self.tokenizer, self.decoding)) - 1
         targets = []
         for number, text in enumerate(texts, start=1):
-            target = self._target(text) if isinstance(text, Output) else next(encoded_texts)[n_opening:]
+            target = (
+                self._target(text) if isinstance(text, Output) else next(encoded_texts)[n_opening:]
+            )
             check_positions(f"text {number}", n_prompt + len(target), self.engines)
             targets.append(target)
         return targets
@@ -327,10 +376,13 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         """Raise InputError where this is an ensemble."""
         if len(self.engines) > 1:
             raise InputError(
-                f"{name} asks one model, but this is an ensemble of {len(self.engines)}; load one run alone for it"
+                f"{name} asks one model, but this is an ensemble of {len(self.engines)}; load one "
+                "run alone for it"
             )
 
 
 def with_scores(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
     """The same output with the log-probabilities of its tokens and the confidence of its words."""
-    return replace(output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs))
+    return replace(
+        output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs)
+    )

@@ -78,20 +78,28 @@ class SoundTask(Seq2SeqTask[Audio]):
         phrases = per_line(require, len(sounds), "require", [])
         if self.decoding.max_seconds < decoding.max_seconds < WHOLE:
             logger.warning(
-                "segments of up to %g s are longer than what the run was trained on, %g s with some reserve; expect "
+                "segments of up to %g s are longer than what the run was trained on, %g s with "
+                "some reserve; expect "
                 "errors, or leave out max_seconds",
                 decoding.max_seconds,
                 self.decoding.max_seconds,
             )
         if decoding.no_speech_threshold and not detects_speech(self.engine, self.tokenizer):
             logger.warning(
-                "no_speech_threshold changes nothing: this model has neither a CTC head nor a token for no speech"
+                "no_speech_threshold changes nothing: this model has neither a CTC head nor a "
+                "token for no speech"
             )
         for i, audio in enumerate(sounds):
             yield from self._read(audio, i, prefixes[i], phrases[i], first_sound + i, decoding)
 
     def _read(
-        self, audio: Audio, i: int, prefix: str, phrases: Sequence[str], number: int, decoding: SearchConfig
+        self,
+        audio: Audio,
+        i: int,
+        prefix: str,
+        phrases: Sequence[str],
+        number: int,
+        decoding: SearchConfig,
     ) -> Iterator[Sound]:
         """The stretches of one sound; an error ends them."""
         name = audio_name(audio, f"sound {i + 1}")
@@ -100,7 +108,9 @@ class SoundTask(Seq2SeqTask[Audio]):
             segmented = segment_audio(audio, name, self.feature_extractor, decoding)
             with errors_of(name):
                 request = self._request(number, prefix, phrases, segmented.n_frames)
-            for stretch in group_by_duration(segmented.segments, STRETCH, lambda segment: segment.stop - segment.start):
+            for stretch in group_by_duration(
+                segmented.segments, STRETCH, lambda segment: segment.stop - segment.start
+            ):
                 if not request.part:
                     warn_of_unusual(segmented, name, decoding)
                 sound = Sound(name, stretch, n_segments=len(segmented.n_frames), request=request)
@@ -120,7 +130,9 @@ class SoundTask(Seq2SeqTask[Audio]):
         sources = self._checked_sources(sounds)
         targets = self._targets(sounds, texts)
         aligner = self._aligner()
-        return [aligner(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)]
+        return [
+            aligner(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)
+        ]
 
     def _aligner(self) -> CTCAligner:
         """The aligner of words by the CTC head; in an ensemble, by that of the first model."""
@@ -139,7 +151,9 @@ class SoundTask(Seq2SeqTask[Audio]):
                 raise InputError(sound.error)
             ((_, _, frames),) = sound.segments
             if not len(frames):
-                raise InputError(f"a sound must have something to hear, but {sound.path} is silent; leave it out")
+                raise InputError(
+                    f"a sound must have something to hear, but {sound.path} is silent; leave it out"
+                )
             sources.append(frames)
         return sources
 
@@ -148,7 +162,9 @@ class SoundTask(Seq2SeqTask[Audio]):
         """The time from one source position to the next."""
         return self.feature_extractor.config.hop * self.model.config.frames.per_position
 
-    def _request(self, number: int, prefix: str, phrases: Sequence[str], n_frames: Sequence[int]) -> Request:
+    def _request(
+        self, number: int, prefix: str, phrases: Sequence[str], n_frames: Sequence[int]
+    ) -> Request:
         """The request of a sound with segments of these lengths.
 
         Raises:
@@ -156,10 +172,13 @@ class SoundTask(Seq2SeqTask[Audio]):
         """
         for model in self.engines:
             n_positions = model.config.frames.out_lengths(max(n_frames))
-            check_positions("a segment", n_positions, [model], source=True, way_out="lower max_seconds")
+            check_positions(
+                "a segment", n_positions, [model], source=True, way_out="lower max_seconds"
+            )
         if phrases and len(n_frames) > 1:
             raise InputError(
-                f"required phrases are for sound in one segment, but it has {len(n_frames)}; cut it where you know "
+                f"required phrases are for sound in one segment, but it has {len(n_frames)}; cut "
+                "it where you know "
                 "what is said, or raise max_seconds"
             )
         required(self.tokenizer, [phrases])

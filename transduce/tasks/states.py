@@ -62,7 +62,9 @@ def in_order(results: Iterable[tuple[int, ResultT]]) -> list[ResultT]:
     return [numbered[row] for row in range(len(numbered))]
 
 
-def padded(model: Engine, sources: Sequence[Source]) -> tuple[Shaped[Tensor, "B S *F"], Int[Tensor, " B"]]:
+def padded(
+    model: Engine, sources: Sequence[Source]
+) -> tuple[Shaped[Tensor, "B S *F"], Int[Tensor, " B"]]:
     """Sources of one kind as one batch, in the numbers of the model, and their lengths."""
     if isinstance(sources[0], list):
         return pad([row for row in sources if isinstance(row, list)], 0)
@@ -76,7 +78,9 @@ def encoded(model: Engine, sources: Sequence[Source]) -> Memory:
     return model.encode(source.to(model.device), lengths.to(model.device))
 
 
-def encoder_states(model: Engine, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:
+def encoder_states(
+    model: Engine, sources: Sequence[Source], batch_tokens: int
+) -> list[Float[Tensor, "_ D"]]:
     """The encoder's states (S, D) of every source, without padding, on the CPU.
 
     Args:
@@ -87,7 +91,9 @@ def encoder_states(model: Engine, sources: Sequence[Source], batch_tokens: int) 
         for rows in batches(source_lengths(model, sources), batch_tokens):
             memory = encoded(model, [sources[row] for row in rows])
             assert memory.lengths is not None
-            for row, padded_states, length in zip(rows, memory.states.cpu(), memory.lengths.tolist(), strict=True):
+            for row, padded_states, length in zip(
+                rows, memory.states.cpu(), memory.lengths.tolist(), strict=True
+            ):
                 yield row, padded_states[:length].clone()
 
     return in_order(states())
@@ -95,10 +101,15 @@ def encoder_states(model: Engine, sources: Sequence[Source], batch_tokens: int) 
 
 def source_lengths(model: Engine, sources: Sequence[Source]) -> list[int]:
     """Encoder positions of each source."""
-    return [len(row) if isinstance(row, list) else model.config.frames.out_lengths(len(row)) for row in sources]
+    return [
+        len(row) if isinstance(row, list) else model.config.frames.out_lengths(len(row))
+        for row in sources
+    ]
 
 
-def token_log_probs(model: Engine, states: Float[Tensor, "N D"], tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+def token_log_probs(
+    model: Engine, states: Float[Tensor, "N D"], tokens: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
     """The natural log-probability of one token after each decoder state, in float32 or more."""
     parts = []
     for some, targets in zip(states.split(ROWS), tokens.split(ROWS), strict=True):

@@ -18,7 +18,14 @@ from transduce.tasks.search import Output, chosen, outputs_of, timestamps
 from transduce.tasks.segmenting import group_by_duration
 from transduce.tasks.sound import SoundTask
 from transduce.tasks.states import Source, in_batches, in_order, source_lengths
-from transduce.tasks.transcript import Audio, AudioSegment, Segment, Sound, Transcript, split_at_times
+from transduce.tasks.transcript import (
+    Audio,
+    AudioSegment,
+    Segment,
+    Sound,
+    Transcript,
+    split_at_times,
+)
 
 logger = logging.getLogger("transduce")
 
@@ -35,7 +42,9 @@ in memory."""
 class Transcriber(SoundTask):
     """A list of sounds in, as many texts out, in the same order."""
 
-    def __call__(self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
+    def __call__(
+        self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any
+    ) -> list[str]:
         """The text of every sound; see `transcribe`.
 
         Raises:
@@ -94,9 +103,13 @@ class Transcriber(SoundTask):
         n_segments = 0
         for chunk in group_by_duration(sounds, CHUNK, lambda sound: sound.seconds):
             for sound in chunk:
-                transcript = transcripts.setdefault(sound.request.number, Transcript(sound.path, []))
+                transcript = transcripts.setdefault(
+                    sound.request.number, Transcript(sound.path, [])
+                )
                 if sound.error:
-                    transcripts[sound.request.number] = replace(transcript, segments=[], error=sound.error)
+                    transcripts[sound.request.number] = replace(
+                        transcript, segments=[], error=sound.error
+                    )
                 n_segments += 0 if sound.request.part else sound.n_segments
             for i, segment in self.stream(chunk, decoding, details=details):
                 transcript = transcripts[chunk[i].request.number]
@@ -124,14 +137,23 @@ class Transcriber(SoundTask):
         Raises:
             InputError: with timestamps, more is asked for than one text for each of them.
         """
-        return self.with_decoding(self._merged(decoding, settings))._stream(sounds, details or Details())
+        return self.with_decoding(self._merged(decoding, settings))._stream(
+            sounds, details or Details()
+        )
 
     def _stream(self, sounds: Sequence[Sound], details: Details) -> Iterator[tuple[int, Segment]]:
         config = self.decoding
         times = timestamps(self.tokenizer, config)
         if times and (config.n_best > 1 or details.token_scores or details.word_times):
-            raise InputError("timestamps cut an output into segments; leave out n_best, token_scores and word_times")
-        parts = [(i, sound.from_segment(k, 1)) for i, sound in enumerate(sounds) for k in range(len(sound.segments))]
+            raise InputError(
+                "timestamps cut an output into segments; leave out n_best, token_scores and "
+                "word_times"
+            )
+        parts = [
+            (i, sound.from_segment(k, 1))
+            for i, sound in enumerate(sounds)
+            for k in range(len(sound.segments))
+        ]
         no_speech: Sequence[float | None] = [None] * len(parts)
         if config.no_speech_threshold or details.no_speech:
             frames = [part.segments[0].frames for _, part in parts]
@@ -139,34 +161,54 @@ class Transcriber(SoundTask):
         speech: list[tuple[int, Sound, float | None]] = []
         for (i, part), p in zip(parts, no_speech, strict=True):
             (segment,) = part.segments
-            noise = 0 < config.no_speech_threshold < (p or 0) and not (part.request.prefix or part.request.require)
+            noise = 0 < config.no_speech_threshold < (p or 0) and not (
+                part.request.prefix or part.request.require
+            )
             if len(segment.frames) and not noise:
                 speech.append((i, part, p))
             else:
-                yield i, Segment(segment.start, segment.stop, [Output("", no_speech_prob=p)] * config.n_best)
+                yield (
+                    i,
+                    Segment(
+                        segment.start, segment.stop, [Output("", no_speech_prob=p)] * config.n_best
+                    ),
+                )
         names = [f"{part.path} from {part.segments[0].start:.1f} s" for _, part, _ in speech]
         for row, outputs in self._decode([part for _, part, _ in speech], names, details):
             i, part, p = speech[row]
             start, stop, _ = part.segments[0]
             warn_of_lacking(names[row], part.request.require, outputs[0].text)
-            outputs = [replace(o, words=[w.later(start) for w in o.words], no_speech_prob=p) for o in outputs]
+            outputs = [
+                replace(o, words=[w.later(start) for w in o.words], no_speech_prob=p)
+                for o in outputs
+            ]
             whole = Segment(start, stop, outputs)
             for each in split_at_times(whole, times, self.tokenizer) if times else [whole]:
                 yield i, each
 
     def in_order(
-        self, sound: Sound, decoding: SearchConfig | None = None, *, details: Details | None = None, **settings: Any
+        self,
+        sound: Sound,
+        decoding: SearchConfig | None = None,
+        *,
+        details: Details | None = None,
+        **settings: Any,
     ) -> Iterator[Segment]:
-        """The segments of a stretch of sound that was read, in their order, as soon as they are done.
+        """The segments of a stretch of sound that was read, in their order, as soon as they are
+        done.
 
         A few that follow each other are searched together.
         """
         config = self._merged(decoding, settings)
         for first in range(0, len(sound.segments), AT_ONCE):
             numbered = self.stream([sound.from_segment(first, AT_ONCE)], config, details=details)
-            yield from sorted((segment for _, segment in numbered), key=lambda segment: segment.start)
+            yield from sorted(
+                (segment for _, segment in numbered), key=lambda segment: segment.start
+            )
 
-    def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
+    def decode(
+        self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig
+    ) -> list[list[Output]]:
         """The n best texts of every utterance, in order; a warning counts the loops."""
         names = [f"utterance {i}" for i in range(len(frames))]
         sounds = [
@@ -189,27 +231,38 @@ class Transcriber(SoundTask):
         looped: list[int] = []
 
         def search(rows: list[int], how: SearchConfig) -> list[list[Hypothesis]]:
-            return self._search([frames[row] for row in rows], [sounds[row].request for row in rows], how)
+            return self._search(
+                [frames[row] for row in rows], [sounds[row].request for row in rows], how
+            )
 
         def decode(rows: list[int]) -> list[list[Output]]:
             hypotheses = dict(zip(rows, search(rows, config), strict=True))
-            again = [row for row in rows if not config.no_repeat_ngram and loops(hypotheses[row][0])]
+            again = [
+                row for row in rows if not config.no_repeat_ngram and loops(hypotheses[row][0])
+            ]
             if again:
                 looped.extend(again)
                 blocked = search(again, replace(config, no_repeat_ngram=BLOCK))
                 hypotheses.update(zip(again, blocked, strict=True))
-            candidates = (outputs_of(self.tokenizer, hypotheses[row], config.n_candidates) for row in rows)
+            candidates = (
+                outputs_of(self.tokenizer, hypotheses[row], config.n_candidates) for row in rows
+            )
             outputs = [chosen(each, config) for each in candidates]
             batch = [frames[row] for row in rows]
             if details.token_scores:
                 outputs = self.with_token_scores(batch, outputs)
-            return [aligner.with_words(*pair) for pair in zip(batch, outputs, strict=True)] if aligner else outputs
+            return (
+                [aligner.with_words(*pair) for pair in zip(batch, outputs, strict=True)]
+                if aligner
+                else outputs
+            )
 
         yield from in_batches(source_lengths(self.engine, frames), config.batch_tokens, decode)
         if looped:
             some = ", ".join(names[row] for row in sorted(looped)[:5]) + ", ..." * (len(looped) > 5)
             logger.warning(
-                "%d of %d utterances came out as a loop, or without an end, and were searched again with repetition "
+                "%d of %d utterances came out as a loop, or without an end, and were searched "
+                "again with repetition "
                 "blocked: %s",
                 len(looped),
                 len(frames),

@@ -99,4 +99,6 @@ class Transcript:
     @property
     def text(self) -> str:
         """The best text of every segment, joined by spaces."""
-        return " ".join(text for segment in self.segments if (text := segment.outputs[0].text.strip()))
+        return " ".join(
+            text for segment in self.segments if (text := segment.outputs[0].text.strip())
+        )

@@ -43,7 +43,9 @@ class Translator(Seq2SeqTask[str]):
         self.source_tokenizer = source_tokenizer
         self.shortlist = shortlist
 
-    def __call__(self, lines: Sequence[str], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
+    def __call__(
+        self, lines: Sequence[str], decoding: SearchConfig | None = None, **settings: Any
+    ) -> list[str]:
         """The best translation of every line; see `translate`."""
         return [outputs[0].text for outputs in self.translate(lines, decoding, **settings)]
 
@@ -104,7 +106,8 @@ class Translator(Seq2SeqTask[str]):
         alignments: bool = False,
         **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
-        """The index and the n best translations of a line, as batches finish: first blank, then long ones.
+        """The index and the n best translations of a line, as batches finish: first blank, then
+        long ones.
 
         Args:
             first_line: the number of lines[0], for warnings.
@@ -115,7 +118,11 @@ class Translator(Seq2SeqTask[str]):
         prefixes = per_line(prefix, len(lines), "prefix", "")
         phrases = per_line(require, len(lines), "require", [])
         requests = [
-            Request(prefix=text_prefix(task.tokenizer, prefixes[i]), require=phrases[i], number=first_line - 1 + i)
+            Request(
+                prefix=text_prefix(task.tokenizer, prefixes[i]),
+                require=phrases[i],
+                number=first_line - 1 + i,
+            )
             for i in range(len(lines))
         ]
         details = Details(token_scores=token_scores, alignments=alignments)
@@ -154,7 +161,8 @@ class Translator(Seq2SeqTask[str]):
                 yield i, translations
         if any(len(way) > 1 for each in ways.values() for way in each):
             logger.warning(
-                "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s",
+                "%d of %d lines, having more than %d tokens (split_length), were translated "
+                "sentence by sentence: %s",
                 len(split),
                 len(lines),
                 config.split_length,
@@ -164,7 +172,9 @@ class Translator(Seq2SeqTask[str]):
     def with_decoding(self: TranslatorT, decoding: SearchConfig) -> TranslatorT:
         """The same task with another `decoding`, in the languages that it names."""
         task = super().with_decoding(decoding)
-        task.source_tokenizer, task.tokenizer = in_languages(self.source_tokenizer, self.tokenizer, decoding)
+        task.source_tokenizer, task.tokenizer = in_languages(
+            self.source_tokenizer, self.tokenizer, decoding
+        )
         return task
 
     def _check_shortlist(self, phrases: bool) -> None:
@@ -182,7 +192,15 @@ class Translator(Seq2SeqTask[str]):
                 "a shortlist needs a run's table of translations, but this run has none; "
                 "transduce shortlist RUN SOURCE TARGET makes it"
             )
-        fields = ("coverage_penalty", "suppress", "forbid", "ctc_weight", "suppress_first", "begin_with", "lm_weight")
+        fields = (
+            "coverage_penalty",
+            "suppress",
+            "forbid",
+            "ctc_weight",
+            "suppress_first",
+            "begin_with",
+            "lm_weight",
+        )
         others = {
             "prefix or require": phrases,
             **{name: getattr(config, name) for name in (*fields, "sample")},
@@ -190,7 +208,10 @@ class Translator(Seq2SeqTask[str]):
             "a language": self.tokenizer.opening,
         }
         if wrong := [name for name, value in others.items() if value]:
-            raise InputError(f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of them out")
+            raise InputError(
+                f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of "
+                "them out"
+            )
 
     def sources(self, inputs: Sequence[str]) -> list[Source]:
         """Ids of every line, with its end; nothing is cut."""
@@ -202,7 +223,9 @@ class Translator(Seq2SeqTask[str]):
         """The words of a line, with their tokens; its opening and its end are none of them."""
         assert isinstance(source, list)
         n = len(self.source_tokenizer.opening)
-        return [(word, n + a, n + b) for word, a, b in word_spans(self.source_tokenizer, source[n:-1])]
+        return [
+            (word, n + a, n + b) for word, a, b in word_spans(self.source_tokenizer, source[n:-1])
+        ]
 
     def source_tokens(self, source: Source) -> list[str]:
         """The tokens of a line, its end last."""
@@ -227,7 +250,9 @@ class Translator(Seq2SeqTask[str]):
         ways = {}
         for i, whole in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
             each = [[whole]]
-            splits = 0 < config.split_length < len(whole) and not (requests[i].prefix or requests[i].require)
+            splits = 0 < config.split_length < len(whole) and not (
+                requests[i].prefix or requests[i].require
+            )
             if splits and len(parts := sentences(lines[i])) > 1:
                 each.append(tokenizer.encode(parts))
                 if len(whole) >= limit:
@@ -260,14 +285,16 @@ def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> 
         tags = [tag for tag in map(tag_of, TAG.findall(line)) if tag in known]
         if tags and source.opening:
             raise InputError(
-                f"what to write is said once, but a language is named and line {number} has the tag {tags[0]}: {line[:60]!r}; "
+                f"what to write is said once, but a language is named and line {number} has the "
+                f"tag {tags[0]}: {line[:60]!r}; "
                 "leave one of them out"
             )
         if line.strip() and not tags and not source.opening:
             untagged.append(number)
     if untagged:
         logger.warning(
-            "this model writes several languages (%s), and %d of %d lines do not say which, the first of them line %d: it "
+            "this model writes several languages (%s), and %d of %d lines do not say which, the "
+            "first of them line %d: it "
             "guesses; name one with --target-language, or begin every line with a tag such as %s",
             ", ".join(source.tagged_languages),
             len(untagged),
@@ -277,7 +304,9 @@ def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> 
         )
 
 
-def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -> tuple[Tokenizer, Tokenizer]:
+def in_languages(
+    source: Tokenizer, target: Tokenizer, decoding: SearchConfig
+) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers for texts of the languages that `decoding` names, of a model of many.
 
     Where tags in front of the source say what to write, the source tokenizer puts them there, and
@@ -287,7 +316,9 @@ def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -
         InputError: a tokenizer does not know the language.
     """
     if source.tagged_languages:
-        return source.with_tag(decoding.target_language) if decoding.target_language else source, target
+        return source.with_tag(
+            decoding.target_language
+        ) if decoding.target_language else source, target
     if decoding.source_language:
         source = source.with_language(decoding.source_language)
     if decoding.target_language:
@@ -295,7 +326,9 @@ def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -
     return source, target
 
 
-def likeliest(ways: list[list[list[Output]]], alpha: float, offset: float = 5.0) -> tuple[list[Output], int]:
+def likeliest(
+    ways: list[list[list[Output]]], alpha: float, offset: float = 5.0
+) -> tuple[list[Output], int]:
     """The n best translations of a line, in the way of the highest mean log-probability of a token.
 
     Args:

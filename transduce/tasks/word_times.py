@@ -33,10 +33,13 @@ class CTCAligner:
         InputError: the model has no CTC head, or the tokenizer no padding to be its blank.
     """
 
-    def __init__(self, model: Engine, tokenizer: Tokenizer, features: FeatureConfig | VectorConfig) -> None:
+    def __init__(
+        self, model: Engine, tokenizer: Tokenizer, features: FeatureConfig | VectorConfig
+    ) -> None:
         if not model.config.ctc:
             raise InputError(
-                "times of words come from a CTC head, but this model has none; leave them out, or train with --model.ctc "
+                "times of words come from a CTC head, but this model has none; leave them out, or "
+                "train with --model.ctc "
                 "and --ctc-weight 0.5"
             )
         (self.blank_id,) = tokenizer.required("pad_id")
@@ -63,7 +66,11 @@ class CTCAligner:
         return [self._words(ids, logits, len(frames), level) for ids in transcripts]
 
     def _words(
-        self, ids: Sequence[int], logits: Float[Tensor, "S V"], n_frames: int, level: Float[Tensor, " n"] | None
+        self,
+        ids: Sequence[int],
+        logits: Float[Tensor, "S V"],
+        n_frames: int,
+        level: Float[Tensor, " n"] | None,
     ) -> list[Word]:
         words = word_spans(self.tokenizer, ids)
         spans = ctc_spans(logits, ids, blank_id=self.blank_id)
@@ -71,11 +78,20 @@ class CTCAligner:
             return [Word(word, 0.0) for word, _, _ in words]
         log_probs = ctc_posteriors(logits, ids, spans, blank_id=self.blank_id).log()
         per_position = self.model.config.frames.per_position
-        spikes = [(spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position)) for _, a, b in words]
+        spikes = [
+            (spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position))
+            for _, a, b in words
+        ]
         timed = []
-        for (word, a, b), (start, stop) in zip(words, boundaries(spikes, n_frames, level), strict=True):
+        for (word, a, b), (start, stop) in zip(
+            words, boundaries(spikes, n_frames, level), strict=True
+        ):
             confidence = min(1.0, float(log_probs[a:b].mean().exp()))
-            timed.append(Word(word, confidence, self._seconds(start, n_frames), self._seconds(stop, n_frames)))
+            timed.append(
+                Word(
+                    word, confidence, self._seconds(start, n_frames), self._seconds(stop, n_frames)
+                )
+            )
         return timed
 
     def _seconds(self, frame: int, n_frames: int) -> float:
@@ -87,7 +103,9 @@ class CTCAligner:
         return frame * self.features.hop + (self.features.seconds(1) - self.features.hop) / 2
 
 
-def boundaries(spikes: Sequence[FrameSpan], n_frames: int, level: Float[Tensor, " n"] | None) -> list[FrameSpan]:
+def boundaries(
+    spikes: Sequence[FrameSpan], n_frames: int, level: Float[Tensor, " n"] | None
+) -> list[FrameSpan]:
     """The frames of every word, given the spike of CTC, which is but some place within its word.
 
     Words end in the pauses between their spikes, and at the ends of the sound's own pauses. Where
@@ -125,7 +143,9 @@ def _pause(below: Float[Tensor, " n"], start: int, stop: int) -> FrameSpan:
     return start + int(total[: last + 1].argmin()), start + last
 
 
-def ctc_spans(logits: Float[Tensor, "S V"], ids: Sequence[int], *, blank_id: int) -> list[FrameSpan]:
+def ctc_spans(
+    logits: Float[Tensor, "S V"], ids: Sequence[int], *, blank_id: int
+) -> list[FrameSpan]:
     """The positions of each token in the most probable CTC path of a text.
 
     None at all where there are fewer positions than tokens and blanks between equal ones.
@@ -146,4 +166,9 @@ def ctc_posteriors(
     probs = logits.double().softmax(-1)
     middles = [(before[1] + after[0] + 1) // 2 for before, after in pairwise(spans)]
     parts = [probs[a:b].sum(dim=0) for a, b in pairwise([0, *middles, len(probs)])]
-    return torch.stack([part[token] / (part.sum() - part[blank_id]) for part, token in zip(parts, ids, strict=True)])
+    return torch.stack(
+        [
+            part[token] / (part.sum() - part[blank_id])
+            for part, token in zip(parts, ids, strict=True)
+        ]
+    )

@@ -36,7 +36,8 @@ def joined(scores: Sequence[TokenScores | None]) -> TokenScores | None:
     if not known:
         return None
     return TokenScores(
-        [token for each in known for token in each.tokens], torch.cat([each.log_probs for each in known])
+        [token for each in known for token in each.tokens],
+        torch.cat([each.log_probs for each in known]),
     )
 
 
@@ -79,11 +80,17 @@ class WordAlignment:
 
     def followed_by(self, other: "WordAlignment") -> "WordAlignment":
         """The alignment of this text and another one after it, as one."""
-        pairs = [(source + len(self.source), target + len(self.target)) for source, target in other.pairs]
-        return WordAlignment(self.source + other.source, self.target + other.target, self.pairs + pairs)
+        pairs = [
+            (source + len(self.source), target + len(self.target)) for source, target in other.pairs
+        ]
+        return WordAlignment(
+            self.source + other.source, self.target + other.target, self.pairs + pairs
+        )
 
 
-def word_alignment(weights: Float[Tensor, "L T S"], source: Sequence[Span], target: Sequence[Span]) -> WordAlignment:
+def word_alignment(
+    weights: Float[Tensor, "L T S"], source: Sequence[Span], target: Sequence[Span]
+) -> WordAlignment:
     """Every target word with the source word of the greatest weight.
 
     Weights are summed over the tokens of a source word, and averaged over those of a target word;
@@ -128,7 +135,9 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Span]:
     return [(word, start, stop) for word, (start, stop) in zip(whole.split(), spans, strict=False)]
 
 
-def words_of_text(tokenizer: Tokenizer, ids: Sequence[int], log_probs: Float[Tensor, " T"]) -> list[Word]:
+def words_of_text(
+    tokenizer: Tokenizer, ids: Sequence[int], log_probs: Float[Tensor, " T"]
+) -> list[Word]:
     """The words of a text with their confidence, by the log-probabilities of its tokens."""
     return [
         Word(word, min(1.0, float(log_probs[start:stop].double().mean().exp())))

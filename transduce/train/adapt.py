@@ -26,7 +26,9 @@ class LinearMap(NamedTuple):
 
     def matches(self, pattern: str) -> bool:
         """Whether the last parts of its name, or of its module's, are this pattern."""
-        return any(fnmatchcase(f".{name}", f"*.{pattern}") for name in (self.name, self.module_name))
+        return any(
+            fnmatchcase(f".{name}", f"*.{pattern}") for name in (self.name, self.module_name)
+        )
 
 
 def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
@@ -53,7 +55,9 @@ class LowRank(nn.Module):
         self.above, self.below = rows.start, len(weight) - rows.stop
 
     def forward(self, weight: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
-        with torch.autocast(weight.device.type, enabled=False):  # the sum is what the finished model has
+        with torch.autocast(
+            weight.device.type, enabled=False
+        ):  # the sum is what the finished model has
             return weight + F.pad(self.scale * self.b @ self.a, (0, 0, self.above, self.below))
 
 
@@ -67,7 +71,10 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
     for pattern in config.maps:
         if not any(each.matches(pattern) for each in maps):
             names = ", ".join(sorted({each.name.rpartition(".")[2] for each in maps}))
-            raise InputError(f"lora.maps must name linear maps of the model, but {pattern!r} is none; it has {names}")
+            raise InputError(
+                f"lora.maps must name linear maps of the model, but {pattern!r} is none; it has "
+                f"{names}"
+            )
     model.requires_grad_(False)
     for parameter in parts_of(model, config.train, "lora.train"):
         parameter.requires_grad_(True)
@@ -78,7 +85,9 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
                 "lora.rank must be at most the rows and columns of every map, but "
                 f"rank={config.rank} and {name} has {len(rows)} and {module.in_features}"
             )
-        parametrize.register_parametrization(module, "weight", LowRank(module.weight, rows, config, rng))
+        parametrize.register_parametrization(
+            module, "weight", LowRank(module.weight, rows, config, rng)
+        )
 
 
 def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Parameter]:
@@ -87,13 +96,19 @@ def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Para
     Raises:
         InputError: a name stands for no weight.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))  # a shared table has several names
+    parameters = dict(
+        model.named_parameters(remove_duplicate=False)
+    )  # a shared table has several names
     chosen = []
     for part in parts:
-        of_part = [parameter for name, parameter in parameters.items() if f"{name}.".startswith(f"{part}.")]
+        of_part = [
+            parameter for name, parameter in parameters.items() if f"{name}.".startswith(f"{part}.")
+        ]
         if not of_part:
             names = ", ".join(dict.fromkeys(name.split(".")[0] for name in parameters))
-            raise InputError(f"{field} must name parts of the model, but {part!r} has no weights; it has {names}")
+            raise InputError(
+                f"{field} must name parts of the model, but {part!r} has no weights; it has {names}"
+            )
         chosen += of_part
     return chosen
 
@@ -110,7 +125,9 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
     for parameter in parts_of(model, parts, "freeze"):
         parameter.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
-        raise InputError(f"a training needs weights to train, but freeze={', '.join(parts)} leaves none")
+        raise InputError(
+            f"a training needs weights to train, but freeze={', '.join(parts)} leaves none"
+        )
 
 
 def _adapted(model: nn.Module) -> dict[str, nn.Linear]:

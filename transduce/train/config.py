@@ -113,7 +113,8 @@ def refuse_both(consistency: float, n_teachers: int) -> None:
     """Raise InputError where a batch would pass twice, and teachers predict it."""
     if consistency and n_teachers:
         raise InputError(
-            f"a batch passes twice, or teachers predict it, but consistency={consistency} and there "
+            f"a batch passes twice, or teachers predict it, but consistency={consistency} and "
+            "there "
             f"are {n_teachers} teachers; leave one of them out"
         )
 

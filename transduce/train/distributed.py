@@ -64,7 +64,8 @@ class World:
         if config.accumulate < self.size:
             raise InputError(
                 "an update must have a batch for every process, but "
-                f"accumulate={config.accumulate} and there are {self.size} processes; give --training.accumulate {self.size}, by "
+                f"accumulate={config.accumulate} and there are {self.size} processes; give "
+                f"--training.accumulate {self.size}, by "
                 f"which an update has {self.size / config.accumulate:g} x as many tokens; make "
                 "batches smaller by as much, or raise the rate"
             )
@@ -196,7 +197,9 @@ def hang_timeout() -> timedelta:
         within("(0, inf)", minutes=minutes)
         return timedelta(minutes=minutes)
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{HANG} must be a number of minutes above 0, but it is {text!r}; unset it for 10") from error
+        raise InputError(
+            f"{HANG} must be a number of minutes above 0, but it is {text!r}; unset it for 10"
+        ) from error
 
 
 @cache

@@ -80,7 +80,10 @@ class Log:
         if progress.update % EVERY == 0:
             names = list(losses) if len(losses) > 2 else ["loss"]  # a single part is the loss again
             finite, self.losses = self.losses, []
-            means = {name: sum(x[name] for x in finite) / len(finite) if finite else math.nan for name in names}
+            means = {
+                name: sum(x[name] for x in finite) / len(finite) if finite else math.nan
+                for name in names
+            }
             more = {"gradient_norm": norm, "rate": rate, "tokens_per_second": round(speed, 1)}
             for sink in self.sinks:
                 sink.numbers(progress, "train", means | more)
@@ -128,7 +131,9 @@ class ProgressBar(Sink):
         """Draw the bar."""
         if progress.update:
             self.message(f"resuming after update {progress.update}")
-        self.bar = Bar(total=self.max_updates, initial=progress.update, unit="update", mininterval=0.5)
+        self.bar = Bar(
+            total=self.max_updates, initial=progress.update, unit="update", mininterval=0.5
+        )
 
     def update(self, losses: dict[str, float], tokens_per_second: float) -> None:
         """Move the bar."""
@@ -143,7 +148,10 @@ class ProgressBar(Sink):
         metrics = ", ".join(f"{name} {value:.3f}" for name, value in validation.metrics.items())
         best = " (best so far)" if progress.validations_since_best == 0 else ""
         minutes = progress.seconds / 60
-        self.message(f"update {progress.update}, epoch {progress.epoch + 1}, {minutes:.1f} min: {metrics}{best}")
+        self.message(
+            f"update {progress.update}, epoch {progress.epoch + 1}, {minutes:.1f} min: "
+            f"{metrics}{best}"
+        )
         for source, reference, output in validation.samples:
             self.message(f"  {source}\n    should be  {reference}\n    is         {output}")
         self.shown |= {n: f"{value:.2f}" for n, value in validation.metrics.items() if n != "loss"}
@@ -212,7 +220,9 @@ class TensorBoard(Sink):
         """Hide the events of updates that are repeated."""
         from torch.utils.tensorboard import SummaryWriter  # slow to load, so only a training does
 
-        self.board = SummaryWriter(str(self.directory / "tensorboard"), purge_step=progress.update + 1)
+        self.board = SummaryWriter(
+            str(self.directory / "tensorboard"), purge_step=progress.update + 1
+        )
 
     def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
         """Write scalars."""
@@ -238,6 +248,8 @@ class TensorBoard(Sink):
         self.board.close()
 
 
-def standard_sinks(directory: Path, max_updates: int, full_speed: float | None = None) -> list[Sink]:
+def standard_sinks(
+    directory: Path, max_updates: int, full_speed: float | None = None
+) -> list[Sink]:
     """Make the sinks of every recipe; see `ProgressBar`."""
     return [ProgressBar(max_updates, full_speed), RunFiles(directory), TensorBoard(directory)]

@@ -123,7 +123,9 @@ def projected_loss(
     return sums
 
 
-def cross_entropy(logits: Float[Tensor, "B V"], targets: Int[Tensor, " B"], *, smoothing: float = 0.0) -> tuple[Tensor]:
+def cross_entropy(
+    logits: Float[Tensor, "B V"], targets: Int[Tensor, " B"], *, smoothing: float = 0.0
+) -> tuple[Tensor]:
     """Cross-entropy with smoothed targets, in nats.
 
     Source: Szegedy et al. (2016), label smoothing; Vaswani et al. (2017), section 5.4.
@@ -171,7 +173,10 @@ def distilled_cross_entropy(
     (2016), Sequence-level knowledge distillation, at word level; Freitag et al. (2017), Ensemble
     distillation for neural machine translation.
     """
-    taught = [(s @ table.to(s.dtype).T)[:, : logits.size(1)] for s, table in zip(states, tables, strict=True)]
+    taught = [
+        (s @ table.to(s.dtype).T)[:, : logits.size(1)]
+        for s, table in zip(states, tables, strict=True)
+    ]
     q = torch.stack([each.to(logits.dtype).softmax(-1) for each in taught]).mean(dim=0)
     (entropy,) = cross_entropy(logits, targets, smoothing=smoothing)
     divergence = F.kl_div(logits.log_softmax(-1), q, reduction="sum")

@@ -67,17 +67,27 @@ class Muon(torch.optim.AdamW):
             if not state:
                 state["step"] = torch.zeros(())  # AdamW reads it
                 state["momentum"] = torch.zeros_like(p)
-            for views in zip(p.split(rows), p.grad.split(rows), state["momentum"].split(rows), strict=True):
+            for views in zip(
+                p.split(rows), p.grad.split(rows), state["momentum"].split(rows), strict=True
+            ):
                 maps[views[0].shape].append(views)
         for shape, all_of_shape in maps.items():
-            weight_views, gradient_views, momentum_views = map(list, zip(*all_of_shape, strict=True))
-            weights, gradients, before = map(torch.stack, (weight_views, gradient_views, momentum_views))
+            weight_views, gradient_views, momentum_views = map(
+                list, zip(*all_of_shape, strict=True)
+            )
+            weights, gradients, before = map(
+                torch.stack, (weight_views, gradient_views, momentum_views)
+            )
             rate = group["lr"]
             momentum = before.lerp(gradients, 1 - self.momentum)
             if finite is not None:
-                momentum, gradients = (torch.where(finite, x, before) for x in (momentum, gradients))
+                momentum, gradients = (
+                    torch.where(finite, x, before) for x in (momentum, gradients)
+                )
                 rate = finite.to(weights) * rate
-            change = orthogonal(gradients.lerp(momentum, self.momentum)) * (0.2 * math.sqrt(max(shape)))
+            change = orthogonal(gradients.lerp(momentum, self.momentum)) * (
+                0.2 * math.sqrt(max(shape))
+            )
             weights -= rate * (change + group["weight_decay"] * weights)
             torch._foreach_copy_(weight_views, list(weights))
             torch._foreach_copy_(momentum_views, list(momentum))

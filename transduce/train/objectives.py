@@ -154,11 +154,15 @@ class CrossEntropy(Objective):
         # windows of a text have no padding; where pairs have none it is chance, and compiled code
         # would branch on it
         windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
-        if windows and not (self.model.training and (self.losses.two_views or self.losses.teachers)):
+        if windows and not (
+            self.model.training and (self.losses.two_views or self.losses.teachers)
+        ):
             return self.token_loss(states, batch)
         return self.ragged_loss(states, batch, n_targets=batch.n_tokens)
 
-    def ragged_loss(self, states: Tensor, batch: Seq2SeqBatch, n_targets: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def ragged_loss(
+        self, states: Tensor, batch: Seq2SeqBatch, n_targets: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute `token_loss` outside of graphs.
 
         A graph would hold the loop over its chunks, and be compiled anew for another number.
@@ -245,7 +249,9 @@ class HybridCTC(CrossEntropy):
         logits = self.model.ctc_logits(memory.states)
         parts["ctc"] = ctc = self.ctc(logits, batch, inside=False)
         if inner_logits:
-            inner = torch.stack([self.ctc(each, batch, inside=True) for each in inner_logits]).mean()
+            inner = torch.stack(
+                [self.ctc(each, batch, inside=True) for each in inner_logits]
+            ).mean()
             parts["interctc"] = inner
             ctc = (1 - losses.interctc_weight) * ctc + losses.interctc_weight * inner
         if self.model.training and losses.ctc_consistency:
@@ -268,7 +274,9 @@ class HybridCTC(CrossEntropy):
         if batch.ctc_targets is not None and (inside or not self.losses.ctc_targets_inside):
             assert batch.ctc_target_lengths is not None
             targets, target_lengths = batch.ctc_targets, batch.ctc_target_lengths
-        return ctc_loss(logits, source_lengths, targets, target_lengths, blank_id=self.losses.blank_id)
+        return ctc_loss(
+            logits, source_lengths, targets, target_lengths, blank_id=self.losses.blank_id
+        )
 
 
 def two_views(batch: BatchT) -> BatchT:
@@ -278,12 +286,16 @@ def two_views(batch: BatchT) -> BatchT:
         batch: a dataclass whose tensors have a row for each example (data/batch.py).
     """
     source: Any = batch
-    tensors = {f.name: t for f in fields(source) if isinstance(t := getattr(source, f.name), Tensor)}
+    tensors = {
+        f.name: t for f in fields(source) if isinstance(t := getattr(source, f.name), Tensor)
+    }
     second_source = tensors.pop("second_source", None)
     second = tensors if second_source is None else tensors | {"source": second_source}
     changes: dict[str, Any] = {name: torch.cat((t, second[name])) for name, t in tensors.items()}
     if source.host_lengths is not None:
-        changes["host_lengths"] = tuple(None if t is None else t.repeat(2) for t in source.host_lengths)
+        changes["host_lengths"] = tuple(
+            None if t is None else t.repeat(2) for t in source.host_lengths
+        )
     changes |= {"second_source": None, "n_tokens": 2 * source.n_tokens}
     return cast(BatchT, replace(source, **changes))
 

@@ -44,11 +44,17 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     rows: dict[nn.Parameter, list[int]] = {}
     """By the weight that Muon steps, the number of rows of each map in it."""
     for each in linear_maps(model) if config.optimizer == "muon" else ():
-        if LAYER.match(each.name) and isinstance(each.module.weight, nn.Parameter):  # with LoRA it is a sum
+        if LAYER.match(each.name) and isinstance(
+            each.module.weight, nn.Parameter
+        ):  # with LoRA it is a sum
             rows.setdefault(each.module.weight, []).append(len(each.rows))
     groups: list[dict[str, Any]] = []
     for level in sorted({0, *above.values()}):
-        parameters = [p for name, p in model.named_parameters() if p.requires_grad and above.get(name, 0) == level]
+        parameters = [
+            p
+            for name, p in model.named_parameters()
+            if p.requires_grad and above.get(name, 0) == level
+        ]
         matrices = [p for p in parameters if p.dim() >= 2 and p not in rows]
         vectors = [p for p in parameters if p.dim() < 2]
         by_muon = [p for p in parameters if p in rows]
@@ -57,7 +63,14 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         groups.append({"params": vectors, "weight_decay": 0.0, "factor": factor})
         if by_muon:
             of_maps = [rows[p] for p in by_muon]
-            groups.append({"params": by_muon, "weight_decay": config.weight_decay, "factor": factor, "rows": of_maps})
+            groups.append(
+                {
+                    "params": by_muon,
+                    "weight_decay": config.weight_decay,
+                    "factor": factor,
+                    "rows": of_maps,
+                }
+            )
     kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
     return kind(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
 
@@ -71,7 +84,9 @@ def scale_of(scaler: torch.amp.GradScaler) -> tuple[float, int] | None:
 def set_scale(scaler: torch.amp.GradScaler, scale: tuple[float, int] | None) -> None:
     """Set the result of `scale_of`; None changes nothing."""
     if scale is not None:
-        scaler.load_state_dict(scaler.state_dict() | {"scale": scale[0], "_growth_tracker": scale[1]})
+        scaler.load_state_dict(
+            scaler.state_dict() | {"scale": scale[0], "_growth_tracker": scale[1]}
+        )
 
 
 def step(optimizer: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""]) -> None:

@@ -52,7 +52,9 @@ class DataParallel:
             numbers = numbers.new_zeros(1 + len(self.names))
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         used = [p.grad is not None for p in parameters]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in parameters]
+        gradients = [
+            torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in parameters
+        ]
         numbers = torch.cat([numbers, self._decisions(numbers, stop), numbers.new_tensor(used)])
         flat = torch.cat([numbers, *(gradient.flatten() for gradient in gradients)])
         self.world.all_reduce(flat)

@@ -73,7 +73,9 @@ def _ignore_ctrl_c(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def load_batches(n_processes: int, batches: Sequence[BatchT], order: Sequence[int]) -> Iterator[BatchT]:
+def load_batches(
+    n_processes: int, batches: Sequence[BatchT], order: Sequence[int]
+) -> Iterator[BatchT]:
     """Yield batches[i] for every i in order, made in so many processes of one thread.
 
     With 0 processes each is made here, when its turn comes; so are errors raised. A process that

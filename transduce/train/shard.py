@@ -115,7 +115,9 @@ def parts_like(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> 
             from torch.distributed.tensor import DTensor, distribute_tensor
 
             assert isinstance(target, DTensor)
-            result[name] = distribute_tensor(result[name], target.device_mesh, target.placements, src_data_rank=None)
+            result[name] = distribute_tensor(
+                result[name], target.device_mesh, target.placements, src_data_rank=None
+            )
     return result
 
 

@@ -120,7 +120,9 @@ class Store:
     nor among the last or the best. With several processes only one `writes`.
     """
 
-    def __init__(self, directory: Path, *, keep_last: int, keep_best: int, writes: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, keep_last: int, keep_best: int, writes: bool = True
+    ) -> None:
         self.directory = directory / "checkpoints"
         self.keep_last = keep_last
         self.keep_best = keep_best
@@ -141,7 +143,9 @@ class Store:
                 for message in messages if self.writes else ():
                     print(f"{message}: going on from the one before, {path.name}", file=sys.stderr)
                 return path
-            messages.append(f"checkpoint {path} is damaged: {file} is missing or not as it was written")
+            messages.append(
+                f"checkpoint {path} is damaged: {file} is missing or not as it was written"
+            )
         if messages:
             raise InputError(
                 "a training goes on from a whole checkpoint with its optimizer, but there is none: "
@@ -239,7 +243,9 @@ def _set_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
     for name, tensor in read_weights(path).items():
         index, _, key = name.partition(".")
         if not index.isdecimal() or int(index) >= len(parameters):
-            raise InputError(f"{path} must hold the optimizer's state of this model, but it has {name!r:.60}")
+            raise InputError(
+                f"{path} must hold the optimizer's state of this model, but it has {name!r:.60}"
+            )
         part = parts_like({key: parameters[int(index)]}, {key: tensor})
         state.setdefault(int(index), {}).update(part)
     groups = optimizer.state_dict()["param_groups"]

@@ -93,7 +93,12 @@ class Trainer:
         self.optimizer = optimizer(self.model, config.optim)
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.ema = {name: p.detach().clone() for name, p in trained if config.ema}
-        self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best, writes=self.world.first)
+        self.store = Store(
+            directory,
+            keep_last=config.keep_last,
+            keep_best=config.keep_best,
+            writes=self.world.first,
+        )
         self.progress = Progress()
         # of the last update: its rate, names of losses, and numbers on their way from the device
         self.unread: tuple[float, list[str], HostCopy] | None = None
@@ -259,7 +264,8 @@ class Trainer:
             progress.skipped_in_a_row += 1
         at = f" at loss scale {scale:g}" if scaled else ""
         self.log.message(
-            f"update {progress.update} skipped: loss {loss}, gradient norm {norm}{at} ({progress.skipped} so far)"
+            f"update {progress.update} skipped: loss {loss}, gradient norm {norm}{at} "
+            f"({progress.skipped} so far)"
         )
         if progress.skipped_in_a_row >= limit:
             raise self._diverged(
@@ -280,7 +286,9 @@ class Trainer:
         """Raise FloatingPointError unless all weights are finite: they become a checkpoint."""
         finite = [local(p).isfinite().all() for p in self.model.parameters()]
         if self.world.all_reduce_sum(float(~torch.stack(finite).all()))[0]:
-            raise self._diverged(f"weights must be finite, but after update {self.progress.update} some are not")
+            raise self._diverged(
+                f"weights must be finite, but after update {self.progress.update} some are not"
+            )
 
     def _validate(self) -> None:
         """Validate, log, and make a checkpoint."""

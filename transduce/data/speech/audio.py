@@ -47,7 +47,9 @@ CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
 says."""
 
 
-def read_audio(sound: Path | BufferedIOBase, sample_rate: int, *, name: str = "") -> Float[Tensor, " n"]:
+def read_audio(
+    sound: Path | BufferedIOBase, sample_rate: int, *, name: str = ""
+) -> Float[Tensor, " n"]:
     """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
 
     A waveform that is louder than full scale (floats may be, and resampling overshoots) is scaled
@@ -66,7 +68,9 @@ def read_audio(sound: Path | BufferedIOBase, sample_rate: int, *, name: str = ""
     return _within_full_scale(torch.cat([*audio_blocks(sound, sample_rate, name=name)]), name)
 
 
-def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -> Iterator[Float[Tensor, " _"]]:
+def audio_blocks(
+    sound: Path | BufferedIOBase, sample_rate: int, *, name: str
+) -> Iterator[Float[Tensor, " _"]]:
     """The waveform of `read_audio`, block by block and not yet scaled, so that a long recording
     takes no more memory.
 
@@ -91,7 +95,9 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
         yield from _at_rate(mono(), Fraction(sample_rate, rate))
         promised = _promised_seconds(file)
     if not n:
-        raise InputError(f"{name} cannot be used: it has no samples; record it again or leave it out")
+        raise InputError(
+            f"{name} cannot be used: it has no samples; record it again or leave it out"
+        )
     if promised - n / rate > MISSING:
         logger.warning(
             "%s is cut short: its header promises %.2f s, but it holds %.2f; what is there is used",
@@ -101,7 +107,9 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
         )
 
 
-def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, name: str) -> Float[Tensor, " n"]:
+def read_samples(
+    samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, name: str
+) -> Float[Tensor, " n"]:
     """Samples of one channel, at `rate` Hz, as `read_audio` would read them from a file.
 
     Args:
@@ -115,20 +123,29 @@ def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, n
     waveform = torch.as_tensor(samples)
     if waveform.dtype in (torch.int16, torch.int32):
         waveform = waveform / -float(torch.iinfo(waveform.dtype).min)
-    if waveform.shape != (waveform.numel(),) or not len(waveform) or not waveform.is_floating_point():
+    if (
+        waveform.shape != (waveform.numel(),)
+        or not len(waveform)
+        or not waveform.is_floating_point()
+    ):
         raise InputError(
-            f"{name} cannot be used: samples must be floats, or integers of 16 or 32 bits, of shape (n,), but they are "
-            f"{waveform.dtype} of shape {tuple(waveform.shape)}; average the channels, and give (samples, rate)"
+            f"{name} cannot be used: samples must be floats, or integers of 16 or 32 bits, of "
+            "shape (n,), but they are "
+            f"{waveform.dtype} of shape {tuple(waveform.shape)}; average the channels, and give "
+            "(samples, rate)"
         )
     _check_rate(rate, name, "give (samples, rate)")
-    return _within_full_scale(change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate))), name)
+    return _within_full_scale(
+        change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate))), name
+    )
 
 
 def _check_rate(rate: int, name: str, way_out: str) -> None:
     low, high = RATES
     if not low <= rate <= high:
         raise InputError(
-            f"{name} cannot be used: its sample rate must lie in {low} ... {high} Hz, but it is {rate}; {way_out}"
+            f"{name} cannot be used: its sample rate must lie in {low} ... {high} Hz, but it is "
+            f"{rate}; {way_out}"
         )
 
 
@@ -144,7 +161,10 @@ def scale(loudest: Float[Tensor, ""], name: str) -> Float[Tensor, ""]:
         InputError: that is NaN or infinite.
     """
     if not loudest.isfinite():  # resampling passes both on
-        raise InputError(f"{name} cannot be used: it has NaN or infinite samples; convert it again or leave it out")
+        raise InputError(
+            f"{name} cannot be used: it has NaN or infinite samples; convert it again or leave it "
+            "out"
+        )
     return loudest.clamp_min(1.0)
 
 
@@ -166,7 +186,9 @@ def sound_status(path: Path) -> os.stat_result:
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
         raise InputError(f"{path} cannot be read as sound: it is {kind}; name a sound file")
     if status.st_size == 0:
-        raise InputError(f"{path} cannot be read as sound: the file is empty; fetch it again or leave it out")
+        raise InputError(
+            f"{path} cannot be read as sound: the file is empty; fetch it again or leave it out"
+        )
     return status
 
 
@@ -178,7 +200,9 @@ def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor,
     return torch.cat(list(_at_rate(iter([waveform]), ratio)))
 
 
-def _at_rate(blocks: Iterator[Float[Tensor, " _"]], ratio: Fraction) -> Iterator[Float[Tensor, " _"]]:
+def _at_rate(
+    blocks: Iterator[Float[Tensor, " _"]], ratio: Fraction
+) -> Iterator[Float[Tensor, " _"]]:
     """The same sound at another rate, in blocks that do not depend on the borders of those
     given."""
     ratio = ratio.limit_denominator(LONGEST_RATIO)

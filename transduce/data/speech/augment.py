@@ -72,7 +72,9 @@ def mask_time(
     return torch.where(_spans(len(frames), spans, most, rng)[:, None], frames.mean(dim=0), frames)
 
 
-def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator) -> Float[Tensor, "S M"]:
+def mask_frequency(
+    log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator
+) -> Float[Tensor, "S M"]:
     """Replace `spans` random spans of 0 to `widest` mel bands by each band's mean over the
     utterance.
 
@@ -82,10 +84,14 @@ def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rn
     Source: Park et al. (2019), SpecAugment.
     """
     n_mels = log_mel.size(1)
-    return torch.where(_spans(n_mels, spans, min(widest, n_mels), rng), log_mel.mean(dim=0), log_mel)
+    return torch.where(
+        _spans(n_mels, spans, min(widest, n_mels), rng), log_mel.mean(dim=0), log_mel
+    )
 
 
-def drop_tokens(target_in: Int[Tensor, " T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, " T"]:
+def drop_tokens(
+    target_in: Int[Tensor, " T"], *, share: float, instead: int, rng: Generator
+) -> Int[Tensor, " T"]:
     """Replace each token by `instead` with probability `share`, except the first, which begins the
     text.
 

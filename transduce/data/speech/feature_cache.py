@@ -59,7 +59,9 @@ class FeatureCache:
         key = json.dumps([FORMULA, *sound, _settings(config), float(speed)])
         return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
-    def get(self, path: Path, features: FeatureExtractor, speed: float = 1.0) -> Float[Tensor, "S M"]:
+    def get(
+        self, path: Path, features: FeatureExtractor, speed: float = 1.0
+    ) -> Float[Tensor, "S M"]:
         """The log-mel of a sound file. If the directory lacks it or holds a damaged one, it is
         computed and written.
 
@@ -121,7 +123,9 @@ class FeatureCache:
             except InputError as error:
                 errors[path] = str(error)
                 continue
-            self._known.update({(path, _settings(config), speed): file for speed, file in files.items()})
+            self._known.update(
+                {(path, _settings(config), speed): file for speed, file in files.items()}
+            )
             if lacking := [speed for speed, file in files.items() if not file.exists()]:
                 missing[path] = lacking
 
@@ -160,8 +164,14 @@ def _load(file: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
     """
     try:
         log_mel = np.load(file, mmap_mode="c", allow_pickle=False)
-    except Exception:  # NumPy raises errors of many kinds on a damaged header, from EOFError to TokenError
+    except (
+        Exception
+    ):  # NumPy raises errors of many kinds on a damaged header, from EOFError to TokenError
         return None
-    if not (isinstance(log_mel, np.ndarray) and log_mel.dtype == np.float32 and log_mel.shape[1:] == (n_mels,)):
+    if not (
+        isinstance(log_mel, np.ndarray)
+        and log_mel.dtype == np.float32
+        and log_mel.shape[1:] == (n_mels,)
+    ):
         return None
     return torch.from_numpy(log_mel)

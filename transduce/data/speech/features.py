@@ -62,15 +62,19 @@ class FeatureExtractor:
         shapes = [None if each is None else tuple(each.shape) for each in (mean, std)]
         if shapes != [expected, expected]:
             raise InputError(
-                f"normalize={config.normalize} needs mean and std of shape {expected}, but mean has {shapes[0]} and "
-                f"std has {shapes[1]}; `statistics` makes them for global and mean, and no other has any"
+                f"normalize={config.normalize} needs mean and std of shape {expected}, but mean "
+                f"has {shapes[0]} and "
+                f"std has {shapes[1]}; `statistics` makes them for global and mean, and no other "
+                "has any"
             )
         self.config = config
         self.mean = mean
         self.std = std
         self._window = torch.hann_window(config.frame_samples)
         n = config.n_coefficients
-        self._cosines = create_dct(n, config.n_mels, norm="ortho") if n else torch.eye(config.n_mels)
+        self._cosines = (
+            create_dct(n, config.n_mels, norm="ortho") if n else torch.eye(config.n_mels)
+        )
         whisper = config.log_mel == "whisper"
         with warnings.catch_warnings():  # torchaudio warns of empty bands, which are refused below
             warnings.simplefilter("ignore")
@@ -88,7 +92,8 @@ class FeatureExtractor:
         n_empty = int((self._bands.amax(dim=0) == 0).sum())
         if n_empty:
             raise InputError(
-                f"every mel band must hold a frequency of the DFT, but {n_empty} of n_mels={config.n_mels} between "
+                f"every mel band must hold a frequency of the DFT, but {n_empty} of "
+                f"n_mels={config.n_mels} between "
                 f"{config.low} and {config.highest} Hz lie between its steps of "
                 f"{config.sample_rate / config.n_fft:.4g} Hz; take fewer bands or a longer frame"
             )
@@ -110,7 +115,8 @@ class FeatureExtractor:
         n = len(waveform)
         if n < size:
             raise InputError(
-                f"a waveform must fill one window of {size} samples ({config.frame} s at {config.sample_rate} Hz), "
+                f"a waveform must fill one window of {size} samples ({config.frame} s at "
+                f"{config.sample_rate} Hz), "
                 f"but it has {n}; leave it out or add silence"
             )
         if config.log_mel == "kaldi":
@@ -125,7 +131,9 @@ class FeatureExtractor:
             )
         if config.log_mel == "whisper":
             waveform = F.pad(waveform[None], (size // 2, size // 2), mode="reflect")[0]
-            energy = self._energy(waveform.unfold(0, size, hop)[: n // hop]).clamp_min_(1e-10).log10_()
+            energy = (
+                self._energy(waveform.unfold(0, size, hop)[: n // hop]).clamp_min_(1e-10).log10_()
+            )
             return energy.clamp_min_(energy.max() - 8).add_(4).div_(4)
         return self._energy(waveform.unfold(0, size, hop)).add_(FLOOR).log_()
 
@@ -171,7 +179,10 @@ def statistics(
         total = total + frames.sum(dim=0)
         squares = squares + frames.square().sum(dim=0)
     if n == 0:
-        raise InputError("statistics need at least one frame, but there is none; look at what was left out, and why")
+        raise InputError(
+            "statistics need at least one frame, but there is none; look at what was left out, and "
+            "why"
+        )
     mean = total / n
     return mean.float(), (squares / n - mean.square()).clamp_min(0).sqrt().float()
 
@@ -204,20 +215,30 @@ class VectorReader:
                 array = np.lib.format.read_array(file, allow_pickle=False)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; check the path") from error
-        except Exception as error:  # NumPy raises errors of many kinds where the file is not one of its own
+        except (
+            Exception
+        ) as error:  # NumPy raises errors of many kinds where the file is not one of its own
             reason = str(error).strip().rstrip(".").replace("\n", " ")
-            raise InputError(f"{path} cannot be read as vectors: {reason}; write it with numpy.save") from error
+            raise InputError(
+                f"{path} cannot be read as vectors: {reason}; write it with numpy.save"
+            ) from error
         if array.ndim != 2 or not len(array) or array.shape[1] != self.config.n_features:
             raise InputError(
-                f"{path} cannot be used: vectors must have shape (frames, {self.config.n_features}), but they have "
+                f"{path} cannot be used: vectors must have shape (frames, "
+                f"{self.config.n_features}), but they have "
                 f"{array.shape}; set n_features, or leave the file out"
             )
         if array.dtype.kind != "f":
-            raise InputError(f"{path} cannot be used: vectors must be floats, but it holds {array.dtype}; convert it")
+            raise InputError(
+                f"{path} cannot be used: vectors must be floats, but it holds {array.dtype}; "
+                "convert it"
+            )
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinite
             frames = torch.from_numpy(array.astype(np.float32))
         if not frames.isfinite().all():
-            raise InputError(f"{path} cannot be used: it has NaN or infinite values in float32; leave it out")
+            raise InputError(
+                f"{path} cannot be used: it has NaN or infinite values in float32; leave it out"
+            )
         if self.config.normalize == "none":
             return frames
         double = frames.double()  # squares of large values would not fit into float32

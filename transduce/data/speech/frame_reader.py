@@ -78,7 +78,9 @@ class FrameReader:
                 widths = self.feature_extractor.band_widths
                 frames = add_noise(frames, widths, lowest_snr=augmentation.lowest_snr, rng=rng)
             if augmentation.vtlp:
-                frames = perturb_vocal_tract(frames, draw_vtlp(augmentation.vtlp, rng), low=low, high=high)
+                frames = perturb_vocal_tract(
+                    frames, draw_vtlp(augmentation.vtlp, rng), low=low, high=high
+                )
             frames = mask_frequency(
                 frames,
                 spans=augmentation.n_frequency_masks,
@@ -151,8 +153,13 @@ def make_feature_extractor(
     if len(errors) == len(set(paths)):
         none = f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less"
         reason = next(iter(errors.values()), none if recordings else "there are none")
-        raise InputError(f"normalize={config.normalize} needs training data that can be used, but none can: {reason}")
+        raise InputError(
+            f"normalize={config.normalize} needs training data that can be used, but none can: "
+            f"{reason}"
+        )
     log_mels = (cache.get(path, plain) for path in paths if path not in errors)
-    usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING)
+    usable = (
+        log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING
+    )
     mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
     return FeatureExtractor(config, mean=mean, std=std)

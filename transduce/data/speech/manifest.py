@@ -63,11 +63,14 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
     for number, cells in enumerate(rows, start=2):
         place = f"{path}, line {number},"
         row = dict(zip(header, cells, strict=True))
-        name, audio, seconds, speaker, text = (row.pop(column) for column in (*NEEDED, target_column))
+        name, audio, seconds, speaker, text = (
+            row.pop(column) for column in (*NEEDED, target_column)
+        )
         if name in recordings:
             first = 2 + [*recordings].index(name)
             raise InputError(
-                f"an id must stand once, but {place} has id={name!r}, as line {first} has; rename one of them"
+                f"an id must stand once, but {place} has id={name!r}, as line {first} has; rename "
+                "one of them"
             )
         sound = path.parent / _named(audio, place)
         recordings[name] = Recording(name, sound, _positive(seconds, place), speaker, text, row)
@@ -83,20 +86,30 @@ def manifest_audio(path: Path) -> list[Path]:
         InputError: there is no column `audio`, a line has another number of cells or names no file;
             by file and line.
     """
-    first, *others = [line.removesuffix(b"\n").removesuffix(b"\r") for line in raw_lines(path)] or [b""]
-    header, rows = split_table([decode_line(first, str(path), 1), *map(os.fsdecode, others)], str(path))
+    first, *others = [line.removesuffix(b"\n").removesuffix(b"\r") for line in raw_lines(path)] or [
+        b""
+    ]
+    header, rows = split_table(
+        [decode_line(first, str(path), 1), *map(os.fsdecode, others)], str(path)
+    )
     if "audio" not in header:
         raise InputError(
-            f"a manifest's first line must name the column audio, but {path} has {', '.join(header)}; add it, or name "
+            f"a manifest's first line must name the column audio, but {path} has "
+            f"{', '.join(header)}; add it, or name "
             "the sound files themselves"
         )
     column = header.index("audio")
-    return [path.parent / _named(row[column], f"{path}, line {number},") for number, row in enumerate(rows, start=2)]
+    return [
+        path.parent / _named(row[column], f"{path}, line {number},")
+        for number, row in enumerate(rows, start=2)
+    ]
 
 
 def _named(audio: str, place: str) -> str:
     if not audio:
-        raise InputError(f"audio must name a file, but {place} names none; name one, or leave out the line")
+        raise InputError(
+            f"audio must name a file, but {place} names none; name one, or leave out the line"
+        )
     return audio
 
 
@@ -104,10 +117,13 @@ def _check_header(path: Path, header: list[str], target_column: str) -> None:
     columns = ", ".join(header)
     needed = (*NEEDED, target_column)
     if target_column in NEEDED:
-        raise InputError(f"the target column must hold text, but it is {target_column!r}; {path} has {columns}")
+        raise InputError(
+            f"the target column must hold text, but it is {target_column!r}; {path} has {columns}"
+        )
     if missing := [column for column in needed if column not in header]:
         raise InputError(
-            f"a manifest's first line must name the columns {', '.join(needed)}, but {path} has {columns or 'none'} "
+            f"a manifest's first line must name the columns {', '.join(needed)}, but {path} has "
+            f"{columns or 'none'} "
             f"and lacks {', '.join(missing)}; add them, or name another target column"
         )
 
@@ -119,7 +135,8 @@ def _positive(cell: str, place: str) -> float:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise InputError(
-            f"seconds must be a positive number, but {place} has {cell!r}; write the length of the sound, such as 2.5"
+            f"seconds must be a positive number, but {place} has {cell!r}; write the length of the "
+            "sound, such as 2.5"
         )
     return seconds
 
@@ -133,7 +150,8 @@ def cells(recordings: Sequence[Recording], column: str) -> list[str]:
     for recording in recordings:
         if column not in recording.columns:
             raise InputError(
-                f"a text must be in another column of the manifests, but it is {column!r}, and there are "
+                f"a text must be in another column of the manifests, but it is {column!r}, and "
+                "there are "
                 f"{', '.join(recording.columns) or 'no others'}; name one of them"
             )
     return [recording.columns[column] for recording in recordings]
@@ -154,7 +172,8 @@ def encode_labels(tokenizer: Tokenizer, cells: Sequence[str]) -> list[list[int]]
     known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
     if missing := [symbol for symbol in label_symbols(cells) if symbol not in known]:
         raise InputError(
-            f"a label needs a symbol of its own in the vocabulary, but there is none for {missing[0][1:-1]!r}; name it "
+            "a label needs a symbol of its own in the vocabulary, but there is none for "
+            f"{missing[0][1:-1]!r}; name it "
             f"with --symbols {missing[0]!r}, or correct the column"
         )
     return [[known[f"<{label}>"] for label in cell.split()] for cell in cells]
@@ -181,9 +200,14 @@ def split(
     names = [*map(name_of, recordings)]
     groups = sorted(set(names)) if unit == "speakers" else names
     if len(groups) < 2:
-        other = "hold out recordings (hold_out=recordings)" if unit == "speakers" else "look at leave_out"
+        other = (
+            "hold out recordings (hold_out=recordings)"
+            if unit == "speakers"
+            else "look at leave_out"
+        )
         raise InputError(
-            f"holding out {unit} takes two, but there are {len(groups)}; name a manifest for validation, or {other}"
+            f"holding out {unit} takes two, but there are {len(groups)}; name a manifest for "
+            f"validation, or {other}"
         )
     n = min(max(round(share * len(groups)), 1), len(groups) - 1)
     held_out = {groups[i] for i in np.random.default_rng(seed).permutation(len(groups))[:n]}
@@ -233,7 +257,8 @@ class Manifests:
             if not test:
                 names = ", ".join(sorted({r.speaker for r in everybody})[:10])
                 raise InputError(
-                    f"leave_out must be a speaker of the manifests, but {self.leave_out!r} is not: {names}"
+                    f"leave_out must be a speaker of the manifests, but {self.leave_out!r} is not: "
+                    f"{names}"
                 )
         if self.valid:
             valid = self._without(self._read(self.valid))
@@ -241,11 +266,16 @@ class Manifests:
             train, valid = split(train, self.hold_out, self.share, seed)
         if not train or not valid:
             raise InputError(
-                f"training and validation need recordings, but there are {len(train)} and {len(valid)}; "
-                f"look at {self.train}, {self.valid or self.hold_out} and leave_out={self.leave_out!r}"
+                f"training and validation need recordings, but there are {len(train)} and "
+                f"{len(valid)}; "
+                f"look at {self.train}, {self.valid or self.hold_out} and "
+                f"leave_out={self.leave_out!r}"
             )
         if test and not any(r.text.strip() for r in test):
-            raise InputError(f"a test needs texts to compare with, but none of its {len(test)} recordings has one")
+            raise InputError(
+                f"a test needs texts to compare with, but none of its {len(test)} recordings has "
+                "one"
+            )
         return train, valid, test
 
     def _without(self, recordings: list[Recording]) -> list[Recording]:
@@ -255,8 +285,10 @@ class Manifests:
         path = self.data / path if self.data else path
         if not path.is_file():
             raise InputError(
-                f"a manifest must be there, but {path} is not; use --data DIR, or name the manifests "
-                "(scripts/corpora/get_data.py and make_manifest.py in a clone of transduce make some)"
+                f"a manifest must be there, but {path} is not; use --data DIR, or name the "
+                "manifests "
+                "(scripts/corpora/get_data.py and make_manifest.py in a clone of transduce make "
+                "some)"
             )
         return read_manifest(path, self.target_column)
 

@@ -41,7 +41,11 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
         with sounddevice.InputStream(samplerate=rate, channels=1, dtype="float32", callback=keep):
             wait()
     except sounddevice.PortAudioError as error:
-        raise InputError(f"a microphone must be there, but {error}; plug one in, or name a sound file") from error
+        raise InputError(
+            f"a microphone must be there, but {error}; plug one in, or name a sound file"
+        ) from error
     if not blocks:
-        raise InputError("a microphone must give sound, but nothing came; look at the system's sound settings")
+        raise InputError(
+            "a microphone must give sound, but nothing came; look at the system's sound settings"
+        )
     return np.concatenate(blocks)[:, 0], rate

@@ -96,7 +96,10 @@ class SpeechPairs:
         self.skipped["fewer positions than tokens"] = len(usable) - len(fits)
         if not fits:
             counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
-            raise InputError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {warning}")
+            raise InputError(
+                f"training needs recordings, but of {len(recordings)} none is left: {counts}; "
+                f"{warning}"
+            )
         self.recordings = [usable[i] for i in fits]
         self.target = [target[i] for i in fits]
         self.ctc_targets = [ctc_targets[i] for i in fits] if config.ctc_column else None
@@ -110,7 +113,8 @@ class SpeechPairs:
         return (
             f"{len(self.recordings):,} recordings, {hours:.2f} hours, {n_speakers} speakers, "
             f"{sum(map(len, self.target)):,} target tokens, {len(first)} batches of at most "
-            f"{self.config.frames_per_batch} frames, {first.padding_share:.1%} padding; left out: {left_out}"
+            f"{self.config.frames_per_batch} frames, {first.padding_share:.1%} padding; left out: "
+            f"{left_out}"
         )
 
     def epoch(self, n: int) -> Epoch:
@@ -136,16 +140,22 @@ class SpeechPairs:
             )
 
         def batch(rows: list[int]) -> Batch:
-            made = batch_of(*frames(rows, config.seed + 1), [self.target[i] for i in rows], bos=self.bos_id)
+            made = batch_of(
+                *frames(rows, config.seed + 1), [self.target[i] for i in rows], bos=self.bos_id
+            )
             if config.two_views:
                 made = replace(made, second_source=frames(rows, config.seed + 4)[0])
             if self.ctc_targets is not None:
                 ctc_targets, ctc_lengths = pad([self.ctc_targets[i] for i in rows], 0)
                 made = replace(made, ctc_targets=ctc_targets, ctc_target_lengths=ctc_lengths)
             if share := config.augmentation.token_dropout:
-                for ids, length, i in zip(made.target_in, made.target_lengths.tolist(), rows, strict=True):
+                for ids, length, i in zip(
+                    made.target_in, made.target_lengths.tolist(), rows, strict=True
+                ):
                     rng = generator(config.seed + 2, n, i)
-                    ids[:length] = drop_tokens(ids[:length], share=share, instead=self.dropped_id, rng=rng)
+                    ids[:length] = drop_tokens(
+                        ids[:length], share=share, instead=self.dropped_id, rng=rng
+                    )
             return made
 
         return Epoch(
@@ -163,7 +173,9 @@ class SpeechPairs:
         if isinstance(features, VectorConfig) or not self.config.augmentation.silence:
             return 0, 0
         most = int(self.config.augmentation.silence / features.hop + 1e-6)
-        before, after = torch.randint(most + 1, (2,), generator=generator(self.config.seed + 3, epoch, i)).tolist()
+        before, after = torch.randint(
+            most + 1, (2,), generator=generator(self.config.seed + 3, epoch, i)
+        ).tolist()
         return before, after
 
 
@@ -210,7 +222,8 @@ def _usable(
             continue
         skipped[reason] += 1
         warnings.append(
-            f"{r.audio} lasts {seconds:.2f} s, but its manifest says {r.seconds:g}; it is left out, {advice}"
+            f"{r.audio} lasts {seconds:.2f} s, but its manifest says {r.seconds:g}; it is left "
+            f"out, {advice}"
         )
     for warning in warnings:
         logger.warning("%s", warning)

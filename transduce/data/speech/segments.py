@@ -91,14 +91,17 @@ def split_segments(
             following = next(blocks, None)
             if following is None:
                 raise InputError(
-                    f"{name} must stay as it is while it is read, but now it ends after {begin} samples; try again"
+                    f"{name} must stay as it is while it is read, but now it ends after {begin} "
+                    "samples; try again"
                 )
             block = following
             parts.append(block[max(0, start - begin) : max(0, stop - begin)])
         yield torch.cat(parts)
 
 
-def segments(levels: Levels, longest: float, shortest: float = 0.0, margin: float = 0.0) -> list[Span]:
+def segments(
+    levels: Levels, longest: float, shortest: float = 0.0, margin: float = 0.0
+) -> list[Span]:
     """The spans of the segments of a long recording, in order.
 
     A recording of at most `longest` seconds is one segment. A longer one is cut in every pause; of
@@ -112,7 +115,9 @@ def segments(levels: Levels, longest: float, shortest: float = 0.0, margin: floa
         InputError: `longest` is below one second.
     """
     if not longest >= 1:
-        raise InputError(f"longest must be at least one second, but longest={longest} s; 30.0 is usual")
+        raise InputError(
+            f"longest must be at least one second, but longest={longest} s; 30.0 is usual"
+        )
     limit = int(longest * levels.sample_rate)
     if levels.n_samples <= limit:
         return [(0, levels.n_samples)]
@@ -127,8 +132,13 @@ def _between_pauses(levels: Levels, margin: float) -> list[Span]:
     if not speech:
         return [(0, levels.n_samples)]
     size = levels.frame_samples
-    lead, trail = (round(levels.sample_rate * min(part + margin, PAUSE / 2)) for part in (LEAD, TRAIL))
-    return [(max(0, start * size - lead), min(levels.n_samples, stop * size + trail)) for start, stop in speech]
+    lead, trail = (
+        round(levels.sample_rate * min(part + margin, PAUSE / 2)) for part in (LEAD, TRAIL)
+    )
+    return [
+        (max(0, start * size - lead), min(levels.n_samples, stop * size + trail))
+        for start, stop in speech
+    ]
 
 
 def _loud(levels: Levels) -> Bool[Tensor, " frames"]:
@@ -164,7 +174,9 @@ def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
 
     The shortest pause comes first, so that a short span joins the nearer neighbour.
     """
-    merged = [[start, stop, i] for i, (start, stop) in enumerate(spans)]  # with the last of the spans that are in it
+    merged = [
+        [start, stop, i] for i, (start, stop) in enumerate(spans)
+    ]  # with the last of the spans that are in it
     for i in sorted(range(len(spans) - 1), key=lambda i: spans[i + 1][0] - spans[i][1]):
         left, right = merged[i], merged[i + 1]
         if min(left[1] - left[0], right[1] - right[0]) < least and right[1] - left[0] <= limit:
@@ -191,7 +203,9 @@ def _split_at_quietest(levels: Levels, span: Span, limit: int) -> list[Span]:
     parts = []
     while stop - start > limit:
         first = -(-(start + limit // 2) // size)
-        last = min(start + limit, stop - limit // 4) // size  # so that the last segment is not shorter than a frame
+        last = (
+            min(start + limit, stop - limit // 4) // size
+        )  # so that the last segment is not shorter than a frame
         energy = levels.power[first:last].double().unfold(0, width, 1).sum(dim=1)
         quietest = (energy == energy.min()).nonzero()[:, 0]
         middle = size * (first + int(quietest[len(quietest) // 2]) + width // 2)

@@ -104,7 +104,11 @@ class Tokenizer(ABC):
         special = {*self.suppressed, self.eos_id}
         ids = range(self.vocab_size)
         anchor = next(
-            (i for i, text in enumerate(self.decode([[i] for i in ids])) if text and i not in special),
+            (
+                i
+                for i, text in enumerate(self.decode([[i] for i in ids]))
+                if text and i not in special
+            ),
             0,
         )
         before, *texts = self.decode([[anchor], *([anchor, i] for i in ids)])
@@ -126,7 +130,10 @@ class Tokenizer(ABC):
         """
         (ids,) = self.encode([text])
         if self.unk_id is not None and self.unk_id in ids:
-            raise InputError(f"a phrase must be made of tokens, but this vocabulary cannot spell {text!r}; change it")
+            raise InputError(
+                f"a phrase must be made of tokens, but this vocabulary cannot spell {text!r}; "
+                "change it"
+            )
         return b"".join(self.surfaces[i] for i in ids)
 
     def required(self, *names: str) -> tuple[int, ...]:
@@ -140,9 +147,12 @@ class Tokenizer(ABC):
         if missing := [name for name, i in zip(names, ids, strict=True) if i is None]:
             tokens = " and ".join(f"{name} ({', '.join(SPECIAL[name])})" for name in missing)
             raise InputError(
-                f"a model that turns one sequence into another needs a special token for each of {', '.join(names)}, "
-                f"but this {type(self).__name__} has none for {tokens}; add what is missing with --symbols "
-                f"'{' '.join(SPECIAL[name][0] for name in missing)}', or name another tokenizer with --tokenizer FILE"
+                "a model that turns one sequence into another needs a special token for each of "
+                f"{', '.join(names)}, "
+                f"but this {type(self).__name__} has none for {tokens}; add what is missing with "
+                "--symbols "
+                f"'{' '.join(SPECIAL[name][0] for name in missing)}', or name another tokenizer "
+                "with --tokenizer FILE"
             )
         return tuple(ids)
 
@@ -174,7 +184,9 @@ class Tokenizer(ABC):
             InputError: there is no such tag.
         """
         languages = ", ".join(self.tagged_languages) or "none"
-        raise InputError(f"a language must be one that the model writes ({languages}), but it is {language!r}")
+        raise InputError(
+            f"a language must be one that the model writes ({languages}), but it is {language!r}"
+        )
 
     def with_symbols(self: AnyTokenizer, symbols: Sequence[str]) -> AnyTokenizer:
         """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever
@@ -187,7 +199,8 @@ class Tokenizer(ABC):
             InputError: this kind of tokenizer has no symbols, or one of them marks something else.
         """
         raise InputError(
-            f"symbols are tokens of SentencePiece or of the library tokenizers, but this is a {type(self).__name__}; "
+            "symbols are tokens of SentencePiece or of the library tokenizers, but this is a "
+            f"{type(self).__name__}; "
             "leave them out or take another tokenizer (--tokenizer byte_bpe)"
         )
 
@@ -195,7 +208,9 @@ class Tokenizer(ABC):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids without bos_id and eos_id, a list per text."""
 
-    def with_dropout(self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int) -> list[list[int]]:
+    def with_dropout(
+        self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
+    ) -> list[list[int]]:
         """Encoded texts as if each merge of BPE was skipped with probability `dropout`: other ones
         for every seed.
 
@@ -234,15 +249,26 @@ class CharTokenizer(Tokenizer):
             characters = json.loads(model)["characters"]
             str(characters).encode()  # no half of a character
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(f'characters must come as JSON {{"characters": "..."}}, but: {error!r:.200}') from error
-        if not isinstance(characters, str) or not characters or len(set(characters)) < len(characters):
-            raise InputError(f"characters must be a string in which each stands once, but it is {characters!r:.60}")
+            raise InputError(
+                f'characters must come as JSON {{"characters": "..."}}, but: {error!r:.200}'
+            ) from error
+        if (
+            not isinstance(characters, str)
+            or not characters
+            or len(set(characters)) < len(characters)
+        ):
+            raise InputError(
+                "characters must be a string in which each stands once, but it is "
+                f"{characters!r:.60}"
+            )
         self.vocab_size = len(characters)
         self._characters = characters
         self._ids = {character: i for i, character in enumerate(characters)}
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int = 0, symbols: Sequence[str] = ()) -> "CharTokenizer":
+    def train(
+        cls, texts: Iterable[str], *, vocab_size: int = 0, symbols: Sequence[str] = ()
+    ) -> "CharTokenizer":
         """A vocabulary of every character that occurs in the texts; vocab_size has no effect.
 
         Raises:
@@ -263,8 +289,10 @@ class CharTokenizer(Tokenizer):
         except KeyError as error:
             (unknown,) = error.args
             raise InputError(
-                f"a text may hold the {self.vocab_size} characters that were trained on, but {unknown!r} "
-                f"(U+{ord(unknown):04X}) is none of them; leave it out or train with a text that has it"
+                f"a text may hold the {self.vocab_size} characters that were trained on, but "
+                f"{unknown!r} "
+                f"(U+{ord(unknown):04X}) is none of them; leave it out or train with a text that "
+                "has it"
             ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:

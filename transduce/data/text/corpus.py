@@ -36,7 +36,9 @@ def find_text(folder: Path | None, name: str) -> Path | None:
         InputError: no folder is named.
     """
     if folder is None:
-        raise InputError("a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA")
+        raise InputError(
+            "a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA"
+        )
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
@@ -185,7 +187,8 @@ class Files(Corpus):
             return super().splits(seed, cache)
         if any(self._named("valid").values()):
             raise InputError(
-                f"validation has files or is held out, but hold_out={self.hold_out} and files are named; leave one out"
+                f"validation has files or is held out, but hold_out={self.hold_out} and files are "
+                "named; leave one out"
             )
         train, valid = self.files("train").read_or_survey(cache).hold_out(self.hold_out, seed)
         return train, valid, self.read("test") if self.has_test else None
@@ -207,12 +210,15 @@ class Files(Corpus):
         way_out = ", or --hold-out 500" if split == "valid" and not any(named.values()) else ""
         *first, last = (f"{split}_{part}={path}" for part, path in named.items())
         raise InputError(
-            f"the {split} text is two files, a TSV or a table: give --{split}-source and --{split}-target, "
+            f"the {split} text is two files, a TSV or a table: give --{split}-source and "
+            f"--{split}-target, "
             f"or --{split}-tsv, or --{split}-table{way_out}, but {', '.join(first)} and {last}"
         )
 
     def _named(self, split: Split) -> dict[str, Path | None]:
-        return {part: getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv", "table")}
+        return {
+            part: getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv", "table")
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,26 +261,33 @@ class Directions:
         for name in (*self.directions, *self.test_directions):
             if name not in self.pairs:
                 raise InputError(
-                    f"a direction is two of the languages ({', '.join(self.languages) or 'none'}) with - between them, "
+                    f"a direction is two of the languages ({', '.join(self.languages) or 'none'}) "
+                    "with - between them, "
                     f"but there is {name!r}; name others with --languages"
                 )
         n = len({*self.languages})
         if n < 2:
-            raise InputError(f"directions need two languages or more, but there are {n}; try --languages en de")
+            raise InputError(
+                f"directions need two languages or more, but there are {n}; try --languages en de"
+            )
 
     @property
     def pairs(self) -> dict[str, tuple[str, str]]:
         """Source and target language by the name of the direction: from each language to each other
         one."""
         languages = dict.fromkeys(self.languages)
-        return {f"{source}-{target}": (source, target) for source, target in permutations(languages, 2)}
+        return {
+            f"{source}-{target}": (source, target) for source, target in permutations(languages, 2)
+        }
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """The tags, one token each."""
         return tuple(map(tag_of, self.languages))
 
-    def splits(self, seed: int, cache: Path = CACHE) -> tuple[ParallelText, ParallelText, ParallelText]:
+    def splits(
+        self, seed: int, cache: Path = CACHE
+    ) -> tuple[ParallelText, ParallelText, ParallelText]:
         """Training, validation and test text, every source with its tag.
 
         Raises:
@@ -285,7 +298,9 @@ class Directions:
         rng = np.random.default_rng(seed)
         drawn = []
         for pairs in map(list, train):
-            times, rest = divmod(round(most * (len(pairs) / most) ** (1 / self.temperature)), len(pairs))
+            times, rest = divmod(
+                round(most * (len(pairs) / most) ** (1 / self.temperature)), len(pairs)
+            )
             again = sorted(rng.permutation(len(pairs))[:rest].tolist())
             drawn += [*pairs * times, *(pairs[i] for i in again)]
         valid = []
@@ -315,7 +330,9 @@ class Directions:
             tag = tag_of(target)
             yield (
                 name,
-                replace(text, source=[f"{tag} {line}" if line.strip() else line for line in text.source]),
+                replace(
+                    text, source=[f"{tag} {line}" if line.strip() else line for line in text.source]
+                ),
             )
 
     def _files(self, split: str, source: str, target: str) -> PairFiles:

@@ -51,7 +51,9 @@ class Pieces:
         ]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [self._processor.decode_pieces(self.tokens(row)).replace("▁", " ").strip() for row in ids]
+        return [
+            self._processor.decode_pieces(self.tokens(row)).replace("▁", " ").strip() for row in ids
+        ]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._pieces[i] for i in ids]
@@ -97,7 +99,9 @@ class ImportedTokenizer(Tokenizer):
             if self._tokenizer.vocab_size > size:
                 raise InputError(f"it has {self._tokenizer.vocab_size} tokens, but size={size}")
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise InputError(f"a tokenizer of an imported model is JSON with its parts, but: {error!r:.200}") from error
+            raise InputError(
+                f"a tokenizer of an imported model is JSON with its parts, but: {error!r:.200}"
+            ) from error
         self._special_ids = {*ids}
         self._by_language: dict[str, ImportedTokenizer] = {}
         tags = {*self._languages.values()}
@@ -106,7 +110,9 @@ class ImportedTokenizer(Tokenizer):
         """Whether every text begins with the tag of its language."""
         self.timestamp_begin_id = self._tokenizer.id_of("<|0.00|>")
         names = ("<|nospeech|>", "<|nocaptions|>")  # the second one in Whisper's first vocabularies
-        self.no_speech_id = next((i for i in map(self._tokenizer.id_of, names) if i is not None), None)
+        self.no_speech_id = next(
+            (i for i in map(self._tokenizer.id_of, names) if i is not None), None
+        )
 
     @classmethod
     def of(
@@ -125,7 +131,12 @@ class ImportedTokenizer(Tokenizer):
         Raises:
             InputError: they do not go together.
         """
-        ids = {"special": special, "opening": [*opening], "closing": [*closing], "languages": languages or {}}
+        ids = {
+            "special": special,
+            "opening": [*opening],
+            "closing": [*closing],
+            "languages": languages or {},
+        }
         return cls(_to_json({**tokenizer, "size": size, **ids, "place": place}))
 
     @classmethod
@@ -141,12 +152,19 @@ class ImportedTokenizer(Tokenizer):
     def sentencepiece(self) -> bytes | None:
         """The SentencePiece model of this tokenizer, if it has one and adds nothing to texts."""
         model = self._plain.get("sentencepiece")
-        return None if not model or self.opening or self._closing or self._languages else b64decode(model)
+        return (
+            None
+            if not model or self.opening or self._closing or self._languages
+            else b64decode(model)
+        )
 
     def with_language(self, language: str) -> "ImportedTokenizer":
         if language not in self._languages:
             names = ", ".join([*self._languages][:8]) + ", ..." * (len(self._languages) > 8)
-            raise InputError(f"a language must be one that the model knows ({names or 'none'}), but it is {language!r}")
+            raise InputError(
+                f"a language must be one that the model knows ({names or 'none'}), but it is "
+                f"{language!r}"
+            )
         if language not in self._by_language:
             tag = self._languages[language]
             if self._place == "bos":
@@ -172,7 +190,8 @@ class ImportedTokenizer(Tokenizer):
         """
         if self.lacks_language:
             raise InputError(
-                "this model reads and writes many languages, so name them: --source-language and --target-language (in "
+                "this model reads and writes many languages, so name them: --source-language and "
+                "--target-language (in "
                 "training --decoding.source-language and --decoding.target-language), of "
                 f"{', '.join([*self._languages][:8])}"
             )
@@ -183,7 +202,9 @@ class ImportedTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         n = self._tokenizer.vocab_size
-        return self._tokenizer.decode([[i for i in row if i not in self._special_ids and i < n] for row in ids])
+        return self._tokenizer.decode(
+            [[i for i in row if i not in self._special_ids and i < n] for row in ids]
+        )
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         n = self._tokenizer.vocab_size

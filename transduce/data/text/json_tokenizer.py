@@ -23,7 +23,9 @@ from transduce.errors import InputError
 
 _PRINTED = {*range(33, 127), *range(161, 173), *range(174, 256)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
-LETTERS = "".join(chr(byte if byte in _PRINTED else 256 + _OTHERS.index(byte)) for byte in range(256))
+LETTERS = "".join(
+    chr(byte if byte in _PRINTED else 256 + _OTHERS.index(byte)) for byte in range(256)
+)
 """The letter that stands for each byte in byte-level BPE: itself if it can be printed, else one
 from U+0100 on."""
 
@@ -46,10 +48,15 @@ class JSONTokenizer(Tokenizer):
         try:
             self._tokenizer = LibraryTokenizer.from_str(model.decode())
         except Exception as error:  # the library raises nothing narrower
-            raise InputError(f"tokenizer.json must be one of the library tokenizers, but: {error}") from error
-        self._tokenizer.no_padding()  # some files were saved while it was on; it does not belong to texts
+            raise InputError(
+                f"tokenizer.json must be one of the library tokenizers, but: {error}"
+            ) from error
+        # some files were saved while it was on; it does not belong to texts
+        self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
+        self.vocab_size = 1 + max(
+            self._tokenizer.get_vocab().values(), default=-1
+        )  # ids may have gaps
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token.content: i for i, token in added.items() if token.special}
         plain = json.loads(model)
@@ -63,7 +70,9 @@ class JSONTokenizer(Tokenizer):
         self.unk_id = core.get("unk_id", self.id_of(core.get("unk_token") or ""))
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = ()) -> "JSONTokenizer":
+    def train(
+        cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = ()
+    ) -> "JSONTokenizer":
         """Learn byte-level BPE, merges of bytes; END is id 0, and symbols have the last ids.
 
         A small text may have fewer merges than requested, with a warning.
@@ -78,7 +87,9 @@ class JSONTokenizer(Tokenizer):
         least = 257 + len(symbols)
         if vocab_size < least:
             parts = "END, all bytes and the symbols" if symbols else "END and all bytes"
-            raise InputError(f"vocab_size must be at least {least}, for {parts}, but vocab_size={vocab_size}")
+            raise InputError(
+                f"vocab_size must be at least {least}, for {parts}, but vocab_size={vocab_size}"
+            )
         tokenizer = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - len(symbols),
@@ -99,11 +110,14 @@ class JSONTokenizer(Tokenizer):
         for symbol in symbols:
             if symbol in self._special:
                 raise InputError(
-                    f"a symbol must be no special token, but {symbol} is one of this vocabulary already; leave it out"
+                    f"a symbol must be no special token, but {symbol} is one of this vocabulary "
+                    "already; leave it out"
                 )
         names = set().union(*SPECIAL.values())
         tokenizer = LibraryTokenizer.from_str(self.model.decode())
-        tokenizer.add_tokens([AddedToken(symbol, normalized=False, special=symbol in names) for symbol in symbols])
+        tokenizer.add_tokens(
+            [AddedToken(symbol, normalized=False, special=symbol in names) for symbol in symbols]
+        )
         return JSONTokenizer(tokenizer.to_str().encode())
 
     @classmethod
@@ -120,7 +134,8 @@ class JSONTokenizer(Tokenizer):
         vocabulary, merges = path / "vocab.json", path / "merges.txt"
         if not vocabulary.is_file() or not merges.is_file():
             raise InputError(
-                f"a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {path} has neither; "
+                "a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but "
+                f"{path} has neither; "
                 "copy them from where the model came from"
             )
         try:
@@ -149,8 +164,14 @@ class JSONTokenizer(Tokenizer):
         if not self._byte_level:
             return super().surfaces
         special = {*self.suppressed, self.eos_id}
-        names = ("" if i in special else name for i, name in enumerate(self.tokens(range(self.vocab_size))))
-        return [bytes(map(LETTERS.index, name)) if {*name} <= {*LETTERS} else name.encode() for name in names]
+        names = (
+            "" if i in special else name
+            for i, name in enumerate(self.tokens(range(self.vocab_size)))
+        )
+        return [
+            bytes(map(LETTERS.index, name)) if {*name} <= {*LETTERS} else name.encode()
+            for name in names
+        ]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids, a list per text; where a text has a special token such as END written out, that is
@@ -163,7 +184,8 @@ class JSONTokenizer(Tokenizer):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises nothing narrower
             raise InputError(
-                f"a text must be made of tokens, but this vocabulary cannot spell one: {error}; name another tokenizer"
+                f"a text must be made of tokens, but this vocabulary cannot spell one: {error}; "
+                "name another tokenizer"
             ) from error
         return [encoding.ids for encoding in encodings]
 
@@ -200,7 +222,11 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
         name: value["content"] if isinstance(value, dict) else value
         for name, value in (read("special_tokens_map.json") | read("tokenizer_config.json")).items()
     }
-    special = {value for name, value in settings.items() if name.endswith("_token") and isinstance(value, str)}
+    special = {
+        value
+        for name, value in settings.items()
+        if name.endswith("_token") and isinstance(value, str)
+    }
     special |= {*map(str, settings.get("additional_special_tokens", []))}
     for name, i in sorted(read("added_tokens.json").items(), key=lambda item: item[1]):
         tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special)])
@@ -210,8 +236,13 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
                 f"{directory} {name!r} has {i!r}"
             )
     known = [name for name in special if name != END and tokenizer.token_to_id(name) is not None]
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in known])
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=False, special=True) for name in known]
+    )
     bos = settings.get("bos_token")
-    if settings.get("add_bos_token") is True and (start := tokenizer.token_to_id(str(bos))) is not None:
+    if (
+        settings.get("add_bos_token") is True
+        and (start := tokenizer.token_to_id(str(bos))) is not None
+    ):
         template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, start)])
         tokenizer.post_processor = template

@@ -104,9 +104,13 @@ class PlainText:
         if isinstance(kind, Path):
             tokenizer = tokenizer or load_tokenizer(kind)
         elif tokenizer is None:
-            seen = [*train, *valid] if kind == "characters" else train  # a set of characters gives nothing away
+            seen = (
+                [*train, *valid] if kind == "characters" else train
+            )  # a set of characters gives nothing away
             tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size, symbols=symbols)
-        streams = (Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid))
+        streams = (
+            Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid)
+        )
         return Language(tokenizer, *streams)
 
 
@@ -127,7 +131,8 @@ class TextFiles(PlainText):
         """
         if not self.train or not self.valid:
             raise InputError(
-                "a language model needs text to train on and text to validate on: give --train FILES and "
+                "a language model needs text to train on and text to validate on: give --train "
+                "FILES and "
                 f"--valid FILES, but there are {len(self.train)} and {len(self.valid)}"
             )
         return [*map(read_text, self.train)], [*map(read_text, self.valid)]
@@ -155,7 +160,8 @@ class OneText(PlainText):
         """
         if self.data is None or not (self.data / self.name).is_file():
             raise InputError(
-                f"the text must be DIR/{self.name} with --data DIR, but {self.data or 'no --data'} has none"
+                f"the text must be DIR/{self.name} with --data DIR, but {self.data or 'no --data'} "
+                "has none"
             )
         text = read_text(self.data / self.name)
         n_train = int(len(text) * (1 - self.valid_share))
@@ -190,7 +196,8 @@ class Shards:
         """
         if self.data is None:
             raise InputError(
-                "shards lie in a folder: use --data DIR; scripts/corpora/make_shards.py in a clone of transduce makes them from text"
+                "shards lie in a folder: use --data DIR; scripts/corpora/make_shards.py in a clone "
+                "of transduce makes them from text"
             )
         own = load_tokenizer(self.data)
         if isinstance(kind, Path):
@@ -200,12 +207,17 @@ class Shards:
         if symbols or not matches:
             (own_kind,) = (name for name, each in KINDS.items() if isinstance(own, each))
             raise InputError(
-                f"shards are ids of their own tokenizer, and {self.data} has one of the kind {own_kind}, but there is "
-                f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {own_kind} without --symbols, or make "
-                "other shards: scripts/corpora/make_shards.py --tokenizer FILE, in a clone of transduce"
+                f"shards are ids of their own tokenizer, and {self.data} has one of the kind "
+                f"{own_kind}, but there is "
+                f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {own_kind} "
+                "without --symbols, or make "
+                "other shards: scripts/corpora/make_shards.py --tokenizer FILE, in a clone of "
+                "transduce"
             )
         train, valid = (
-            open_shards(sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify)
+            open_shards(
+                sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify
+            )
             for split in ("train", "valid")
         )
         return Language(own, train, valid)

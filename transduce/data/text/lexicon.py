@@ -10,7 +10,9 @@ AT_ONCE = 1 << 24
 """Pairs of a source and a target token in memory: about 0.5 GB."""
 
 
-def pairs_of_tokens(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> tuple[Ids, Ids, Ids]:
+def pairs_of_tokens(
+    source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]
+) -> tuple[Ids, Ids, Ids]:
     """Every source token of a sentence beside every target token: both ids, and the place of the
     target in the text."""
     sentences = list(zip(source, target, strict=True))

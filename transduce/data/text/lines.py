@@ -69,7 +69,8 @@ def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes
     while line := readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise InputError(
-                f"a line of text may have {LONGEST_LINE:,} bytes, but {name} has a longer one; split it, or name "
+                f"a line of text may have {LONGEST_LINE:,} bytes, but {name} has a longer one; "
+                "split it, or name "
                 "another file"
             )
         yield line
@@ -88,13 +89,23 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         text = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
         try:
             start = text.peek(6)
-            if by := next((name for magic, name in PACKED.items() if start.startswith(magic)), None):
-                raise InputError(f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack it")
+            if by := next(
+                (name for magic, name in PACKED.items() if start.startswith(magic)), None
+            ):
+                raise InputError(
+                    f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack "
+                    "it"
+                )
             if start.startswith(UTF16):
-                raise InputError(f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 converts it")
+                raise InputError(
+                    f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 "
+                    "converts it"
+                )
             yield from bounded_lines(text.readline, str(path))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InputError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
+            raise InputError(
+                f"{path} is not a whole gzip file: {error}; unpack it or fetch it again"
+            ) from error
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
@@ -112,17 +123,22 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     """
     if b"\0" in line:  # valid in UTF-8, but no text has it
         raise InputError(
-            f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it is, convert the file "
+            f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it "
+            "is, convert the file "
             "with iconv -f utf-16le -t utf-8"
         )
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is {line[error.start]:#04x}; "
-            "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 or utf-16, for example)"
+            f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is "
+            f"{line[error.start]:#04x}; "
+            "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 "
+            "or utf-16, for example)"
         ) from error
-    return text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark belongs to the file
+    return (
+        text.removeprefix("\ufeff") if number == 1 else text
+    )  # a byte order mark belongs to the file
 
 
 def lines_fingerprint(lines: Iterable[str]) -> str:
@@ -143,11 +159,15 @@ def split_table(lines: Sequence[str], name: str) -> tuple[list[str], list[list[s
             fewer cells.
     """
     if not lines:
-        raise InputError(f"a table must begin with a line that names its columns, but {name} is empty")
+        raise InputError(
+            f"a table must begin with a line that names its columns, but {name} is empty"
+        )
     header, *rows = (line.split("\t") for line in lines)
     if len(set(header)) < len(header):
         columns = ", ".join(header)
-        raise InputError(f"a table must name every column once, but {name} has {columns}; rename one of them")
+        raise InputError(
+            f"a table must name every column once, but {name} has {columns}; rename one of them"
+        )
     for number, row in enumerate(rows, start=2):
         check_row(row, header, name, number)
     return header, rows
@@ -157,7 +177,8 @@ def check_row(row: Sequence[str], header: Sequence[str], name: str, number: int)
     """Raise InputError if a row of a table has more or fewer cells than its header."""
     if len(row) != len(header):
         raise InputError(
-            f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} cells for "
+            f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} "
+            "cells for "
             f"{len(header)} columns ({', '.join(header)}); tabs separate cells"
         )
 
@@ -172,7 +193,8 @@ def table_files(path: Path) -> tuple[Path, ...]:
     files = [file for file in files if file.suffix in TABLES and file.is_file()]
     if not files:
         raise InputError(
-            f"a table must be a file or a folder of files that end in {', '.join(TABLES)}, but {path} is none"
+            f"a table must be a file or a folder of files that end in {', '.join(TABLES)}, but "
+            f"{path} is none"
         )
     return tuple(files)
 
@@ -193,7 +215,9 @@ def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
         for batch in _record_batches(path):
             yield from zip(*(_cells(batch, column, path) for column in columns), strict=True)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no whole Parquet or Arrow file: {error}; fetch it again") from error
+        raise InputError(
+            f"{path} is no whole Parquet or Arrow file: {error}; fetch it again"
+        ) from error
 
 
 def _record_batches(path: Path) -> Iterator[Any]:
@@ -226,7 +250,8 @@ def _cells(batch: Any, column: str, path: Path) -> list[str]:
             cells = compute.struct_field(batch.column(name), field)
     if cells is None or not (types.is_string(cells.type) or types.is_large_string(cells.type)):
         raise InputError(
-            f"source and target must be columns of text, but {path} has no {column} of that kind; it has "
+            f"source and target must be columns of text, but {path} has no {column} of that kind; "
+            "it has "
             f"{', '.join(names)}; name them with --source-column and --target-column"
         )
     return [(cell or "").replace("\n", " ") for cell in cells.to_pylist()]

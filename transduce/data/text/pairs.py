@@ -77,7 +77,8 @@ class TextPairs:
         self.n_long = len(longest) - self.n_pairs
         if not self.n_pairs:
             raise InputError(
-                f"max_length must leave something to train on, but max_length={max_length} and the shortest of "
+                f"max_length must leave something to train on, but max_length={max_length} and the "
+                "shortest of "
                 f"{self.n_long} pairs has {longest.min()} tokens"
             )
         n_source, n_target = lengths[self._short].T
@@ -116,7 +117,9 @@ class TextPairs:
     def _epoch(self, n: int) -> Epoch:
         source, target = self.ids(n)
         size = self.tokens_per_batch
-        return pair_epoch(source, target, tokens_per_batch=size, seed=self.seed, epoch=n, bos=self.bos_id)
+        return pair_epoch(
+            source, target, tokens_per_batch=size, seed=self.seed, epoch=n, bos=self.bos_id
+        )
 
     def ids(self, n: int) -> tuple[Sequence[Row], Sequence[Row]]:
         """The ids of both sides in epoch n, in the order of the text, each row ending in EOS."""
@@ -130,8 +133,12 @@ class TextPairs:
             return source, target
         seed = self.seed * 1_000_003 + 2 * n
         return (
-            self.source_tokenizer.with_dropout(source, dropout=self.bpe_dropout, seed=seed % (1 << 32)),
-            self.target_tokenizer.with_dropout(target, dropout=self.bpe_dropout, seed=(seed + 1) % (1 << 32)),
+            self.source_tokenizer.with_dropout(
+                source, dropout=self.bpe_dropout, seed=seed % (1 << 32)
+            ),
+            self.target_tokenizer.with_dropout(
+                target, dropout=self.bpe_dropout, seed=(seed + 1) % (1 << 32)
+            ),
         )
 
     def _rows(self, pairs: Int[np.ndarray, " n"]) -> list[Integer[np.ndarray, " _"]]:
@@ -168,20 +175,30 @@ def encode_pairs(
         parts = [_encode(block, source, target, kind) for block in blocks(text, BLOCK)]
         ids, lengths = map(np.concatenate, zip(*parts, strict=True))
         return ids, np.concatenate([[0], np.cumsum(lengths)])
-    languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]  # a tag is no part of a model
+    languages = [
+        side.with_eos(side.encode(["A"])) for side in (source, target)
+    ]  # a tag is no part of a model
     key = source.model + target.model + json.dumps([sorted(text.held_out), languages]).encode()
     path = text.folder / f"{hashlib.sha256(key).hexdigest()[:16]}.ids"
     if not path.is_file():
         with FileLock(path.with_suffix(".lock")):
             _write_ids(path, text, source, target, kind)
     end = path.with_suffix(".offsets")
-    offsets = np.memmap(end, "<i8", mode="r") if end.is_file() and end.stat().st_size else np.zeros(2, "<i8")
+    offsets = (
+        np.memmap(end, "<i8", mode="r")
+        if end.is_file() and end.stat().st_size
+        else np.zeros(2, "<i8")
+    )
     if len(offsets) % 2 == 0 or path.stat().st_size != offsets[-1] * kind.itemsize:
-        raise InputError(f"{end} must end with the number of ids in {path.name}, but does not; remove both files")
+        raise InputError(
+            f"{end} must end with the number of ids in {path.name}, but does not; remove both files"
+        )
     return np.memmap(path, kind, mode="r"), offsets
 
 
-def _write_ids(path: Path, text: LargeText, source: Tokenizer, target: Tokenizer, kind: np.dtype) -> None:
+def _write_ids(
+    path: Path, text: LargeText, source: Tokenizer, target: Tokenizer, kind: np.dtype
+) -> None:
     """Write the ids and offsets of a text, block by block; after an interruption, go on behind the
     last one."""
     if path.is_file():  # another process of the training has written it meanwhile
@@ -191,7 +208,9 @@ def _write_ids(path: Path, text: LargeText, source: Tokenizer, target: Tokenizer
     progress = Bar(desc="tokenizing", total=text.n_pairs, unit="pair", unit_scale=True)
     with partial.open("ab") as ids_file, end.open("ab") as offsets_file, progress as bar:
         offsets = np.fromfile(end, "<i8")
-        n_sides = np.searchsorted(offsets * kind.itemsize, ids_file.tell(), side="right") - 1  # in both files
+        n_sides = (
+            np.searchsorted(offsets * kind.itemsize, ids_file.tell(), side="right") - 1
+        )  # in both files
         n = max(0, int(n_sides)) // 2
         offsets = offsets[: 2 * n + 1] if len(offsets) else np.zeros(1, "<i8")
         ids_file.truncate(offsets[-1] * kind.itemsize)
@@ -207,7 +226,9 @@ def _write_ids(path: Path, text: LargeText, source: Tokenizer, target: Tokenizer
                 os.fsync(file.fileno())
             bar.update(len(block))
         if not ids_file.tell():
-            raise InputError("a training needs pairs besides those held out, but there are none; hold out fewer")
+            raise InputError(
+                "a training needs pairs besides those held out, but there are none; hold out fewer"
+            )
     partial.rename(path)
 
 
@@ -222,7 +243,9 @@ def _encode(
     return np.fromiter(chain.from_iterable(rows), kind, count=lengths.sum()), lengths
 
 
-def permuted(indices: Int[np.ndarray, " m"], n: int, seed: tuple[int, ...]) -> Int[np.ndarray, " m"]:
+def permuted(
+    indices: Int[np.ndarray, " m"], n: int, seed: tuple[int, ...]
+) -> Int[np.ndarray, " m"]:
     """The images of these indices in a pseudorandom permutation of 0 ... n - 1; no table of all n
     is made.
 
@@ -240,7 +263,9 @@ def permuted(indices: Int[np.ndarray, " m"], n: int, seed: tuple[int, ...]) -> I
         left = images[beyond] >> half
         right = images[beyond] & mask
         for key in keys:
-            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)  # multiplicative hashing: the upper bits are mixed
+            mixed = (right ^ key) * np.uint64(
+                0x9E3779B97F4A7C15
+            )  # multiplicative hashing: the upper bits are mixed
             mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
             left, right = right, left ^ (mixed >> np.uint64(32) & mask)
         images[beyond] = left << half | right

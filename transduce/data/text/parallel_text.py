@@ -68,11 +68,13 @@ class ParallelText:
         train = [pair for pair in self if pair not in equal]
         if not train:
             raise InputError(
-                f"a training needs pairs besides those held out, but hold_out={n} takes all of {len(self)}; hold out "
+                f"a training needs pairs besides those held out, but hold_out={n} takes all of "
+                f"{len(self)}; hold out "
                 "fewer"
             )
         logger.warning(
-            "validation holds out %d of %d training pairs; %d equal to one of them left the training text too",
+            "validation holds out %d of %d training pairs; %d equal to one of them left the "
+            "training text too",
             len(held_out),
             len(self),
             len(self) - len(held_out) - len(train),
@@ -181,7 +183,9 @@ def _with_text(pairs: Iterable[Pair], name: str) -> ParallelText:
         if has_text(pair):
             usable.append(pair)
     if not usable:
-        raise InputError(f"a corpus needs a pair with text on both sides, but {name}: {n} lines, none such")
+        raise InputError(
+            f"a corpus needs a pair with text on both sides, but {name}: {n} lines, none such"
+        )
     return ParallelText.of(usable, n - len(usable))
 
 
@@ -213,12 +217,14 @@ class LargeText:
         pairs = self._sample()
         if n >= len(pairs):
             raise InputError(
-                f"hold_out must be less than {len(pairs):,} for a text of so many pairs, but hold_out={n}; hold out "
+                f"hold_out must be less than {len(pairs):,} for a text of so many pairs, but "
+                f"hold_out={n}; hold out "
                 "fewer"
             )
         held_out = draw(pairs, n, seed)
         logger.warning(
-            "validation holds out %d of %d training pairs; those equal to one of them leave the training text too",
+            "validation holds out %d of %d training pairs; those equal to one of them leave the "
+            "training text too",
             n,
             self.n_pairs,
         )
@@ -245,7 +251,10 @@ def survey(files: PairFiles, cache: Path) -> LargeText:
     The results are kept in `cache`, under a hash of the files' paths, sizes and times of change,
     and of the columns that are read, so that the next start need not read the text.
     """
-    status = [(str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files.paths]
+    status = [
+        (str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns)
+        for path in files.paths
+    ]
     folder = cache / hashlib.sha256(repr((status, files.columns)).encode()).hexdigest()[:16]
     if not (folder / SURVEY).is_file():
         _survey(files, folder)

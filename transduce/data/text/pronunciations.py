@@ -47,19 +47,26 @@ def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
         InputError: there is no such file, a line has a word alone, or there is none.
     """
     if not path.is_file():
-        raise InputError(f"a pronouncing dictionary must be a file, but {path} is none; name another one")
+        raise InputError(
+            f"a pronouncing dictionary must be a file, but {path} is none; name another one"
+        )
     pronunciations: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), start=1):
         if line.startswith(";;;") or not (cells := line.split("#")[0].split()):
             continue
         word, *phones = cells
         if not phones:
-            raise InputError(f"a line must be a word and its phones, but {path}, line {number}, is {line!r}; add them")
+            raise InputError(
+                f"a line must be a word and its phones, but {path}, line {number}, is {line!r}; "
+                "add them"
+            )
         if not ALTERNATIVE.fullmatch(word):
             phones = phones if keep_stress else [phone.rstrip("012") for phone in phones]
             pronunciations.setdefault(word.lower(), " ".join(phones))
     if not pronunciations:
-        raise InputError(f"a dictionary must have words and their phones, but {path} has none; name another file")
+        raise InputError(
+            f"a dictionary must have words and their phones, but {path} has none; name another file"
+        )
     return pronunciations
 
 
@@ -95,19 +102,26 @@ class PronunciationTokenizer(Tokenizer):
         super().__init__(model)
         try:
             plain = json.loads(model)
-            self._phones = {word: tuple(phones.split()) for word, phones in plain["pronunciations"].items()}
+            self._phones = {
+                word: tuple(phones.split()) for word, phones in plain["pronunciations"].items()
+            }
             self._counts = {word: int(n) for word, n in plain["counts"].items()}
             self._pairs = {
-                (first, second): int(n) for first, after in plain["pairs"].items() for second, n in after.items()
+                (first, second): int(n)
+                for first, after in plain["pairs"].items()
+                for second, n in after.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(
-                'pronunciations must come as JSON {"pronunciations": {"hello": "HH AH L OW"}, "counts": {"hello": 1}, '
+                'pronunciations must come as JSON {"pronunciations": {"hello": "HH AH L OW"}, '
+                '"counts": {"hello": 1}, '
                 f'"pairs": {{}}}}, but: {error!r:.200}'
             ) from error
         if not all(self._phones.values()):
             silent = next(word for word, phones in self._phones.items() if not phones)
-            raise InputError(f"a word must have phones, but {silent!r} has none; add them or leave the word out")
+            raise InputError(
+                f"a word must have phones, but {silent!r} has none; add them or leave the word out"
+            )
         self._tokens = [
             *SPECIAL,
             *sorted({phone for phones in self._phones.values() for phone in phones}),
@@ -137,10 +151,13 @@ class PronunciationTokenizer(Tokenizer):
             counts.update(words)
             for first, second in pairwise(("", *words, "")):
                 pairs[first][second] += 1
-        phones = {word: dictionary[bare(word)] for word in sorted(counts) if bare(word) in dictionary}
+        phones = {
+            word: dictionary[bare(word)] for word in sorted(counts) if bare(word) in dictionary
+        }
         if not phones:
             raise InputError(
-                f"a pronouncing dictionary must have words of the training, but of its {len(counts):,} words it has "
+                "a pronouncing dictionary must have words of the training, but of its "
+                f"{len(counts):,} words it has "
                 "none; name one of this language"
             )
         times = Counter(phones.values())
@@ -151,7 +168,9 @@ class PronunciationTokenizer(Tokenizer):
             "pairs": {},
         }
         for first, after in sorted(pairs.items()):
-            seconds = {second: n for second, n in sorted(after.items()) if homophones & {first, second}}
+            seconds = {
+                second: n for second, n in sorted(after.items()) if homophones & {first, second}
+            }
             if seconds:
                 plain["pairs"][first] = seconds
         return cls(json.dumps(plain, ensure_ascii=False).encode())
@@ -161,7 +180,9 @@ class PronunciationTokenizer(Tokenizer):
         for text in texts:
             row: list[int] = []
             for word in text.split():
-                row += [SPACE] * bool(row) + [self._ids[phone] for phone in self._phones.get(word, ("<unk>",))]
+                row += [SPACE] * bool(row) + [
+                    self._ids[phone] for phone in self._phones.get(word, ("<unk>",))
+                ]
             rows.append(row)
         return rows
 
@@ -185,7 +206,8 @@ class PronunciationTokenizer(Tokenizer):
         for words in (*choices, ("",)):
             best = {
                 word: max(
-                    (score + self._log_prob(word, before), [*path, word]) for before, (score, path) in best.items()
+                    (score + self._log_prob(word, before), [*path, word])
+                    for before, (score, path) in best.items()
                 )
                 for word in words
             }
@@ -199,12 +221,18 @@ class PronunciationTokenizer(Tokenizer):
         Source: MacKay and Peto (1995), A hierarchical Dirichlet language model.
         """
         prior = PRIOR * (self._counts.get(word, 0) + 1) / (self._n_words + 1)
-        return math.log((self._pairs.get((before, word), 0) + prior) / (self._counts.get(before, 0) + PRIOR))
+        return math.log(
+            (self._pairs.get((before, word), 0) + prior) / (self._counts.get(before, 0) + PRIOR)
+        )
 
     @cached_property
     def surfaces(self) -> list[bytes]:
         """<HH> for a phone, and a space between words."""
-        return [b""] * SPACE + [b" "] + [f"<{phone}>".encode() for phone in self._tokens[len(SPECIAL) :]]
+        return (
+            [b""] * SPACE
+            + [b" "]
+            + [f"<{phone}>".encode() for phone in self._tokens[len(SPECIAL) :]]
+        )
 
     def beginnings(self, ids: Sequence[int]) -> list[str]:
         """The phones, as half a word is none."""

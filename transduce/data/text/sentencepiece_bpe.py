@@ -71,7 +71,10 @@ class SentencePieceTokenizer(Tokenizer):
         """Whether a text comes back without capitals."""
         ids = _special_ids(self._processor)
         if ids != [PAD, UNK, BOS, EOS]:
-            raise InputError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
+            raise InputError(
+                "pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them "
+                f"{ids}"
+            )
 
     @classmethod
     def train(
@@ -113,7 +116,9 @@ class SentencePieceTokenizer(Tokenizer):
                     rules,
                 )
             )
-        proto.normalizer_spec.normalization_rule_tsv = ""  # the rules are in the model; the file is removed
+        proto.normalizer_spec.normalization_rule_tsv = (
+            ""  # the rules are in the model; the file is removed
+        )
         tokenizer = cls(proto.SerializeToString())
         warn_if_smaller(tokenizer.vocab_size, vocab_size)
         return tokenizer
@@ -137,7 +142,11 @@ class SentencePieceTokenizer(Tokenizer):
             raise InputError("this is no SentencePiece model: it has no pieces")
         if ids == [PAD, UNK, BOS, EOS]:
             return cls(model)
-        others = [piece for i, piece in enumerate(proto.pieces) if i not in ids and piece.piece not in PIECES]
+        others = [
+            piece
+            for i, piece in enumerate(proto.pieces)
+            if i not in ids and piece.piece not in PIECES
+        ]
         del proto.pieces[:]
         for i, (name, piece) in enumerate(zip(SPECIAL, PIECES, strict=True)):
             proto.pieces.add(piece=piece, score=0.0, type=UNKNOWN if i == UNK else CONTROL)
@@ -173,7 +182,9 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._processor.encode([*(map(_lower_sigma, texts) if self.lowercase else texts)])
 
-    def with_dropout(self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int) -> list[list[int]]:
+    def with_dropout(
+        self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
+    ) -> list[list[int]]:
         """See Tokenizer. SentencePiece's own sampling is not used: it differs between processes
         whatever the seed.
 
@@ -202,7 +213,8 @@ class SentencePieceTokenizer(Tokenizer):
         proto = _parse(self.model)
         if proto.trainer_spec.model_type != BPE:
             raise InputError(
-                "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind (unigram, say); use "
+                "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind "
+                "(unigram, say); use "
                 "bpe_dropout=0"
             )
         return {i for i, piece in enumerate(proto.pieces) if piece.type != NORMAL}
@@ -223,7 +235,9 @@ class SentencePieceTokenizer(Tokenizer):
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return self._processor.decode([list(row) for row in ids]) if len(ids) else []  # it takes [] for one text
+        return (
+            self._processor.decode([list(row) for row in ids]) if len(ids) else []
+        )  # it takes [] for one text
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
@@ -272,10 +286,14 @@ def _rules(lowercase: bool) -> str:
     changed = dict.fromkeys(BREAKS, " ")
     if lowercase:
         changed |= {c: c.lower() for c in map(chr, range(sys.maxunicode + 1)) if c.lower() != c}
-    return "".join(f"{ord(old):X}\t{' '.join(f'{ord(c):X}' for c in new)}\n" for old, new in changed.items())
+    return "".join(
+        f"{ord(old):X}\t{' '.join(f'{ord(c):X}' for c in new)}\n" for old, new in changed.items()
+    )
 
 
-def _learn(sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], rules: dict[str, Any]) -> bytes:
+def _learn(
+    sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], rules: dict[str, Any]
+) -> bytes:
     """A new SentencePiece model.
 
     Raises:
@@ -287,7 +305,9 @@ def _learn(sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], ru
             sentence_iterator=iter(sentences),
             model_writer=model,
             model_type="bpe",
-            vocab_size=max(vocab_size, 260 + len(symbols)),  # below, its error does not give the least size
+            vocab_size=max(
+                vocab_size, 260 + len(symbols)
+            ),  # below, its error does not give the least size
             hard_vocab_limit=False,
             byte_fallback=True,
             character_coverage=0.9999,
@@ -304,9 +324,13 @@ def _learn(sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], ru
     except RuntimeError as error:
         least = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
         if least is None:
-            raise InputError(f"SentencePiece cannot learn from this text: {error}; look for a wrong file") from error
+            raise InputError(
+                f"SentencePiece cannot learn from this text: {error}; look for a wrong file"
+            ) from error
         parts = f"special pieces, {'symbols, ' * bool(symbols)}bytes and the characters of the text"
-        raise InputError(f"vocab_size must be at least {least[1]}, for {parts}, but vocab_size={vocab_size}") from error
+        raise InputError(
+            f"vocab_size must be at least {least[1]}, for {parts}, but vocab_size={vocab_size}"
+        ) from error
     return model.getvalue()
 
 
@@ -325,5 +349,6 @@ def _check_symbols(symbols: Sequence[str], types: dict[str, int]) -> None:
     for symbol in symbols:
         if types.get(symbol, NORMAL) not in (NORMAL, USER_DEFINED):
             raise InputError(
-                f"a symbol must be no special piece, but {symbol} has another meaning in this vocabulary; rename it"
+                f"a symbol must be no special piece, but {symbol} has another meaning in this "
+                "vocabulary; rename it"
             )

@@ -29,7 +29,9 @@ class Stream:
             the ids.
     """
 
-    def __init__(self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()) -> None:
+    def __init__(
+        self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()
+    ) -> None:
         self.parts = list(parts)
         self.checksums = list(checksums)
         self.ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
@@ -41,7 +43,9 @@ class Stream:
         """The ids start ... stop - 1, across the borders of arrays."""
         first, last = np.searchsorted(self.ends, (start, stop - 1), side="right")
         pieces = []
-        for part, end in zip(self.parts[first : last + 1], self.ends[first : last + 1].tolist(), strict=True):
+        for part, end in zip(
+            self.parts[first : last + 1], self.ends[first : last + 1].tolist(), strict=True
+        ):
             begin = end - len(part)
             pieces.append(part[max(start - begin, 0) : stop - begin])
         return np.concatenate(pieces).astype(np.int64)
@@ -76,7 +80,9 @@ class ShardHeader:
     """SHA-256 of the text that was encoded."""
 
 
-def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str) -> None:
+def write_shard(
+    path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str
+) -> None:
     """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not
     finished.
 
@@ -86,7 +92,10 @@ def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, 
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        raise InputError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
+        raise InputError(
+            f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to "
+            f"{ids.max()}"
+        )
     kind = smallest_type(vocab_size)
     content = ids.astype(kind).tobytes()
     header = ShardHeader(
@@ -114,7 +123,9 @@ def read_header(path: Path) -> ShardHeader:
         np.dtype(header.dtype)
         return header
     except (OSError, InputError, TypeError) as error:
-        raise InputError(f"a shard has its header beside it, but {path}: {error}; make the shard again") from error
+        raise InputError(
+            f"a shard has its header beside it, but {path}: {error}; make the shard again"
+        ) from error
 
 
 def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
@@ -129,7 +140,8 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
     """
     if not paths:
         raise InputError(
-            "a stream needs a shard, but there is none; scripts/corpora/make_shards.py in a clone of transduce makes them"
+            "a stream needs a shard, but there is none; scripts/corpora/make_shards.py in a clone "
+            "of transduce makes them"
         )
     expected = hashlib.sha256(tokenizer).hexdigest()
     headers = [read_header(path) for path in paths]
@@ -137,19 +149,24 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
     for path, header in zip(paths, headers, strict=True):
         if header.tokenizer != expected:
             raise InputError(
-                f"shards must be made with the tokenizer they are read with, but {path} has {header.tokenizer[:12]} "
+                f"shards must be made with the tokenizer they are read with, but {path} has "
+                f"{header.tokenizer[:12]} "
                 f"and the tokenizer is {expected[:12]}; make the shards again"
             )
         kind = np.dtype(header.dtype).newbyteorder("<")
         size = path.stat().st_size
         n_bytes = header.count * kind.itemsize
         if size != n_bytes:
-            raise InputError(f"{path} must have {n_bytes} bytes, as its header says, but has {size}; make it again")
+            raise InputError(
+                f"{path} must have {n_bytes} bytes, as its header says, but has {size}; make it "
+                "again"
+            )
         # an empty file cannot be mapped
         ids = np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, dtype=kind)
         if verify and (sha256 := hashlib.sha256(ids.data).hexdigest()) != header.sha256:
             raise InputError(
-                f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {sha256[:12]}; "
+                f"{path} must have the checksum of its header, {header.sha256[:12]}, but has "
+                f"{sha256[:12]}; "
                 "make it again"
             )
         parts.append(ids)

@@ -69,7 +69,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if (path / "vocab.json").is_file():
         return JSONTokenizer.load(path)
     reason = "is neither" if path.is_dir() else "does not exist"
-    raise InputError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} {reason}")
+    raise InputError(
+        f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} {reason}"
+    )
 
 
 def _read(path: Path) -> Tokenizer:
@@ -88,14 +90,19 @@ def _read(path: Path) -> Tokenizer:
         return kind(model)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of characters or of "
+            "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of "
+            "characters or of "
             f"pronunciations, but {path}: {error}"
         ) from error
 
 
 def side_files(side: str) -> dict[str, type[Tokenizer]]:
     """`FILES` of a run with a tokenizer for each side: source.json, source.model."""
-    return {name.replace("tokenizer", side): kind for name, kind in FILES.items() if name.startswith("tokenizer")}
+    return {
+        name.replace("tokenizer", side): kind
+        for name, kind in FILES.items()
+        if name.startswith("tokenizer")
+    }
 
 
 def tokenizer_file(tokenizer: Tokenizer, files: dict[str, type[Tokenizer]] = FILES) -> str:
@@ -104,7 +111,9 @@ def tokenizer_file(tokenizer: Tokenizer, files: dict[str, type[Tokenizer]] = FIL
     return name
 
 
-def write_tokenizers(directory: Path, source: Tokenizer | None, target: Tokenizer | None, *, alone: bool) -> None:
+def write_tokenizers(
+    directory: Path, source: Tokenizer | None, target: Tokenizer | None, *, alone: bool
+) -> None:
     """Write the files of a run's tokenizers: one, where both sides share it, or where there is a
     decoder `alone`."""
     from transduce.files import write_file  # it loads torch, for which --help does not wait

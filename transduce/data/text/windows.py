@@ -38,13 +38,15 @@ class TokenWindows:
         at_least(1, context=self.context, batch_size=self.batch_size)
         if len(self.stream) <= self.context:
             raise InputError(
-                f"a window takes context + 1 tokens, but context={self.context} and the text has {len(self.stream)}; "
+                f"a window takes context + 1 tokens, but context={self.context} and the text has "
+                f"{len(self.stream)}; "
                 "give more text or make the context shorter"
             )
 
     def __str__(self) -> str:
         n = len(self.epoch(0))
-        return f"{len(self.stream):,} tokens, {n:,} batches of {self.batch_size} x {self.context} an epoch"
+        size = f"{self.batch_size} x {self.context}"
+        return f"{len(self.stream):,} tokens, {n:,} batches of {size} an epoch"
 
     def epoch(self, n: int) -> Batches:
         """The batches of epoch n."""
@@ -52,7 +54,9 @@ class TokenWindows:
         def batch(i: int) -> Batch:
             rng = np.random.default_rng((self.seed, n, i))
             places = rng.integers(len(self.stream) - self.context, size=self.batch_size)
-            return window_batch([self.stream.read(place, place + self.context + 1) for place in places.tolist()])
+            return window_batch(
+                [self.stream.read(place, place + self.context + 1) for place in places.tolist()]
+            )
 
         return Batches(
             self.batches_per_epoch or max(1, len(self.stream) // (self.batch_size * self.context)),
@@ -68,9 +72,14 @@ class HeldOutWindows(Batches):
         n_windows: take only so many complete windows, evenly spread; None takes all.
     """
 
-    def __init__(self, stream: Stream, *, context: int, batch_size: int, n_windows: int | None = None) -> None:
+    def __init__(
+        self, stream: Stream, *, context: int, batch_size: int, n_windows: int | None = None
+    ) -> None:
         if len(stream) < 2:
-            raise InputError(f"a validation text needs two tokens or more, but it has {len(stream)}; give more text")
+            raise InputError(
+                f"a validation text needs two tokens or more, but it has {len(stream)}; give more "
+                "text"
+            )
         complete = (len(stream) - 1) // context
         n = complete if n_windows is None else min(n_windows, complete)
         starts = (np.arange(n) * (complete // max(n, 1)) * context).tolist()
@@ -79,7 +88,9 @@ class HeldOutWindows(Batches):
             rows.append([complete * context])
 
         def batch(i: int) -> Batch:
-            return window_batch([stream.read(start, min(start + context + 1, len(stream))) for start in rows[i]])
+            return window_batch(
+                [stream.read(start, min(start + context + 1, len(stream))) for start in rows[i]]
+            )
 
         super().__init__(len(rows), batch)
 
@@ -106,7 +117,9 @@ def mask_id(tokenizer: Tokenizer) -> int:
     return tokenizer.vocab_size
 
 
-def masked_batch(text: Batch, masking: MaskingConfig, tokenizer: Tokenizer, rng: np.random.Generator) -> Batch:
+def masked_batch(
+    text: Batch, masking: MaskingConfig, tokenizer: Tokenizer, rng: np.random.Generator
+) -> Batch:
     """A batch whose source is the corrupted target_out of `text`, and whose target_out is the
     chosen tokens.
 
@@ -114,14 +127,22 @@ def masked_batch(text: Batch, masking: MaskingConfig, tokenizer: Tokenizer, rng:
     """
     ids = text.target_out.numpy()
     real = ids != IGNORE
-    special = [i for i in (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.suppressed) if i is not None]
+    special = [
+        i for i in (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.suppressed) if i is not None
+    ]
     ordinary = real & ~np.isin(ids, special)
-    order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(axis=1)  # padding comes last, special ids before it
+    order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(
+        axis=1
+    )  # padding comes last, special ids before it
     n_chosen = np.maximum(1, np.rint(masking.mask_probability * ordinary.sum(axis=1)))
     chosen = order.argsort(axis=1) < n_chosen[:, None]
     draw = rng.random(ids.shape)
     masked = chosen & (draw < masking.mask_replace_probability)
-    replaced = chosen & ~masked & (draw < masking.mask_replace_probability + masking.random_replace_probability)
+    replaced = (
+        chosen
+        & ~masked
+        & (draw < masking.mask_replace_probability + masking.random_replace_probability)
+    )
     source = np.where(real, ids, 0)
     source[replaced] = rng.integers(tokenizer.vocab_size, size=replaced.sum())
     source[masked] = mask_id(tokenizer)
@@ -146,7 +167,9 @@ class MaskedBatches(Batches):
         seed: tuple[int, ...] = (0,),
     ) -> None:
         def batch(i: int) -> Batch:
-            rng = np.random.default_rng((*seed, i, 1))  # 1: not the random numbers that drew the windows
+            rng = np.random.default_rng(
+                (*seed, i, 1)
+            )  # 1: not the random numbers that drew the windows
             return masked_batch(texts[i], masking, tokenizer, rng)
 
         super().__init__(len(texts), batch)
@@ -163,7 +186,9 @@ class MaskedWindows:
 
     def epoch(self, n: int) -> MaskedBatches:
         """The batches of epoch n."""
-        return MaskedBatches(self.windows.epoch(n), self.masking, self.tokenizer, seed=(self.windows.seed, n))
+        return MaskedBatches(
+            self.windows.epoch(n), self.masking, self.tokenizer, seed=(self.windows.seed, n)
+        )
 
 
 def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
@@ -201,6 +226,8 @@ def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> s
         if masked:
             text += (space + mask_word) * len(row)
         else:
-            new_word = "".join(tokenizer.tokens(row[:1])).startswith("▁")  # SentencePiece's letter for a space
+            new_word = "".join(tokenizer.tokens(row[:1])).startswith(
+                "▁"
+            )  # SentencePiece's letter for a space
             text += (space if text and new_word else "") + tokenizer.decode([row])[0]
     return text.removeprefix(space)
