@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DATA = {"translation": "parallel_text", "speech": "recordings", "language": "running_text", "masked": "running_text"}
 ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (".", "scripts", "recipes")),
+    "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (".", "scripts/corpora", "recipes")),
 }
 
 
