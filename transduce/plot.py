@@ -137,7 +137,7 @@ def attention_map(
         figure.savefig(path, dpi=120)
 
 
-def _label(set_ticks: Callable[..., object], tokens: Sequence[str], rotation: float = 0) -> None:
+def _label(set_ticks: Callable[..., object], tokens: Sequence[str], rotation: int = 0) -> None:
     """Put tokens beside the middles of their rows or columns."""
     shown = range(0, len(tokens), -(-len(tokens) // MAX_LABELS))
     labels = [tokens[i] for i in shown]

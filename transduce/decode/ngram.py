@@ -90,7 +90,7 @@ class NGrams:
         rows = [self._row(tuple(ids)) for ids in past.tolist()]
         return torch.stack(rows)[:, : self.unknown].to(self.device)
 
-    def _log_probs(self, past: tuple[int, ...]) -> Float[Tensor, " V+1"]:
+    def _log_probs(self, past: tuple[int, ...]) -> Float[Tensor, " _"]:
         """The same after one past; that of an unknown word is last."""
         if past:
             row = self._row(past[1:]) + self.backoffs.get(past, 0.0)
