@@ -650,6 +650,17 @@ int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* rows, int
     });
 }
 
+// Row m of every buffer of `to` (n_to, H, capacity) becomes row rows[m] of `from` (n_from, H, capacity), of which `used` numbers of
+// each head are there.
+void gather_rows(const float* from, int64_t n_from, float* to, int64_t n_to, int64_t n_buffers, const int64_t* rows, int64_t heads,
+                 int64_t capacity, int64_t used) {
+    for (int64_t i = 0; i < n_buffers; i++)
+        for (int64_t m = 0; m < n_to; m++)
+            for (int64_t h = 0; h < heads; h++)
+                std::memcpy(to + ((i * n_to + m) * heads + h) * capacity, from + ((i * n_from + rows[m]) * heads + h) * capacity,
+                            used * sizeof(float));
+}
+
 // The order of K hypotheses of every sentence in which the first of those that continue a row takes that row's place, and
 // the others what is free: parents (A, K) are rows of the sentence, or one for all.
 void assign_beam_slots(const int64_t* parents, int64_t n_sentences, int64_t n, int64_t* order) {

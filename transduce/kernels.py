@@ -122,6 +122,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
             flag,
         ],
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
+        "gather_rows": [pointer, size, pointer, size, size, pointer, size, size, size],
         "reorder_rows": [pointer, size, pointer, size, size, size, size],
         "assign_beam_slots": [pointer, size, size, pointer],
         "log_sum_exp": [pointer, size, size, pointer, flag],

@@ -1,5 +1,7 @@
 """Keys and values of the positions decoded so far, as kernels.cpp reads and writes them."""
 
+import math
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -23,6 +25,8 @@ class KVCache:
         self.stored = 0
         """Positions that are there: the last ones."""
         self.past: Float[Tensor, "L 2 N K C E"] | None = None
+        self.spare: Tensor | None = None
+        """What `past` was before rows left it: memory that the system need not give anew."""
         self.memory: Float[Tensor, "L 2 B K S E"] | None = None
         self.memory_lengths: Int[Tensor, " B"] | None = None
 
@@ -53,28 +57,25 @@ class KVCache:
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         """Choose which rows continue. The memory stays, as it belongs to sentences and not to
-        beams."""
+        beams.
+
+        Raises:
+            IndexError: one of them is not there.
+        """
         if self.past is None:
             return
-        rows = rows.long().contiguous()
         n_layers, _, n_rows, n_heads, capacity, width = self.past.shape
         if len(rows) != n_rows:
-            old = self.past[..., : self.stored, :]
-            self.past = self.past.new_empty(n_layers, 2, len(rows), n_heads, capacity, width)
-            self.past[..., : self.stored, :] = old.index_select(2, rows)
+            self.past, self.spare = _gathered(self.past, rows, self.stored, self.spare), self.past
             return
-        first, last = rows.aminmax() if n_rows else (0, 0)
-        if first < 0 or last >= max(1, n_rows):  # C++ would read beyond its memory
-            raise IndexError(
-                f"rows must lie in 0 ... {n_rows - 1}, but they lie in {int(first)} ... {int(last)}"
-            )
+        rows = _checked(rows, n_rows)
         sizes = (n_rows, n_heads, capacity * width, self.stored * width)
         required().reorder_rows(self.past.data_ptr(), 2 * n_layers, rows.data_ptr(), *sizes)
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Keep the memory of these sentences only."""
         if self.memory is not None:
-            self.memory = self.memory.index_select(2, sentences)
+            self.memory = _gathered(self.memory, sentences, self.memory.size(4), None)
         if self.memory_lengths is not None:
             self.memory_lengths = self.memory_lengths.index_select(0, sentences)
 
@@ -91,3 +92,34 @@ class KVCache:
             if self.memory is not None:
                 layer.memory = self.memory[number, 0], self.memory[number, 1]
         return cache
+
+
+def _gathered(
+    buffers: Float[Tensor, "L 2 N K C E"],
+    rows: Int[Tensor, " M"],
+    used: int,
+    spare: Tensor | None,
+) -> Float[Tensor, "L 2 M K C E"]:
+    """Copies of these rows, of which `used` positions are there, in the memory of `spare` if it is
+    large enough."""
+    n_layers, _, n_rows, n_heads, capacity, width = buffers.shape
+    rows = _checked(rows, n_rows)
+    shape = (n_layers, 2, len(rows), n_heads, capacity, width)
+    if spare is None or spare.numel() < math.prod(shape):
+        spare = buffers.new_empty(shape)
+    copies = spare.view(-1)[: math.prod(shape)].view(shape)
+    pointers = (buffers.data_ptr(), n_rows, copies.data_ptr(), len(rows), 2 * n_layers)
+    sizes = (n_heads, capacity * width, used * width)
+    required().gather_rows(*pointers, rows.data_ptr(), *sizes)
+    return copies
+
+
+def _checked(rows: Int[Tensor, " M"], n_rows: int) -> Int[Tensor, " M"]:
+    """The rows as C++ reads them, which would read beyond its memory where one is not there."""
+    rows = rows.long().contiguous()
+    first, last = rows.aminmax() if len(rows) else (0, 0)
+    if first < 0 or last >= max(1, n_rows):
+        raise IndexError(
+            f"rows must lie in 0 ... {n_rows - 1}, but they lie in {int(first)} ... {int(last)}"
+        )
+    return rows
