@@ -57,7 +57,7 @@ class BeamConfig:
 
     beam_size: Common[int] = 5
     """1 is greedy search."""
-    alpha: float = 0.6
+    alpha: Common[float] = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
     length_offset: float = 5.0
     """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1
@@ -98,13 +98,13 @@ class SamplingConfig:
     (2020), The curious case of neural text degeneration, for the nucleus.
     """
 
-    temperature: Common[float] = 1.0
+    temperature: float = 1.0
     """In sampling, logits are divided by it: below 1 safer, above 1 bolder; 0 always takes the
     likeliest token (greedy search)."""
-    top_k: Common[int] = 0
+    top_k: int = 0
     """In sampling, draw among the k likeliest tokens (more where some are equally likely); 0 =
     off."""
-    top_p: Common[float] = 1.0
+    top_p: float = 1.0
     """In sampling, draw among the fewest tokens that have this probability together; 1 = off."""
 
     def __post_init__(self) -> None:

@@ -89,11 +89,11 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     """known: only the words of a speech run's lexicon.txt. It has those of the training, one in
     each line, and what one adds: better where few others are said, wrong where many are. Texts with
     a prefix or required phrases are free of it."""
-    lm_weight: float = 0.0
+    lm_weight: Common[float] = 0.0
     """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to
     0.5 where there is much more text than the run was trained on."""
 
-    sample: bool = False
+    sample: Common[bool] = False
     """Draw n_best outputs at random, by their probability, instead of searching for the likeliest:
     for variety, as in back-translation, or for mbr."""
     seed: int = 0
@@ -191,6 +191,12 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
 class GenerationConfig(RulesConfig, SamplingConfig):
     """How to go on from a prompt."""
 
+    temperature: Common[float] = 1.0
+    """Logits are divided by it: below 1 safer, above 1 bolder; 0 takes the likeliest token."""
+    top_k: Common[int] = 0
+    """Draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
+    top_p: Common[float] = 1.0
+    """Draw among the fewest tokens that have this probability together; 1 = off."""
     max_length: Common[int] = 256
     """New tokens at most, an end included."""
     beam_size: Common[int] = 1
