@@ -225,6 +225,26 @@ class Echo(Job):
         return workers.Rows("".join(f"{item}\n" for item in items))
 
 
+def test_inputs_that_change_while_they_are_read_are_refused(folder, tmp_path, monkeypatch, capsys):
+    (path := tmp_path / "in").write_text("a\nb\n")
+
+    class Changing(Echo):
+        def load(self):
+            path.write_text("a\nc\n")
+            return super().load()
+
+    job = Changing(run=folder / "text", machine=Machine(device="cpu"))
+    monkeypatch.setattr(Echo, "CHUNK", 1)
+    with pytest.raises(InputError) as refused:
+        carry_out(job, Lines(path), Division(output=tmp_path / "out", workers=1), [path])
+    assert str(refused.value) == (
+        "inputs must stay as they are while they are read, but some have changed; run the same command again"
+    )
+    assert not (tmp_path / "out").exists()
+    carry_out(job, Lines(path), Division(output=tmp_path / "out", workers=1), [path])
+    assert (tmp_path / "out").read_text() == "a\nc\n"
+
+
 @pytest.mark.parametrize("output", [None, "out"])
 def test_memory_does_not_grow_with_the_input(folder, tmp_path, monkeypatch, capsys, output):
     """Of 4,000 lines and of 12,000 it is the same, give or take what a chunk of 500 has."""

@@ -147,6 +147,7 @@ def carry_out(
         inputs: the files that the items are of, none of which the output may replace.
 
     Raises:
+        InputError: the inputs have changed while they were read.
         SystemExit: with 1, at the end, if some inputs could not be used.
     """
     at_least(1, workers=division.workers)
@@ -172,6 +173,11 @@ def carry_out(
                 print(f"transduce: {part}: {path}", file=sys.stderr)
             rest = cut(islice(items, start + done, stop), job.cost, limit, start + done)
             _append(job, rest, journal, done=done, total=stop - start, n_workers=n_workers)
+            if job.key(items, n) != header.job:
+                raise InputError(
+                    "inputs must stay as they are while they are read, but some have changed; run "
+                    "the same command again"
+                )
         elif share:
             print(f"transduce: {path} is finished", file=sys.stderr)
         if not share:
