@@ -42,6 +42,9 @@ T = TypeVar("T")
 Group = Annotated[T, COMMON, arg(name="")]
 """A dataclass whose fields are flags of the command itself."""
 
+SHORT, CLAUSES = 12, 45
+"""Characters of the clauses of a help text that --help shows: more than SHORT, at most CLAUSES."""
+
 NARROWEST = 40
 """Columns of a page of help, at least: on a narrower one tyro cuts flags and words anywhere."""
 
@@ -94,18 +97,17 @@ def call(
     has_common = wants_help and any(each.is_common for each in _arguments(function, default))
     if wants_help and get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
+    brief = has_common and "--help-all" not in words
     try:
         with redirect_stderr(StringIO()):
             parsed: Any = tyro.cli(
-                _deferred(function),
+                _deferred(function, brief=brief),
                 args=["--help"] if wants_help else words,
                 prog=prog,
                 description=description,
                 default=default if is_recipe else tyro.MISSING,
                 config=(AvoidSubcommands,) if is_recipe else (FlagCreatePairsOff, DisallowNone),
-                registry=registry(
-                    is_recipe=is_recipe, brief=has_common and "--help-all" not in words
-                ),
+                registry=registry(is_recipe=is_recipe, brief=brief),
             )
     except _Refused as refused:
         raise InputError(str(refused)) from refused
@@ -121,13 +123,32 @@ def call(
     return parsed if is_recipe else parsed()
 
 
-def _deferred(function: Callable[..., Any]) -> Callable[..., Any]:
+def _deferred(function: Callable[..., Any], *, brief: bool) -> Callable[..., Any]:
     """A function that binds its arguments, to be called after they are parsed."""
     if inspect.isclass(function):
         return function
+    bind: Any = wraps(function)(lambda *args, **options: partial(function, *args, **options))
+    del bind.__wrapped__  # whose docstring tyro would show
+    bind.__signature__ = inspect.signature(function)
     # tyro shows the line breaks inside the description of an argument
-    function.__doc__ = re.sub(r"\n {8}(?=\S)", " ", inspect.getdoc(function) or "")
-    return wraps(function)(lambda *args, **options: partial(function, *args, **options))
+    doc = re.sub(r"\n {8}(?=\S)", " ", inspect.getdoc(function) or "")
+    if brief:
+        summary, *rest = doc.split("\n\n")
+        arguments = [part for part in rest if part.startswith("Args:")]
+        doc = "\n\n".join([summary, *arguments])
+        doc = re.sub(r"(?m)^( +\w+: )(.*)$", lambda line: line[1] + _first_clauses(line[2]), doc)
+    bind.__doc__ = doc
+    return bind
+
+
+def _first_clauses(text: str) -> str:
+    """The first sentence of a help text, or as many of its first clauses as fit a line."""
+    sentence = re.split(r"(?<=[^.]\.)\s|;\s", text)[0].removesuffix(".")
+    ends = [match.start() for match in re.finditer(r"[,:] | \(", sentence)]
+    ends = [end for end in ends if end > SHORT]
+    if len(sentence) <= CLAUSES or not ends:
+        return sentence
+    return sentence[: max([end for end in ends if end <= CLAUSES], default=ends[0])]
 
 
 def _split(kind: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -210,9 +231,7 @@ def _briefly(field: StructFieldSpec) -> StructFieldSpec:
         return replace(field, type=_annotated(field.type, Suppress))
     if is_dataclass(field.default) or _is_group(kind):
         return field
-
-    sentence = partial(re.split, r"(?<=[^.]\.)\s|;\s")
-    return replace(field, helptext=lambda: sentence(_help(field))[0].removesuffix("."))
+    return replace(field, helptext=lambda: _first_clauses(_help(field)))
 
 
 def _override_fields(

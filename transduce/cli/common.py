@@ -44,8 +44,7 @@ Runs = Positional[
         Path,
         arg(
             metavar="RUN[,RUN ...]",
-            help="A run directory, or hub:USER/NAME; several are an ensemble, better than each, "
-            "and as slow as all.",
+            help="A run directory or hub:USER/NAME, or an ensemble",
         ),
     ]
 ]

@@ -106,7 +106,7 @@ def generate(
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
-    """Go on from prompts: each is printed with what follows it, a rule between any two.
+    """Go on from prompts: each is printed with its text, a rule between any two.
 
     The same seed gives the same texts, whatever the batch. Of an imported model, its own files may
     say other defaults.

@@ -82,8 +82,9 @@ def score_likelihood(
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
-    """Write the natural log-probability that a run gives to each text, and its number of tokens: to
-    filter pairs by.
+    """Write the log-probability of each text by a run, and its number of tokens.
+
+    It is natural, to filter pairs by.
 
     A text that cannot be scored is named on stderr and gives a blank line, in json an error; the
     exit code is then 1.
@@ -129,8 +130,9 @@ def rerank(
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
-    """Choose among n outputs of every input by the scores of another run: where it is too slow to
-    search with.
+    """Choose among n outputs of every input by the scores of another run.
+
+    It is for a run that is too slow to search with.
 
     The score of an output is --own-weight times the score that the list has, plus --weight times
     the run's (its log-probability over its length penalty). What cannot be scored is named on

@@ -81,8 +81,7 @@ def serve(
     limits: Group[ServeConfig],
     machine: Group[Machine],
 ) -> None:
-    """Answer requests over HTTP, as OpenAI, LibreTranslate and whisper.cpp's server do, until
-    Ctrl-C or SIGTERM.
+    """Answer over HTTP, as OpenAI, LibreTranslate and whisper.cpp do, until Ctrl-C.
 
     Args:
         runs: Run directories; clients ask for them by the names of these directories.

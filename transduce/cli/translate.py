@@ -136,7 +136,7 @@ def translate(
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
-    """Translate lines: as many out as in, in the same order, a blank line for a blank line.
+    """Translate lines: as many out as in, in order, a blank line for a blank one.
 
     A line that is not UTF-8 is named on stderr and gives a blank line; the exit code is then 1.
 

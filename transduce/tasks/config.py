@@ -196,7 +196,7 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     top_k: Common[int] = 0
     """Draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
     top_p: Common[float] = 1.0
-    """Draw among the fewest tokens that have this probability together; 1 = off."""
+    """Draw among the fewest of this probability; 1 = off."""
     max_length: Common[int] = 256
     """New tokens at most, an end included."""
     beam_size: Common[int] = 1
