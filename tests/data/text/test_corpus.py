@@ -93,7 +93,7 @@ def test_only_blanks_are_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
         PairFiles((source, target)).read()
     assert str(caught.value) == (
-        f"a corpus needs a pair with text on both sides, but {source} and {target}: 2 lines, none such"
+        f"a corpus needs a pair with text on both sides, but {source} and {target} have none in 2 lines"
     )
 
 

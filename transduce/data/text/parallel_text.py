@@ -184,7 +184,7 @@ def _with_text(pairs: Iterable[Pair], name: str) -> ParallelText:
             usable.append(pair)
     if not usable:
         raise InputError(
-            f"a corpus needs a pair with text on both sides, but {name}: {n} lines, none such"
+            f"a corpus needs a pair with text on both sides, but {name} have none in {n} lines"
         )
     return ParallelText.of(usable, n - len(usable))
 
