@@ -99,7 +99,7 @@ def test_only_blanks_are_refused(tmp_path):
 
 def test_empty_files_are_refused(tmp_path):
     empty = write(tmp_path / "empty", "")
-    for paths, told in (((empty, empty), f"{empty} and {empty}: 0 lines"), ((empty,), f"{empty}: 0 lines")):
+    for paths, told in (((empty, empty), f"{empty} and {empty} have none in 0 lines"), ((empty,), f"{empty} have none in 0 lines")):
         with pytest.raises(ValueError, match=re.escape(told)):
             PairFiles(paths).read()
 
