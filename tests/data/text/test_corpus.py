@@ -93,14 +93,17 @@ def test_only_blanks_are_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
         PairFiles((source, target)).read()
     assert str(caught.value) == (
-        f"a corpus needs a pair with text on both sides, but {source} and {target} have none in 2 lines"
+        f"a corpus needs a pair with text on both sides, but there is none in the 2 lines of {source} and {target}"
     )
 
 
 def test_empty_files_are_refused(tmp_path):
     empty = write(tmp_path / "empty", "")
-    for paths, told in (((empty, empty), f"{empty} and {empty} have none in 0 lines"), ((empty,), f"{empty} have none in 0 lines")):
-        with pytest.raises(ValueError, match=re.escape(told)):
+    for paths, message in (
+        ((empty, empty), f"there is none in the 0 lines of {empty} and {empty}"),
+        ((empty,), f"there is none in the 0 lines of {empty}"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
             PairFiles(paths).read()
 
 

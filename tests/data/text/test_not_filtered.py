@@ -43,5 +43,7 @@ def test_of_several_directions_too_and_a_blank_line_gets_no_tag(folder):
 
 def test_a_split_of_blank_pairs_alone_is_refused(folder):
     (folder / "test.de").write_text("\n" * 4)
-    with pytest.raises(ValueError, match=r"needs a pair with text on both sides, but .*test\.de have none in 4 lines"):
+    with pytest.raises(
+        ValueError, match=r"needs a pair with text on both sides, but there is none in the 4 lines of .*test\.de"
+    ):
         Folder(data=folder, valid="valid").splits(1)

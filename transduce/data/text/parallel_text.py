@@ -184,7 +184,8 @@ def _with_text(pairs: Iterable[Pair], name: str) -> ParallelText:
             usable.append(pair)
     if not usable:
         raise InputError(
-            f"a corpus needs a pair with text on both sides, but {name} have none in {n} lines"
+            "a corpus needs a pair with text on both sides, but there is none in the "
+            f"{n} lines of {name}"
         )
     return ParallelText.of(usable, n - len(usable))
 
