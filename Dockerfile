@@ -1,0 +1,16 @@
+# docker build -t transduce .
+# docker run -v "$PWD:/work" transduce translate RUN < in.txt         any command; runs and data lie in /work
+# docker run -v "$PWD:/work" -p 8000:8000 transduce serve RUN --host 0.0.0.0 --token-file /work/token
+# docker run --gpus all ... with --build-arg TORCH=auto               trains on a GPU
+FROM python:3.11-slim
+RUN apt-get update && apt-get install -y --no-install-recommends g++ ffmpeg && rm -rf /var/lib/apt/lists/*
+RUN pip install --no-cache-dir uv
+ARG TORCH=cpu
+WORKDIR /src
+COPY . .
+RUN uv pip install --system --no-cache --torch-backend "$TORCH" --constraint constraints.txt ".[serve,wyoming,hub]"
+RUN useradd --create-home user && mkdir /work && chown user /work
+USER user
+WORKDIR /work
+EXPOSE 8000
+ENTRYPOINT ["transduce"]

@@ -1,0 +1,41 @@
+"""What a forge reads of the repository: its citation, workflows, container and hooks name what exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def test_citation_and_changes_have_the_version():
+    (version,) = re.findall(r'^version = "(.*)"', PROJECT, re.M)
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["tests", "nightly"])
+def test_a_workflow_calls_scripts_that_exist(name):
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert commands
+    for command in commands:
+        assert (ROOT / command.split()[1]).is_file()
+
+
+def test_the_container_installs_extras_that_exist():
+    text = (ROOT / "Dockerfile").read_text()
+    (extras,) = re.findall(r'"\.\[(.*)\]"', text)
+    for extra in extras.split(","):
+        assert re.search(rf"^{extra} = \[", PROJECT, re.M)
+    for flag in re.findall(r"serve RUN.* (--[a-z-]+) /", text):
+        assert f"    {flag[2:].replace('-', '_')}: " in (ROOT / "transduce" / "cli" / "serve.py").read_text()
+
+
+def test_hooks_run_what_the_tests_ask_for():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    script = (ROOT / "scripts" / "test.sh").read_text()
+    for hook in repository["hooks"]:
+        assert hook["entry"].split()[0] in script
