@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from baselines import bigram_cross_entropy
 
 import transduce as td
 from transduce import experiment as ex
+from transduce.recipes import DATA
+from transduce.recipes.baselines import bigram_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +121,8 @@ COMMANDS = replace(
     SHAKESPEARE_CPU,
     run=Path("runs/language"),
     corpus=ex.TextFiles(
-        train=(Path(__file__).parent / "data" / "commands" / "train.en",),
-        valid=(Path(__file__).parent / "data" / "commands" / "valid.en",),
+        train=(DATA / "commands" / "train.en",),
+        valid=(DATA / "commands" / "valid.en",),
     ),
     batch_size=24,
     model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),

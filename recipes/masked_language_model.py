@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from baselines import Neighbours
 
 import transduce as td
 from transduce import experiment as ex
+from transduce.recipes import DATA
+from transduce.recipes.baselines import Neighbours
 
-COMMANDS_TEXT = Path(__file__).parent / "data" / "commands"
+COMMANDS_TEXT = DATA / "commands"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ import tyro
 
 import transduce as td
 from transduce import experiment as ex
+from transduce.recipes import DATA
 
 MFCC = ex.FeatureConfig(n_coefficients=20, deltas=1)
 """40 features: by four frames they are the 160 numbers of the models' d_model, and go straight in."""
@@ -93,7 +94,6 @@ class Experiment:
 BEYOND = 1.2
 """Recordings are cut into segments that last at most this times the longest one of the training."""
 
-DATA = Path(__file__).parent / "data"
 CMU = DATA / "pronunciations" / "cmudict.dict.gz"
 """The CMU Pronouncing Dictionary: how 126,000 words of English sound."""
 COMMANDS = Experiment(

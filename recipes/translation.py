@@ -18,6 +18,7 @@ import tyro
 
 import transduce as td
 from transduce import experiment as ex
+from transduce.recipes import DATA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class Experiment:
 
 COMMANDS = Experiment(
     run=Path("runs/commands"),
-    corpus=ex.Folder(data=Path(__file__).parent / "data" / "commands", valid="valid"),
+    corpus=ex.Folder(data=DATA / "commands", valid="valid"),
     vocab_size=1000,
     model=replace(td.transformer_tiny(), dropout=0.1),
     tokens_per_batch=2048,

@@ -713,12 +713,12 @@ axes.set_title(f"beam search: {line}")
 # The recording below ships with `transduce`; it is a synthetic voice.
 
 # %%
-from transduce.cli.train import recipes
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FLOOR, FeatureExtractor
+from transduce.recipes import DATA
 
 RATE = 16000
-sound = recipes() / "data" / "commands" / "sound" / "valid" / "0001.opus"
+sound = DATA / "commands" / "sound" / "valid" / "0001.opus"
 waveform = read_audio(sound, RATE)
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import transduce as td
 from transduce import experiment as ex
-from transduce.cli.train import recipes
+from transduce.recipes import DATA
 
 torch.manual_seed(1)
 torch.set_num_threads(1)
@@ -79,7 +79,7 @@ axes.set(xlabel="million parameters, 124.4 in all", title="GPT-2 small")
 # a row of `d` numbers for every token. They are drawn at random, and training improves them like any other parameter.
 
 # %%
-folder = recipes() / "data" / "commands"
+folder = DATA / "commands"
 language = ex.TextFiles(train=(folder / "train.en",), valid=(folder / "valid.en",)).read(
     "byte_bpe", 500
 )

@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
@@ -36,9 +36,19 @@ def main(
     *,
     default: str,
     description: str | None,
+    arguments: Sequence[str] | None = None,
+    prog: str | None = None,
 ) -> int:
-    """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after
-    Ctrl-C."""
+    """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C.
+
+    Args:
+        default: the setting where none is named.
+        description: the recipe's help; it shows `prog` in place of `python recipes/RECIPE.py`.
+        arguments: those of the process where they are None.
+        prog: the command as help shows it; `python FILE` where it is None.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    prog = prog or f"python {sys.argv[0]}"
     joined = False
 
     def go() -> None:
@@ -49,7 +59,9 @@ def main(
         )
         with _one_of_several() if several else nullcontext():
             joined = several
-            experiment = choose(settings, default=default, description=description)
+            experiment = choose(
+                settings, words, default=default, description=description, prog=prog
+            )
             if told:
                 print(told)
             from transduce.device import torch_device
@@ -107,7 +119,12 @@ def _one_of_several() -> Iterator[None]:
 
 
 def choose(
-    settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None
+    settings: Mapping[str, tuple[str, ExperimentT]],
+    words: list[str],
+    *,
+    default: str,
+    description: str | None,
+    prog: str,
 ) -> ExperimentT:
     """The named setting, with the fields that files and then flags override; `default` where none
     is named.
@@ -116,14 +133,12 @@ def choose(
         InputError: there is no such setting, or a flag or a file does not fit.
         SystemExit: help or the configuration was asked for, and printed (0).
     """
-    words, prog = (
-        sys.argv[1:],
-        sys.argv[0] if sys.argv[0].startswith("transduce ") else f"python {sys.argv[0]}",
-    )
     if words[:1] in (["-h"], ["--help"]):
         _print_settings(settings, prog, description)
         sys.exit(0)
-    name = words.pop(0) if words and not words[0].startswith("-") else default
+    name = default
+    if words and not words[0].startswith("-"):
+        name, *words = words
     if name not in settings:
         near = get_close_matches(name, settings, n=1)
         way_out = f"did you mean {near[0]}?" if near else f"name one of {', '.join(settings)}"

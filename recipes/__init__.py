@@ -1,0 +1,6 @@
+"""Experiments as programs: `python recipes/TASK.py`, or `transduce train TASK`."""
+
+from pathlib import Path
+
+DATA = Path(__file__).resolve().parent / "data"
+"""The corpora that ship."""
