@@ -42,7 +42,19 @@ KNOWS = {
     "report": {"data", "model", "score", "run", "tasks"},
     "experiment": {"checkpoints", "model", "data", "train", "decode", "score", "run", "tasks", "report"},
     "serve": {"data", "tasks", "report"},
-    "cli": {"checkpoints", "data", "decode", "engine", "score", "interop", "run", "tasks", "report", "serve"},
+    "cli": {
+        "checkpoints",
+        "data",
+        "decode",
+        "engine",
+        "experiment",
+        "score",
+        "interop",
+        "run",
+        "tasks",
+        "report",
+        "serve",
+    },
     "__init__": {"model", "run", "tasks"},
 }
 """By room, which other rooms it may know."""
