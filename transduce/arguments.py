@@ -3,30 +3,24 @@
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import is_dataclass, replace
-from difflib import get_close_matches
 from functools import partial, wraps
 from io import StringIO
-from pathlib import Path
 from shutil import get_terminal_size
-from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     ClassVar,
-    Literal,
-    NamedTuple,
     TypeVar,
-    Union,
     get_args,
     get_origin,
     get_type_hints,
 )
 
 import tyro
-from tyro.conf import AvoidSubcommands, DisallowNone, FlagCreatePairsOff, Positional, Suppress, arg
+from tyro.conf import AvoidSubcommands, DisallowNone, FlagCreatePairsOff, Suppress, arg
 from tyro.constructors import (
     ConstructorRegistry,
     StructConstructorSpec,
@@ -50,8 +44,8 @@ NARROWEST = 40
 
 HELP_ALL = "\n  --help-all       show every flag, not only those that are used most"
 
-KINDS = {int: "a whole number", float: "a number", Path: "a path", str: "text", NoneType: "None"}
-"""What messages call a value of a type."""
+HELP_INDENT = " " * 8
+"""What tyro puts before the help text of a flag on the page of an error."""
 
 
 class Overrides(dict[str, Any]):
@@ -79,13 +73,11 @@ def call(
 ) -> T:
     """Call a function with the arguments of a command line, or make a dataclass of them.
 
-    --help shows the fields that are marked as Common, if there are any, and --help-all shows all
-    fields.
+    --help shows the fields that are marked as Common, if there are any; --help-all shows all.
 
     Args:
         prog: the command, as one types it.
-        default: the dataclass that the flags of a recipe change; None: a function's parameters are
-            flags.
+        default: the dataclass that a recipe's flags change; None: the parameters are flags.
         foot: printed below help where it does not show all.
 
     Raises:
@@ -94,12 +86,13 @@ def call(
     """
     is_recipe = default is not None
     wants_help = bool({"-h", "--help", "--help-all"} & set(words))
-    has_common = wants_help and any(each.is_common for each in _arguments(function, default))
+    has_common = wants_help and (is_recipe or _has_common(function))
+    brief = has_common and "--help-all" not in words
     if wants_help and get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
-    brief = has_common and "--help-all" not in words
+    page = StringIO()
     try:
-        with redirect_stderr(StringIO()):
+        with redirect_stderr(page):
             parsed: Any = tyro.cli(
                 _deferred(function, brief=brief),
                 args=["--help"] if wants_help else words,
@@ -112,15 +105,36 @@ def call(
     except _Refused as refused:
         raise InputError(str(refused)) from refused
     except SystemExit as stop:
-        if not stop.code:
-            if has_common:
-                print(foot)
-            raise
-        way_out = f"{prog} {'--help-all' if is_recipe else '--help'} says more"
-        raise InputError(
-            _mistake(words, list(_arguments(function, default)), prog, way_out)
-        ) from stop
+        if stop.code:
+            way_out = f"{prog} --help{'-all' * is_recipe} says more"
+            raise InputError(f"{_in_one_line(page.getvalue())}; {way_out}") from stop
+        if has_common:
+            print(foot)
+        raise
     return parsed if is_recipe else parsed()
+
+
+def _has_common(owner: Callable[..., Any]) -> bool:
+    """Whether an argument of a function, or a flag of a group, is marked as Common."""
+    parts = map(_split, get_type_hints(owner, include_extras=True).values())
+    return any(
+        _has_common(getattr(kind, "CONFIG", kind)) if _is_group(kind) else COMMON in notes
+        for kind, notes in parts
+    )
+
+
+def _in_one_line(page: str) -> str:
+    """The page that tyro prints about a wrong use, without its frame and its help texts."""
+    parts = [""]
+    for line in page.splitlines()[1:-1]:
+        text = line.strip("│|").rstrip()[1:]
+        if not text or text.startswith(("For full helptext", "Argument helptext")):
+            break
+        if not text.strip("─-"):
+            parts.append("")
+        elif not text.startswith(HELP_INDENT):
+            parts[-1] += f" {text.strip()}"
+    return "; ".join(part.strip(" .") for part in parts if part)
 
 
 def _deferred(function: Callable[..., Any], *, brief: bool) -> Callable[..., Any]:
@@ -270,129 +284,3 @@ def _override_fields(
         )
 
     return named, tuple(fields)
-
-
-class _Argument(NamedTuple):
-    """An argument: its flag, or what help calls it where it is positional, and its type."""
-
-    name: str
-    kind: Any
-    is_positional: bool = False
-    is_required: bool = False
-    is_common: bool = False
-
-
-def _arguments(function: Callable[..., Any], default: Any) -> Iterator[_Argument]:
-    """All arguments of a function, or all fields of a dataclass with this default."""
-    with registry(is_recipe=default is not None):
-        if default is not None:
-            for field in _fields(function, default):
-                yield from _flags(field, "--", with_pairs=True)
-            return
-        hints = get_type_hints(function, include_extras=True)
-        for name, parameter in inspect.signature(function).parameters.items():
-            yield from _flags(
-                StructFieldSpec(name, hints[name], parameter.default), "--", with_pairs=False
-            )
-
-
-def _flags(field: StructFieldSpec, prefix: str, *, with_pairs: bool) -> Iterator[_Argument]:
-    kind, notes = _split(field.type)
-    names = [each.name for each in notes if getattr(each, "name", None) is not None]
-    metavars = [each.metavar for each in notes if getattr(each, "metavar", None)]
-    name = prefix + (names or [field.name.replace("_", "-")])[0]
-    if is_dataclass(field.default) or _is_group(kind):
-        is_given = is_dataclass(field.default)
-        for each in _fields(
-            type(field.default) if is_given else kind, field.default if is_given else tyro.MISSING
-        ):
-            yield from _flags(each, name if name == prefix else f"{name}.", with_pairs=with_pairs)
-        return
-    if get_origin(kind) in (Union, UnionType) and not with_pairs:
-        kind = Union[tuple(each for each in get_args(kind) if each is not NoneType)]  # noqa: UP007
-    is_positional = Positional in notes
-    shown = (metavars or [field.name.upper()])[0] if is_positional else name
-    yield _Argument(
-        shown, kind, is_positional, field.default is inspect.Parameter.empty, COMMON in notes
-    )
-    if kind is bool and with_pairs:
-        yield _Argument(f"{prefix}no-{name.removeprefix(prefix)}", kind)
-
-
-def _mistake(words: Sequence[str], arguments: Sequence[_Argument], prog: str, way_out: str) -> str:
-    """Say what is wrong with words that tyro refuses."""
-    flags = {each.name: each for each in arguments if not each.is_positional}
-    positional = [each for each in arguments if each.is_positional]
-    uses: list[tuple[str, list[str]]] = [("", [])]
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if re.match("--?[A-Za-z]", word):
-            uses.append((flag.replace("_", "-"), [value] if equals else []))
-        else:
-            uses[-1][1].append(word)
-    unknown = [flag for flag, _ in uses[1:] if flag not in flags]
-    near = [each for flag in unknown for each in _nearest(flag, list(flags))]
-    if near:
-        return f"there is no flag {', '.join(unknown)}; did you mean {' or '.join(near)}?"
-    if unknown:
-        return f"there is no flag {', '.join(unknown)}; {way_out}"
-    loose = uses[0][1]
-    for flag, values in uses[1:]:
-        kind = flags[flag].kind
-        n = _n_values(kind)
-        loose = [*loose, *values[n:]]
-        if n and not _fit(kind, values[:n]):
-            got = f"it is {' '.join(values[:n])!r}" if values else "nothing follows it"
-            return f"{flag} takes {_in_words(kind)}, but {got}; {way_out}"
-    needed = [each.name for each in positional[len(loose) :] if each.is_required]
-    needed += [flag for flag, each in flags.items() if each.is_required and flag not in dict(uses)]
-    if needed:
-        return f"{prog} needs {' and '.join(needed)}, but got none; {way_out}"
-    for argument, value in zip(positional, loose, strict=False):
-        if not _fit(argument.kind, [value]):
-            return (
-                f"{argument.name} takes {_in_words(argument.kind)}, but it is {value!r}; {way_out}"
-            )
-    stray = [*loose[len(positional) :], *words][0]
-    return f"a word must be an argument or the value of a flag, but {stray!r} is neither; {way_out}"
-
-
-def _nearest(word: str, flags: Sequence[str]) -> list[str]:
-    """The flags that begin with this word, as --model.d-model with --model, or the nearest ones."""
-    names = {flag: flag.strip("-").split(".")[-1] for flag in flags}
-    near = get_close_matches(word.strip("-").split(".")[-1], names.values(), n=1, cutoff=0.7)
-    return [
-        flag
-        for flag, name in names.items()
-        if flag.startswith((f"{word}.", f"{word}-")) or name in near
-    ][:3]
-
-
-def _n_values(kind: Any) -> int | None:
-    """How many words a flag takes; None: any number."""
-    if kind is bool:
-        return 0
-    tuples = [each for each in (kind, *get_args(kind)) if get_origin(each) is tuple]
-    if not tuples:
-        return 1
-    return None if ... in get_args(tuples[0]) else len(get_args(tuples[0]))
-
-
-def _fit(kind: Any, values: list[str]) -> bool:
-    """Whether the values of a flag are of its type."""
-    try:
-        with redirect_stderr(StringIO()):
-            tyro.cli(kind, args=values)
-    except SystemExit:
-        return False
-    return True
-
-
-def _in_words(kind: Any) -> str:
-    """Name a type: `float | None` is "a number or None"."""
-    parts = [each for each in get_args(kind) if each is not ...]
-    if get_origin(kind) is Literal:
-        return "one of " * (len(parts) > 1) + ", ".join(map(str, parts))
-    if parts:
-        return (", " if get_origin(kind) is tuple else " or ").join(map(_in_words, parts))
-    return KINDS.get(kind, str(kind))
