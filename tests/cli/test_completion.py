@@ -51,7 +51,7 @@ def test_it_is_for_the_shells_that_tyro_knows(capsys):
             main(["completion", shell])
         assert not stop.value.code and "transduce" in capsys.readouterr().out
     assert main(["completion", "tcl"]) == 2
-    assert "invalid choice 'tcl' for argument 'SHELL'" in capsys.readouterr().err
+    assert "invalid choice 'tcl' for argument 'shell'" in capsys.readouterr().err
 
 
 @pytest.mark.process
