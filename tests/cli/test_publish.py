@@ -105,8 +105,7 @@ def test_a_training_starts_from_a_published_run(run, hub, monkeypatch, tmp_path)
     whole = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     hub.repositories["anna/tiny"] = Repository(private=False)
     hub.repositories["anna/tiny"].write("main", whole)
-    monkeypatch.setattr(sys, "argv", ["recipe", "--start-from", "hub:anna/tiny", "--run", str(tmp_path / "new")])
-    x = choose(SETTINGS, default="commands", description=None)
+    x = choose(SETTINGS, ["--start-from", "hub:anna/tiny", "--run", str(tmp_path / "new")], default="commands")
     assert (x.model.d_model, str(x.start_from)) == (LITTLE.d_model, "hub:anna/tiny")  # so that it resumes anywhere
     source, target = saved_tokenizers(x.run, x.start_from)
     model = new_model(replace(x, device="cpu"), load_run(run).model, x.start_from, source, target)

@@ -1,7 +1,6 @@
 """No field of a recipe takes a number that cannot be meant: each is refused when the configuration is made."""
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
@@ -67,7 +66,6 @@ def test_the_test_looks_at_every_recipe_and_deep():
 
 
 def test_the_command_line_says_the_rule_and_nothing_of_its_parser(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["translation.py", "files", "--training.patience", "0"])
     with pytest.raises(ValueError) as error:
-        choose(translation.SETTINGS, default="commands", description=None)
+        choose(translation.SETTINGS, ["files", "--training.patience", "0"], default="commands")
     assert str(error.value) == "patience must be at least 1, but patience=0"

@@ -57,8 +57,7 @@ def test_ctc_inside_the_encoder_is_learned_and_conditions_what_is_transcribed(
     recordings, tmp_path, monkeypatch, untrained
 ):
     flags = ["--model.ctc-layers", "1", "3"]
-    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", *flags])
-    chosen = choose(SETTINGS, default="commands", description=None).model
+    chosen = choose(SETTINGS, ["commands", *flags], default="commands").model
     assert chosen == replace(SETTINGS["commands"][1].model, ctc_layers=(1, 3))
     model = replace(SPEECH, ctc_layers=(1,), ctc_conditioning=True, dropout=0.0)
     x = small(tmp_path / "run", recordings, model=model, ctc_weight=0.4, interctc_weight=0.3)

@@ -262,8 +262,7 @@ def test_convolutions_before_the_encoder_are_one_flag(recordings, tmp_path, monk
     """They have gradients, and the run hears a position for every four frames."""
     flags = ["--model.encoder.input.stack", "1", "--model.encoder.input.conv-strides", "2", "2"]
     flags += ["--model.encoder.input.conv-dims", str(dims)]
-    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", *flags])
-    frames = choose(SETTINGS, default="commands", description=None).model.frames
+    frames = choose(SETTINGS, ["commands", *flags], default="commands").model.frames
     assert frames == replace(SETTINGS["commands"][1].model.frames, stack=1, conv_strides=(2, 2), conv_dims=dims)
     model = replace(SPEECH, encoder=replace(SPEECH.encoder, input=replace(frames, n_features=10)))
     x = small(tmp_path / "run", recordings, model=model)
@@ -283,8 +282,10 @@ def test_convolutions_before_the_encoder_are_one_flag(recordings, tmp_path, monk
 def test_an_encoder_of_conformer_layers_is_a_flag(monkeypatch):
     """With rotary positions in this half alone; that it trains and transcribes is in test_speech_training.py."""
     flags = "--model.conformer-kernel 5 --model.activation silu --model.encoder.positions rotary"
-    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", *flags.split()])
-    model, plain = choose(SETTINGS, default="commands", description=None).model, SETTINGS["commands"][1].model
+    model, plain = (
+        choose(SETTINGS, ["commands", *flags.split()], default="commands").model,
+        SETTINGS["commands"][1].model,
+    )
     encoder = replace(plain.encoder, positions="rotary")
     assert model == replace(plain, conformer_kernel=5, activation="silu", encoder=encoder)
 
@@ -311,12 +312,10 @@ def test_the_setting_paper_has_the_layers_of_the_paper_in_both_halves(monkeypatc
     assert {type(layer) for half in (built.encoder, built.decoder) for layer in half.layers} == {Layer}
     assert not list(built.source_input.parameters())
     flags = "--model.positions learned --model.n-experts 2 --model.attention linear"
-    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "paper", *flags.split()])
-    chosen = choose(SETTINGS, default="commands", description=None).model
+    chosen = choose(SETTINGS, ["paper", *flags.split()], default="commands").model
     assert {chosen.for_stack(half).positions for half in (chosen.encoder, chosen.decoder)} == {"learned"}
 
 
 def test_the_positions_of_a_model_reach_the_encoder_of_every_setting(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", "--model.positions", "sinusoidal"])
-    model = choose(SETTINGS, default="commands", description=None).model
+    model = choose(SETTINGS, ["commands", "--model.positions", "sinusoidal"], default="commands").model
     assert {model.for_stack(half).positions for half in (model.encoder, model.decoder)} == {"sinusoidal"}

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -68,8 +67,7 @@ def test_the_card_of_a_run_has_its_scores_and_makes_it_again(translation_run, mo
     assert all(f": {each['score']}\n" in card for each in json.loads((directory / "test.json").read_text()))
     (command,) = re.findall(r"^transduce train translation (.*)$", card, flags=re.MULTILINE)
     monkeypatch.chdir(directory)
-    monkeypatch.setattr(sys, "argv", ["recipe", *command.split()])
-    again = choose(SETTINGS, default="commands", description=None)
+    again = choose(SETTINGS, command.split(), default="commands")
     experiment = json.loads((directory / "config.json").read_text())["experiment"]
     assert to_dict(replace(again, run=directory)) | {"data": experiment["data"]} == experiment
 

@@ -2,7 +2,6 @@
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,8 +40,7 @@ def test_recipes_understand_the_commands(figures, monkeypatch, tmp_path):
         if recipe.startswith("scripts/"):  # it has no options of a recipe
             assert (ROOT / recipe).exists()
             continue
-        monkeypatch.setattr(sys, "argv", [recipe, *options, "--run", str(tmp_path / name)])
-        x = choose(RECIPES[recipe].SETTINGS, default="commands", description=None)
+        x = choose(RECIPES[recipe].SETTINGS, [*options, "--run", str(tmp_path / name)], default="commands")
         assert x.run == tmp_path / name
 
 

@@ -3,7 +3,6 @@
 import itertools
 import random
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,8 +48,7 @@ def whole(corpus, tmp_path_factory) -> Path:
 
 def chosen(monkeypatch, corpus: Path, run: Path, *more: str) -> translation.Experiment:
     """The configuration that the command line means."""
-    monkeypatch.setattr(sys, "argv", ["translation.py", *arguments(corpus, run, *more)])
-    return choose(translation.SETTINGS, default="commands", description=None)
+    return choose(translation.SETTINGS, arguments(corpus, run, *more), default="commands")
 
 
 def test_another_configuration_is_refused_with_the_difference(monkeypatch, corpus, whole):

@@ -120,11 +120,11 @@ def _one_of_several() -> Iterator[None]:
 
 def choose(
     settings: Mapping[str, tuple[str, ExperimentT]],
-    words: list[str],
+    words: Sequence[str],
     *,
     default: str,
-    description: str | None,
-    prog: str,
+    description: str | None = None,
+    prog: str = "python RECIPE.py",
 ) -> ExperimentT:
     """The named setting, with the fields that files and then flags override; `default` where none
     is named.
@@ -133,6 +133,7 @@ def choose(
         InputError: there is no such setting, or a flag or a file does not fit.
         SystemExit: help or the configuration was asked for, and printed (0).
     """
+    words = list(words)
     if words[:1] in (["-h"], ["--help"]):
         _print_settings(settings, prog, description)
         sys.exit(0)
