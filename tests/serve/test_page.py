@@ -94,7 +94,7 @@ def test_an_ensemble_has_the_record_of_its_first_run_and_no_picture(runs, tmp_pa
         ({"model": "../mt"}, 404, "to translate, this server has mt, but not '../mt'; see /v1/models"),
         ({"model": "lm"}, 404, "to translate, this server has mt, but not 'lm'; see /v1/models"),
         ({"line": "a" * 10_001}, 400, "a request may have 10000 characters, but it has 10001; ask for less"),
-        ({"n_best": 11}, 400, "n_best must be less than or equal to 10, but it is 11; correct it"),
+        ({"n_best": 11}, 400, "n_best: Input should be less than or equal to 10, but it is 11; correct it"),
     ],
 )
 def test_what_is_refused_is_told(http, fields, status, message):

@@ -27,11 +27,13 @@ logger = logging.getLogger("transduce")
 
 LIBRARIES = ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometheus_client")
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 """Names that only this machine reaches."""
 
 KEEP_ALIVE = 75
 """Seconds of an idle connection: clients keep theirs for less, so none asks while it is closed."""
+
+MAX_CONNECTIONS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ def serve(
         if wyoming_port is not None:
             wyoming = stack.enter_context(listening_on(host, wyoming_port, "--wyoming-port"))
         served = load_served(runs, languages, beam_size, limits, machine)
-        hosts = () if token or host not in LOOPBACK else LOOPBACK
+        hosts = () if token or host not in (*LOOPBACK, "::1") else LOOPBACK
         if not (token or hosts):
             logger.warning("whoever reaches %s may ask, for there is no --token-file", host)
         app = create_app(
@@ -125,21 +127,17 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig) -> None:
     """Serve an application until Ctrl-C, SIGTERM or SIGHUP; accepted requests are answered."""
     import uvicorn
 
-    from transduce.serve.connections import Connection, LogRate, connection_limit
-
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http="h11",  # which bounds the head of a request
         ws="none",
         log_config=None,
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE,
-        limit_concurrency=connection_limit(),
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=int(limits.deadline) + 5,
     )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogRate())
     if (
         sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
     ):  # nohup ignores it

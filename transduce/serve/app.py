@@ -1,17 +1,15 @@
 """The server as an ASGI application: its routes, errors, health and metrics."""
 
 import asyncio
-import re
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
-from http import HTTPStatus
 from importlib.metadata import version
 from time import monotonic
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 from prometheus_client import (
@@ -24,6 +22,7 @@ from prometheus_client import (
 )
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.errors import InputError
@@ -47,16 +46,15 @@ def create_app(
     Args:
         token: what requests must show, if it is not empty.
         cors: origins whose pages may send requests.
-        hosts: names of the server that requests may have in their header Host; any, if empty.
+        hosts: names of the server that requests may have in their header Host; any, if empty. A
+            page that reaches this machine by a name of its own (DNS rebinding) is refused.
         wyoming: a listening socket for clients of the Wyoming protocol.
     """
-    state = ServerState(runs, config or ServeConfig(), token, hosts)
-
+    state = ServerState(runs, config or ServeConfig(), token)
     app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
         redoc_url=None,
         title="transduce",
         version=version("transduce"),
-        dependencies=[Depends(_check_host)],
         lifespan=partial(_lifespan, state, wyoming),
         description="Translation, speech to text, and text generation.",
     )
@@ -67,17 +65,14 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"]
         )
+    if hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     for kind in (StarletteHTTPException, InputError, Exception):
         app.add_exception_handler(kind, _answer_error)
-    for each in (
-        router,
-        audio.router,
-        audio.whisper,
-        libretranslate.router,
-        completions.router,
-        page.router,
-    ):
-        app.include_router(each)
+    for module in (audio, libretranslate, completions, page):
+        app.include_router(module.router)
+    app.include_router(audio.whisper)
+    app.include_router(router)
     return app
 
 
@@ -89,37 +84,24 @@ async def _lifespan(
     engines = [run.engine for run in state.runs]
     for engine in engines:
         engine.start()
-    async with AsyncExitStack() as stack:
-        if wyoming:
-            from transduce.serve.wyoming import wyoming_port
-
-            await stack.enter_async_context(wyoming_port(state, wyoming))
+    if wyoming is None:
         yield
+    else:
+        from transduce.serve.wyoming import wyoming_port
+
+        async with wyoming_port(state, wyoming):
+            yield
     for engine in engines:
         engine.stop()
     for engine in engines:
         await asyncio.to_thread(engine.join)
 
 
-async def _check_host(request: Request, state: State) -> None:
-    """Refuse pages that reach this machine by a name of their own (DNS rebinding)."""
-    host = request.headers.get("host", "")
-    if host and state.hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in state.hosts:
-        rule = f"Host must be one of {', '.join(state.hosts)}"
-        raise HTTPException(
-            400, f"{rule}, but it is {host[:80]!r}; with --token-file it may be any"
-        )
-
-
 async def _answer_error(request: Request, exception: Exception) -> Response:
+    """The body may not have been read, so the connection ends."""
     error = http_error(exception)
-    if error.detail == HTTPStatus(error.status_code).phrase:  # a path or method without a route
-        allowed = (error.headers or {}).get("Allow")
-        methods = f" by {request.method}, but by {allowed}" if allowed else ""
-        error.detail = (
-            f"there is nothing at {request.url.path[:80]!r}{methods}; /docs describes what there is"
-        )
-    return JSONResponse(error_body(request.url.path, error), error.status_code, error.headers)
+    headers = {**(error.headers or {}), "Connection": "close"}
+    return JSONResponse(error_body(request.url.path, error), error.status_code, headers)
 
 
 router = APIRouter(tags=["server"])
@@ -157,10 +139,7 @@ def _measure_engines(runs: Sequence[Served[Any]], registry: CollectorRegistry) -
 
 
 class _MeasureRequests:
-    """Middleware that counts requests and their seconds.
-
-    It also answers HEAD as GET, whose body uvicorn leaves out.
-    """
+    """Middleware that counts requests and their seconds."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self.app = app
@@ -176,8 +155,6 @@ class _MeasureRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope.get("method") == "HEAD":
-            scope = {**scope, "method": "GET"}
         began = monotonic()
         status = 499  # nginx's status of a client that left before its answer
 

@@ -88,9 +88,9 @@ class Upload:
 
 
 async def upload(http: fastapi.Request, state: State) -> Upload:
-    """A dependency that reads and decodes a sound file, whose memory it releases then."""
-    async with state.upload_memory(http):
-        body = await read_body(http, state, AudioBody, state.config.upload_bytes)
+    """A dependency that reads and decodes a sound file."""
+    body = await read_body(http, state, AudioBody, state.config.upload_bytes)
+    with body.file.file:
         run = find_transcriber(state, body.model)
         if body.word_times and not run.task.model.config.ctc:
             raise HTTPException(
@@ -99,7 +99,6 @@ async def upload(http: fastapi.Request, state: State) -> Upload:
         run.engine.check_room()
         async with state.decoders:
             samples = await asyncio.to_thread(_decode, body.file, run.task, state.config)
-        body.file.file.close()
     return Upload(body, run, samples)
 
 

@@ -40,19 +40,12 @@ router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependenci
 TOKENS_PER_TEXT = 128
 """Tokens to generate that cost as much as a text to translate."""
 
-UNSUPPORTED = (
-    "best_of",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "logprobs",
-    "suffix",
-)
-"""Fields of OpenAI that a request may only have at values that change nothing."""
-
 
 class CompletionBody(BaseModel):
-    """Prompts, and how to continue them."""
+    """Prompts, and how to continue them.
+
+    What the server does not know, such as penalties, may only have values that change nothing.
+    """
 
     model: str
     prompt: str | list[str] = ""
@@ -69,21 +62,18 @@ class CompletionBody(BaseModel):
     echo: bool = False
     """Whether the prompt stands before its text."""
     best_of: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    logprobs: int | None = None
-    suffix: str | None = None
+    frequency_penalty: float = Field(0.0, ge=0, le=0)
+    presence_penalty: float = Field(0.0, ge=0, le=0)
+    logit_bias: dict[str, float] = Field({}, max_length=0)
+    logprobs: None = None
+    suffix: str = Field("", max_length=0)
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
-        is_object = isinstance(fields, dict)
-        return (
-            {name: value for name, value in fields.items() if value is not None}
-            if is_object
-            else fields
-        )
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def prompts(self) -> list[str]:
@@ -99,21 +89,12 @@ class CompletionBody(BaseModel):
         """The configuration of the generation.
 
         Raises:
-            HTTPException: the request is too large, or has fields that are not supported.
+            HTTPException: the request is too large.
             InputError: its numbers do not go together.
         """
-        neutral = {"best_of": self.n, "logprobs": None}  # of n texts, all are the best
-        values = {name: getattr(self, name) for name in UNSUPPORTED}
-        names = [
-            name for name in values if values[name] not in (None, {}, "", neutral.get(name, 0))
-        ]
-        if names:
-            raise HTTPException(400, f"this server does not know {', '.join(names)}; leave it out")
-        if self.stream_options is not None and not self.stream:
-            message = (
-                "stream_options go with stream, but stream is not true; leave them out, or stream"
-            )
-            raise HTTPException(400, message)
+        if self.best_of not in (None, self.n):  # of n texts, all are the best
+            rule = "best_of must be n"
+            raise HTTPException(400, f"{rule}, but it is {self.best_of}; leave it out")
         check_bound(sum(map(len, self.prompts)), limits.characters, "characters of prompts")
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
         check_bound(self.max_tokens, limits.max_tokens, "max_tokens")

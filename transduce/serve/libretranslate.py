@@ -204,7 +204,7 @@ async def translate(
 async def settings(state: State) -> Json:
     """The settings of LibreTranslate's pages."""
     pair = next(iter(_translators(state)), Languages("", ""))
-    needs_key = bool(state.token.token)
+    needs_key = bool(state.token)
     return {
         "charLimit": state.config.characters,
         "frontendTimeout": 500,

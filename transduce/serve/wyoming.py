@@ -3,8 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
-from functools import partial
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 
 import anyio
@@ -13,88 +12,56 @@ import torch
 from wyoming.asr import Transcribe, Transcript
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
-from wyoming.event import Event, async_read_event, async_write_event
+from wyoming.event import Event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
+from wyoming.server import AsyncEventHandler
 
 from transduce.errors import InputError
 from transduce.serve.audio import ANY_MODEL, Samples, check_seconds, find_transcriber, transcribe
-from transduce.serve.http import ServerState, http_error
+from transduce.serve.http import ServerState, check_bound, http_error
 from transduce.tasks.transcribe import Transcriber
-
-MAX_CONVERSATIONS = 16
-"""Connections at a time: one more takes the place of the oldest that waits for no answer."""
 
 SAMPLE_TYPES = {2: np.int16, 4: np.int32}
 """By bytes of a sample."""
 
 
-class _BoundedReader(asyncio.StreamReader):
-    """A reader of events whose parts are no larger than an upload may be."""
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__()
-        self.max_bytes = max_bytes
-
-    async def readexactly(self, n: int) -> bytes:
-        """So many bytes; ValueError, if there are too many, ends the conversation."""
-        if n > self.max_bytes:
-            raise ValueError(n)
-        return await super().readexactly(n)
-
-
-class _Conversation:
+class _Conversation(AsyncEventHandler):
     """A connection, and the sound that its client has sent so far."""
 
     def __init__(
         self, state: ServerState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        super().__init__(reader, writer)
         self.state = state
-        self.reader = reader
-        self.writer = writer
         self.busy = False
         """Whether an event is being answered."""
         self.model = ANY_MODEL
         self.audio = bytearray()
-        self.form = (0, 0, 0)
+        self.format = (0, 0, 0)
         """Rate, width and channels of the first chunk, which all have."""
 
-    async def run(self) -> None:
-        """Answer events until the client leaves, is too late or sends a wrong one."""
-        timeout = partial(anyio.fail_after, self.state.config.deadline)
-        with closing(self.writer), suppress(OSError, EOFError, asyncio.CancelledError):
-            try:
-                while True:
-                    with timeout():
-                        event = await async_read_event(self.reader)
-                    if event is None:
-                        return
-                    self.busy = True
-                    if answer := await self._answer(event):
-                        with timeout():
-                            await async_write_event(answer, self.writer)
-                    self.busy = False
-            except (OSError, EOFError):  # too late, or disconnected
-                raise
-            except (AttributeError, KeyError, TypeError) as error:
-                await self._refuse(
-                    InputError(f"an event lacks {error}, or has it wrong; correct it")
-                )
-            except Exception as error:
-                await self._refuse(error)
+    async def handle_event(self, event: Event) -> bool:
+        """Answer an event; after an error, the conversation ends."""
+        self.busy = True
+        try:
+            if answer := await self._answer(event):
+                await self.write_event(answer)
+            return True
+        except (AttributeError, KeyError, TypeError) as error:
+            refusal = http_error(InputError(f"an event lacks {error}, or has it wrong; correct it"))
+        except Exception as error:
+            refusal = http_error(error)
+        finally:
+            self.busy = False
+        await self.write_event(Error(refusal.detail, str(refusal.status_code)).event())
+        await self._read_on()
+        return False
 
-    async def _refuse(self, error: Exception) -> None:
-        """Send the error, and read on for a while: a client may read only when it has sent all."""
-        refusal = http_error(error)
-        await async_write_event(
-            Error(refusal.detail, str(refusal.status_code)).event(), self.writer
-        )
-        n_bytes = 0
-        while n_bytes < self.state.config.upload_mb * 1e6:
-            with anyio.fail_after(1.0):
-                chunk = await self.reader.read(65_536)
-            if not chunk:
-                return
-            n_bytes += len(chunk)
+    async def _read_on(self) -> None:
+        """Read for a second what the client still sends: it may read only when it has sent all."""
+        with anyio.move_on_after(1.0):
+            while await self.reader.read(65_536):
+                pass
 
     async def _answer(self, event: Event) -> Event | None:
         """The answer to an event, if it has one.
@@ -117,33 +84,28 @@ class _Conversation:
     def _add(self, chunk: AudioChunk) -> None:
         form = (chunk.rate, chunk.width, chunk.channels)
         if not self.audio:
-            self.form = form
-        is_whole = min(form) > 0 and len(chunk.audio) % (chunk.width * chunk.channels) == 0
-        if not is_whole or form != self.form or chunk.width not in SAMPLE_TYPES:
+            self.format = form
+        is_complete = min(form) > 0 and len(chunk.audio) % (chunk.width * chunk.channels) == 0
+        if not is_complete or form != self.format or chunk.width not in SAMPLE_TYPES:
             raise InputError(
                 "sound must be whole samples of 2 or 4 bytes, all in one format, but a chunk has "
                 f"{len(chunk.audio)} bytes, rate {chunk.rate}, width {chunk.width} and channels "
                 f"{chunk.channels}; send 16 bits at 16000 Hz"
             )
         self.audio += chunk.audio
-        config = self.state.config
-        check_seconds(len(self.audio) / (chunk.rate * chunk.width * chunk.channels), config)
-        if len(self.audio) > config.upload_mb * 1e6:
-            raise InputError(
-                f"sound may have {config.upload_mb:g} MB, but it has more; send it in parts"
-            )
+        seconds = len(self.audio) / (chunk.rate * chunk.width * chunk.channels)
+        check_seconds(seconds, self.state.config)
+        check_bound(len(self.audio), self.state.config.upload_bytes, "bytes of sound")
 
     async def _text(self) -> str:
         run = find_transcriber(self.state, self.model)
         if not self.audio:
             return ""
-        rate, width, channels = self.form
+        rate, width, channels = self.format
         samples = np.frombuffer(bytes(self.audio), SAMPLE_TYPES[width]).reshape(-1, channels)
         self.audio.clear()
-        waveform = torch.from_numpy(
-            samples.mean(axis=1) / -float(np.iinfo(samples.dtype).min)
-        ).float()
-        return (await transcribe(run, Samples((waveform, rate)))).text
+        waveform = samples.mean(axis=1) / -float(np.iinfo(samples.dtype).min)
+        return (await transcribe(run, Samples((torch.from_numpy(waveform).float(), rate)))).text
 
 
 def _info(state: ServerState) -> Info:
@@ -163,21 +125,16 @@ def _info(state: ServerState) -> Info:
 async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIterator[None]:
     """Answer the clients of a socket; at the end, questions that are whole are still answered."""
     conversations = dict[asyncio.Task[None], _Conversation]()
-    max_bytes = round(state.config.upload_mb * 1e6)
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
         conversations[task] = _Conversation(state, reader, writer)
         task.add_done_callback(conversations.pop)
-        if len(conversations) > MAX_CONVERSATIONS:
-            next(each for each in conversations if not conversations[each].busy).cancel()
-        await conversations[task].run()
+        with suppress(Exception, asyncio.CancelledError):  # the client has left, or sends no event
+            await conversations[task].run()
 
-    def protocol() -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(_BoundedReader(max_bytes), converse)
-
-    server = await asyncio.get_running_loop().create_server(protocol, sock=listening)
+    server = await asyncio.start_server(converse, sock=listening)
     try:
         yield
     finally:
