@@ -19,7 +19,7 @@ from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.tokenizer_files import FILES, side_files, write_tokenizers
-from transduce.decode import lexicon, shortlist
+from transduce.decode import phrases, shortlist
 from transduce.device import torch_device
 from transduce.errors import InputError
 from transduce.files import (
@@ -33,8 +33,7 @@ from transduce.files import (
 )
 from transduce.hub import CARD, PREFIX, download
 from transduce.model.config import Frames, Tokens, TransformerConfig
-from transduce.model.fill import filled_transformer
-from transduce.model.size import check_fits, n_parameters
+from transduce.model.meta import check_fits, filled_transformer, n_parameters
 from transduce.model.transformer import Transformer
 
 CONFIG, STATISTICS, METRICS = "config.json", "features.safetensors", "metrics.jsonl"
@@ -45,7 +44,7 @@ PUBLISHED = (
         WEIGHTS,
         STATISTICS,
         shortlist.FILE,
-        lexicon.FILE,
+        phrases.LEXICON,
         *FILES,
         *side_files("source"),
         *side_files("target"),

@@ -840,7 +840,7 @@ assert (
     and abs(dropped.mean() - 1) < 0.02
 )
 
-from transduce.model.size import n_parameters
+from transduce.model.meta import n_parameters
 
 for name, each in (
     ("tiny", td.transformer_tiny()),

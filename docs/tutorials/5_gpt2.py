@@ -50,7 +50,7 @@ plt.rcParams.update(
 # tables, and a last norm.
 
 # %%
-from transduce.model.size import n_parameters
+from transduce.model.meta import n_parameters
 
 vocab_size, context, d, n_layers = 50257, 1024, 768, 12
 parts = {

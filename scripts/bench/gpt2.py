@@ -36,11 +36,10 @@ import transduce as td
 from transduce.data.batch import Batch
 from transduce.data.text.windows import Stream, TokenWindows
 from transduce.model.presets import gpt2
-from transduce.train.flops import flops_per_token, peak_flops
-from transduce.train.log import standard_sinks
+from transduce.train.host import prefetch
+from transduce.train.log import flops_per_token, peak_flops, standard_sinks
 from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig
-from transduce.train.prefetch import prefetch
 from transduce.train.state import Validation
 from transduce.train.trainer import Trainer, TrainingConfig
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from transduce.cli.main import main
-from transduce.score.alignment import align, error_report
-from transduce.score.wer import cer, per, wer
+from transduce.score.wer import align, cer, error_report, per, wer
 
 RIGHT = ["The cat sat\u2028on the mat.", "show me the money, please", "", "good morning to you all", "fine"]
 HEARD = ["the cart sat down on the", "show the money peas", "uh", "", "fine"]

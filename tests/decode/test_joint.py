@@ -16,8 +16,7 @@ from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.joint import combined
-from transduce.decode.scorer import ModelScorer, Scorer
+from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 

@@ -6,8 +6,7 @@ from tests.decode.language import EOS, Language
 from tests.decode.test_beam import same
 from tests.decode.test_phrases import SURFACES, VOCABULARY, WIDE, every, search, text
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.lexicon import Lexicon
-from transduce.decode.phrases import Prefix
+from transduce.decode.phrases import Lexicon, Prefix
 from transduce.decode.required import Required
 
 LEXICONS = [["a"], ["ab", "ba"], ["aba", "b"], ["a", "ab", "abb", "baab"]]

@@ -18,7 +18,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
 from transduce.train.distributed import World
-from transduce.train.flops import flops_per_token
+from transduce.train.log import flops_per_token
 from transduce.train.trainer import TrainingConfig
 
 DECODER = TransformerConfig(
@@ -48,7 +48,7 @@ def test_a_model_that_cannot_be_trained_here_is_refused_before_it_takes_memory(t
 def test_a_model_that_only_several_processes_can_hold_is_built_where_they_share_it(tmp_path, monkeypatch):
     """Whole weights for a validation, and of two moments and a gradient a third: 8 bytes a parameter instead of 16."""
     n = sum(p.numel() for p in Transformer(DECODER).parameters())
-    monkeypatch.setattr("transduce.model.size.memory", lambda device: 9 * n)
+    monkeypatch.setattr("transduce.model.meta.memory", lambda device: 9 * n)
     monkeypatch.setattr("transduce.experiment.run.world", lambda: World(size=3))
     assert new_model(Tuning(tmp_path, TrainingConfig(shard=True, accumulate=3)), DECODER)
     with pytest.raises(ValueError, match=r"a model must fit into memory, .* training takes"):

@@ -16,7 +16,7 @@ from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.interop.families import read_model
 from transduce.interop.language_models import export_llama
-from transduce.model.size import n_parameters
+from transduce.model.meta import n_parameters
 from transduce.tasks.generate import GenerationConfig
 
 pytestmark = pytest.mark.usefixtures("transformers")

@@ -8,7 +8,7 @@ import torch
 
 from tests import contract
 from tests.model.test_contract import BASE, DECODER
-from transduce.decode.coverage import CoverageScorer
+from transduce.decode.scorer import CoverageScorer
 from transduce.model.attention_maps import cross_attention
 
 

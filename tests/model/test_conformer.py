@@ -15,7 +15,7 @@ from tests.contract import random_model
 from transduce.config import from_dict, to_dict
 from transduce.interop.ctranslate2 import check_exportable
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.conformer import ConformerLayer
+from transduce.model.layers import ConformerLayer
 from transduce.model.transformer import Transformer
 
 D = 12
@@ -160,7 +160,7 @@ def test_what_does_not_go_with_it_is_refused(changes):
 
 FEW = """
 import torch
-from transduce.model.conformer import ConvolutionModule
+from transduce.model.layers import ConvolutionModule
 from transduce.model.presets import conformer_tiny
 from dataclasses import replace
 module = ConvolutionModule(replace(conformer_tiny(), d_model=16, n_heads=2)).bfloat16()

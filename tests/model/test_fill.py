@@ -9,7 +9,7 @@ import torch
 
 from transduce.files import weights_of
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.model.fill import blank_transformer, filled_transformer
+from transduce.model.meta import blank_transformer, filled_transformer
 from transduce.model.transformer import Transformer
 
 STACK = StackConfig(input=Tokens(vocab_size=11, multiple=4), n_layers=2)
@@ -81,8 +81,8 @@ def test_a_model_without_memory_needs_no_slow_import():
     code = """
 import sys
 from transduce.model.presets import conformer_small, gpt2, transformer_base
-from transduce.model.fill import blank_transformer
-from transduce.model.size import n_parameters
+from transduce.model.meta import blank_transformer
+from transduce.model.meta import n_parameters
 for config in (conformer_small(), gpt2(), transformer_base()):
     n_parameters(config)
 blank_transformer(conformer_small())

@@ -7,7 +7,7 @@ import torch
 
 from transduce.device import memory
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.size import TRAINING, check_fits, n_parameters
+from transduce.model.meta import TRAINING, check_fits, n_parameters
 from transduce.model.transformer import Transformer
 
 TEXT = StackConfig(input=Tokens(vocab_size=11), n_layers=2)
@@ -95,7 +95,7 @@ def test_a_weight_that_no_memory_can_have_is_refused(changes):
 
 
 def test_the_message_tells_the_size_and_the_memory(monkeypatch):
-    monkeypatch.setattr("transduce.model.size.memory", lambda device: 3 * 2**30 // 2)
+    monkeypatch.setattr("transduce.model.meta.memory", lambda device: 3 * 2**30 // 2)
     config = TransformerConfig(encoder=None, decoder=TEXT, d_model=4096, n_heads=8, d_ff=16384, positions="none")
     layer = 4 * (4096 * 4096 + 4096) + 2 * 4096 * 16384 + 16384 + 4096 + 2 * 2 * 4096  # attention, feed-forward, norms
     n = 11 * 4096 + 2 * layer
@@ -107,7 +107,7 @@ def test_the_message_tells_the_size_and_the_memory(monkeypatch):
         "where cpu has 1.5 GiB; take fewer layers or smaller ones"
     )
     check_fits(replace(config, d_ff=8192), torch.device("cpu"))
-    monkeypatch.setattr("transduce.model.size.memory", lambda device: None)  # unknown
+    monkeypatch.setattr("transduce.model.meta.memory", lambda device: None)  # unknown
     check_fits(config, torch.device("cpu"), bytes_each=TRAINING)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from transduce.score.bleu import bleu, chrf, ter
-from transduce.score.bootstrap import resampled_sums
+from transduce.score.score import resampled_sums
 from transduce.score.wer import cer, wer
 
 

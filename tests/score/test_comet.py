@@ -11,8 +11,8 @@ from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
 from transduce.data.text.parallel_text import ParallelText
 from transduce.experiment import validation
-from transduce.score import comet as module
-from transduce.score.comet import comet
+from transduce.score import measures as module
+from transduce.score.measures import comet
 
 MISSING = (
     "COMET needs the library comet, but it is not installed; in a clone of transduce: pip install '.[comet]' in an "

@@ -7,7 +7,7 @@ import pytest
 from sacrebleu.significance import _compute_p_value
 
 from transduce.score.bleu import bleu
-from transduce.score.bootstrap import p_value, resampled_sums
+from transduce.score.score import p_value, resampled_sums
 from transduce.score.wer import wer
 
 

@@ -11,9 +11,8 @@ import pytest
 from sacrebleu.metrics import TER
 from sacrebleu.significance import PairedTest
 
-from transduce.score.alignment import Errors, align, all_errors, count_errors, error_report
 from transduce.score.score import Score
-from transduce.score.wer import cer, normalized, per, wer
+from transduce.score.wer import Errors, align, all_errors, cer, count_errors, error_report, normalized, per, wer
 
 
 def distance(hypothesis, reference):

@@ -10,7 +10,7 @@ import transduce as td
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
-from transduce.decode.coverage import CoverageScorer
+from transduce.decode.scorer import CoverageScorer
 from transduce.model.attention_maps import cross_attention
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer

@@ -16,8 +16,7 @@ from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.ctc import CTCPrefixScorer
-from transduce.decode.joint import combined
-from transduce.decode.scorer import ModelScorer, Scorer
+from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.files import save_weights
 from transduce.model.config import TransformerConfig
 

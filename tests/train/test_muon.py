@@ -6,14 +6,13 @@ from torch import nn
 
 from tests.train.test_optim import translator
 from transduce.train.config import OptimConfig
-from transduce.train.muon import orthogonal
-from transduce.train.optim import optimizer, step
+from transduce.train.optim import optimizer, orthogonal, step
 
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("rows", "columns"), [(24, 24), (48, 16), (16, 48)])
 def test_singular_vectors_stay_and_singular_values_become_nearly_one(rng, monkeypatch, rows, columns, narrow):
-    monkeypatch.setattr("transduce.train.muon.computes_bf16", lambda _: narrow)
+    monkeypatch.setattr("transduce.train.optim.computes_bf16", lambda _: narrow)
     matrices = torch.randn(3, rows, columns, generator=rng)
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)
     turned = u.mT @ orthogonal(matrices) @ v.mT  # diagonal, if the vectors are the same
@@ -26,7 +25,7 @@ def test_singular_vectors_stay_and_singular_values_become_nearly_one(rng, monkey
 @pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])
 def test_steps_are_torchs(rng, monkeypatch, narrow, gated):
     """torch.optim.Muon always rounds to bfloat16; queries, keys and values, and gate and value, are matrices of their own."""
-    monkeypatch.setattr("transduce.train.muon.computes_bf16", lambda _: narrow)
+    monkeypatch.setattr("transduce.train.optim.computes_bf16", lambda _: narrow)
     if not narrow:
         monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
     model = translator(gated=gated)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.train.prefetch import load_batches, prefetch
+from transduce.train.host import load_batches, prefetch
 
 
 def test_everything_comes_once_and_in_order():
@@ -98,7 +98,7 @@ def test_what_processes_are_told(monkeypatch):
         told.update(how)
         return [how["collate_fn"](batches[i]) for i in how["sampler"]]
 
-    monkeypatch.setattr("transduce.train.prefetch.DataLoader", loader)
+    monkeypatch.setattr("transduce.train.host.DataLoader", loader)
     batches = load_batches(2, Made(bad=2), [3, 1, 2, 0])
     assert [next(batches)[0] for _ in range(2)] == [3, 1]
     with pytest.raises(ValueError, match=r"^the third is bad$"):

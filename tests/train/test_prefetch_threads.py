@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transduce.threads import use_one_core
-from transduce.train.prefetch import prefetch
+from transduce.train.host import prefetch
 
 
 def threads_of_a_new_thread():

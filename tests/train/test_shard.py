@@ -15,7 +15,7 @@ from transduce.files import read_json_lines
 from transduce.train.config import LoRAConfig, OptimConfig, TrainingConfig
 from transduce.train.distributed import World
 from transduce.train.objectives import CrossEntropy
-from transduce.train.shard import ShardedDataParallel, gathered, local, parts_like
+from transduce.train.parallel import ShardedDataParallel, gathered, local, parts_like
 from transduce.train.state import Store, Validation
 
 

@@ -19,7 +19,7 @@ from transduce.model.transformer import Transformer
 from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy, Loss
 from transduce.train.optim import OptimConfig
-from transduce.train.shard import gathered, local
+from transduce.train.parallel import gathered, local
 from transduce.train.state import Validation
 
 pytestmark = pytest.mark.process

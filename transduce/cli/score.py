@@ -14,12 +14,10 @@ from transduce.cli.common import OptionalFile, check_stdin, read_side, side_name
 from transduce.config import within
 from transduce.data.text.lines import split_table
 from transduce.errors import InputError
-from transduce.score.alignment import error_report
-from transduce.score.bleu import TranslationMeasure, bleu, chrf, ter
-from transduce.score.comet import comet
+from transduce.score.bleu import Tokenization, TranslationMeasure, bleu, chrf, ter
+from transduce.score.measures import comet
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
-from transduce.score.tokenization import Tokenization
-from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
+from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, error_report, per, wer
 
 TEXT = "text"
 

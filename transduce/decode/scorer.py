@@ -1,5 +1,6 @@
-"""The scores of the next token for every active hypothesis: all that a search knows of a model."""
+"""The scores of the next token for every active hypothesis, of one model or of several together."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.errors import InputError
+from transduce.taps import Taps
 
 Tokens = Int[Tensor, " N"]
 """One token of every row."""
@@ -116,3 +118,103 @@ class ModelScorer:
     def keep(self, sentences: Places) -> None:
         self.cache.keep(sentences)
         self.n_sentences = len(sentences)
+
+
+def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
+    """The weighted sum of log-probabilities as one scorer; weight 0 is not computed.
+
+    Equal weights that sum to 1 make the ensemble whose probability is the geometric mean of its
+    members'; 1 - w for attention and w for CTC is joint CTC/attention search, where the frames
+    check attention's freedom to skip and repeat; a model at 1 and a language model at less is
+    shallow fusion. One scorer at 1 is returned as it is.
+
+    Args:
+        scorers: pairs of weight and scorer, of one vocabulary and of the same sentences.
+
+    Raises:
+        InputError: a weight is negative, all are 0, or the scorers have not the same number of
+            sentences.
+    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
+    recognition; Gulcehre et al. (2015), On using monolingual corpora in neural machine translation,
+    section 4.1, for shallow fusion.
+    """
+    weights = [weight for weight, _ in scorers]
+    sizes = [scorer.n_sentences for _, scorer in scorers]
+    if not any(weights) or min(weights) < 0:
+        raise InputError(
+            "weights of scorers must not be negative, and one at least positive, but they are "
+            f"{weights}"
+        )
+    if len(set(sizes)) > 1:
+        raise InputError(f"scorers must have the same sentences, but they have {sizes} sentences")
+    parts = [(weight, scorer) for weight, scorer in scorers if weight]
+    weight, scorer = parts[0]
+    return scorer if len(parts) == 1 and weight == 1 else JointScorer(parts)
+
+
+class JointScorer:
+    """The weighted sum of several scorers; `combined` makes it and checks its parts."""
+
+    additive = True
+
+    def __init__(self, parts: Sequence[tuple[float, Scorer]]) -> None:
+        self.parts = parts
+        self.n_sentences = parts[0][1].n_sentences
+
+    def step(self, tokens: Tokens) -> Scores:
+        """Append one token to every row; the weighted sum of the log-probabilities of the next."""
+        return torch.stack(
+            [weight * log_probs(scorer, tokens) for weight, scorer in self.parts]
+        ).sum(dim=0)
+
+    def reorder(self, rows: Places) -> None:
+        for _, scorer in self.parts:
+            scorer.reorder(rows)
+
+    def keep(self, sentences: Places) -> None:
+        for _, scorer in self.parts:
+            scorer.keep(sentences)
+        self.n_sentences = len(sentences)
+
+
+class CoverageScorer(ModelScorer):
+    """A model's scorer that also sums up the cross-attention of one layer, over its heads.
+
+    Args:
+        layer: the number of the decoder's layer, from 0.
+    """
+
+    def __init__(
+        self, model: Decoder, memory: Any, prompts: Int[Tensor, "B P"] | None = None, *, layer: int
+    ) -> None:
+        super().__init__(model, memory, prompts=prompts)
+        self.layer = layer
+        shape, device = memory.states.shape[:2], memory.states.device
+        self.padding = torch.zeros(shape, dtype=torch.bool, device=device)
+        if memory.lengths is not None:
+            self.padding = torch.arange(shape[1], device=device) >= memory.lengths[:, None]
+        self.attention: Float[Tensor, "N S"] = torch.zeros(shape, device=device)
+        """The sum over all steps so far."""
+
+    def step(self, tokens: Tokens) -> Scores:
+        self.taps = Taps(cross_attention=True, layer=self.layer)
+        logits = super().step(tokens)
+        assert self.taps.cross_attention
+        self.attention = self.attention + self.taps.cross_attention[0].mean(dim=1).sum(dim=1).to(
+            torch.float32
+        )
+        return logits
+
+    def coverage(self) -> Float[Tensor, " N"]:
+        """The sum over source positions of log(min(1, all attention to it so far)).
+
+        Source: Wu et al. (2016), Google's neural machine translation system, section 7, equation
+        14.
+        """
+        attention = self.attention.clamp(torch.finfo(torch.float32).tiny, 1.0)
+        return attention.log().masked_fill(self.padding, 0.0).sum(dim=1)
+
+    def reorder(self, rows: Places) -> None:
+        super().reorder(rows)
+        self.attention = self.attention[rows]
+        self.padding = self.padding[rows]

@@ -112,9 +112,9 @@ if TYPE_CHECKING:
         search_report as search_report,
         speech_report as speech_report,
     )
+    from transduce.score.bleu import Tokenization as Tokenization
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
-    from transduce.score.tokenization import Tokenization as Tokenization
     from transduce.tasks.translate import in_languages as in_languages
     from transduce.train.config import (
         LoRAConfig as LoRAConfig,
@@ -122,7 +122,7 @@ if TYPE_CHECKING:
         OptimConfig as OptimConfig,
         TrainingConfig as TrainingConfig,
     )
-    from transduce.train.flops import flops_per_token as flops_per_token
+    from transduce.train.log import flops_per_token as flops_per_token
     from transduce.train.objectives import (
         CrossEntropy as CrossEntropy,
         HybridCTC as HybridCTC,

@@ -12,7 +12,7 @@ from transduce.checkpoints import average, checkpoint_weights
 from transduce.files import copy_weights, set_weights, weights_of, write_file
 from transduce.run import WEIGHTS, serialize
 from transduce.train.adapt import merge, merged
-from transduce.train.shard import gathered, parts_like
+from transduce.train.parallel import gathered, parts_like
 from transduce.train.state import Progress, Validation
 from transduce.train.trainer import Trainer
 

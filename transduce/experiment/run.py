@@ -14,7 +14,7 @@ from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import same_tokens
-from transduce.decode.lexicon import save_lexicon
+from transduce.decode.phrases import save_lexicon
 from transduce.device import torch_device, trains_in
 from transduce.errors import InputError
 from transduce.experiment.config import AnyExperiment
@@ -22,15 +22,14 @@ from transduce.experiment.finish import finish
 from transduce.experiment.start import take_weights
 from transduce.files import HOLDER
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.model.size import INFERENCE, TRAINING, check_fits
+from transduce.model.meta import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.report.page import write_reports
 from transduce.run import Run, load_run, on_disk, open_run, read_model
 from transduce.tasks.load import same_features
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
-from transduce.train.flops import full_speed
-from transduce.train.log import Sink, standard_sinks
+from transduce.train.log import Sink, full_speed, standard_sinks
 from transduce.train.objectives import Objective
 from transduce.train.state import Progress, Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig

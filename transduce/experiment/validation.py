@@ -25,9 +25,9 @@ from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
 from transduce.report.page import write_reports
+from transduce.score.bleu import Tokenization
 from transduce.score.measures import MEASURES, get_measure
 from transduce.score.score import Lines, Measure
-from transduce.score.tokenization import Tokenization
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator

@@ -19,9 +19,8 @@ from transduce.files import copy_weights, read_json, read_weights, regular
 from transduce.interop.config_json import CONFIG
 from transduce.interop.names import Names, named_weights
 from transduce.model.config import Sinusoids, TransformerConfig
-from transduce.model.fill import blank_transformer
+from transduce.model.meta import blank_transformer, check_fits
 from transduce.model.positions import sinusoidal
-from transduce.model.size import check_fits
 from transduce.model.transformer import Transformer
 
 WEIGHTS = "model.safetensors"

@@ -16,10 +16,9 @@ from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
 from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.conformer import ConformerLayer
 from transduce.model.init import initialize
 from transduce.model.inputs import ConvolvedInput, FrameInput, TokenInput
-from transduce.model.layers import Dropout, Layer, balance_loss, norm
+from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, norm
 from transduce.model.positions import Positions
 from transduce.taps import Taps
 

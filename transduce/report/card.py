@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from transduce.config import flatten, to_dict
 from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
-from transduce.model.size import n_parameters
+from transduce.model.meta import n_parameters
 from transduce.report.record import read_scores, score_files
 from transduce.run import CONFIG, MODEL_CARD, Run, load_run, validations
 

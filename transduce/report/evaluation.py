@@ -11,12 +11,10 @@ from transduce.data.speech.manifest import Recording
 from transduce.files import write_file
 from transduce.report.page import write_reports
 from transduce.run import ERRORS
-from transduce.score.alignment import error_report
-from transduce.score.bleu import chrf
+from transduce.score.bleu import Tokenization, chrf
 from transduce.score.measures import get_measure
 from transduce.score.score import Score, counted
-from transduce.score.tokenization import Tokenization
-from transduce.score.wer import wer
+from transduce.score.wer import error_report, wer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.load import load_as
 from transduce.tasks.transcribe import Transcriber

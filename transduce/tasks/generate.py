@@ -15,10 +15,9 @@ from transduce.data.text.language import encode_text
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
-from transduce.decode.joint import combined
 from transduce.decode.phrases import forbidden
 from transduce.decode.sample import Sampler
-from transduce.decode.scorer import ModelScorer, Scorer
+from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer

@@ -13,9 +13,9 @@ from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import each_line
 from transduce.data.text.tokenizer_files import same_tokens
-from transduce.decode.joint import combined
-from transduce.decode.lexicon import load_lexicon
 from transduce.decode.ngram import NGrams, NGramScorer
+from transduce.decode.phrases import load_lexicon
+from transduce.decode.scorer import combined
 from transduce.decode.shortlist import load_shortlist
 from transduce.engine.select import engine_for
 from transduce.errors import InputError

@@ -15,22 +15,18 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import LEAST, Constraints
-from transduce.decode.coverage import CoverageScorer
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.joint import combined
-from transduce.decode.lexicon import lexicon
-from transduce.decode.mbr import minimum_bayes_risk
-from transduce.decode.phrases import Prefix, forbidden
+from transduce.decode.phrases import Prefix, forbidden, lexicon
 from transduce.decode.required import Required, required
-from transduce.decode.rules import Rule
+from transduce.decode.rules import Rule, Timestamps
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
-from transduce.decode.scorer import ModelScorer, Scorer
+from transduce.decode.scorer import CoverageScorer, ModelScorer, Scorer, combined
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
-from transduce.decode.timestamps import Timestamps
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.transformer import Memory
+from transduce.score.measures import minimum_bayes_risk
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.request import LanguageModel, Request, Resources
 from transduce.tasks.words import TokenScores, Word, WordAlignment

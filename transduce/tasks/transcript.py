@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.decode.timestamps import Timestamps
+from transduce.decode.rules import Timestamps
 from transduce.tasks.request import Request
 from transduce.tasks.search import Output
 

@@ -28,7 +28,7 @@ from transduce.files import (
     write_directory,
 )
 from transduce.train.adapt import is_part, merged, merged_name
-from transduce.train.shard import gathered, parts_like
+from transduce.train.parallel import gathered, parts_like
 
 NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
 """The files of a checkpoint that a training resumes from, if it has no manifest (version 0.1)."""

@@ -8,7 +8,7 @@ import pytest
 
 from transduce.data.text.pronunciations import PRIOR, PronunciationTokenizer, read_dictionary
 from transduce.data.text.tokenizer_files import load_tokenizer
-from transduce.decode.lexicon import lexicon
+from transduce.decode.phrases import lexicon
 from transduce.tasks.words import word_spans
 
 DICTIONARY = """\
