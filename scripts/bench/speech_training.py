@@ -28,9 +28,8 @@ from torchaudio.models.conformer import ConformerLayer
 import transduce as td
 from transduce.data.batch import Batch, Epoch
 from transduce.data.config import FeatureConfig
-from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.frame_reader import FrameReader
+from transduce.data.speech.frame_reader import FeatureCache, FrameReader
 from transduce.data.speech.manifest import read_manifest
 from transduce.data.speech.pairs import SpeechPairs, SpeechPairsConfig
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.runs import FEATURES, record, sentences
-from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.frame_reader import FrameReader
+from transduce.data.speech.frame_reader import FeatureCache, FrameReader
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.pairs import SpeechPairs, SpeechPairsConfig
 from transduce.data.text.base_tokenizer import Tokenizer

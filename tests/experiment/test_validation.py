@@ -20,8 +20,7 @@ from tests.data.conftest import speech_pairs
 from tests.runs import ENGLISH, GERMAN, RATE, random_speech_run, record, sentences
 from transduce.data.batch import Batch
 from transduce.data.speech.audio import read_audio
-from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.frame_reader import FrameReader
+from transduce.data.speech.frame_reader import FeatureCache, FrameReader
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.parallel_text import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair

@@ -112,7 +112,7 @@ def test_shards(tmp_path, running_text, untrained):
     ids = encode_text(tokenizer, text)
     for name, part in (("train-00000", ids[:70]), ("train-00001", ids[70:]), ("valid-00000", ids[:60])):
         write_shard(folder / name, part, vocab_size=280, tokenizer=tokenizer.model, source=name)
-    x = small(tmp_path / "a", data, corpus=Shards(data=folder, verify=True), batches_per_epoch=3, valid_windows=2)
+    x = small(tmp_path / "a", data, corpus=Shards(data=folder), batches_per_epoch=3, valid_windows=2)
     other, same = tmp_path / "other.json", tmp_path / "same.json"
     train_tokenizer("byte_bpe", [text], vocab_size=270).save(other)
     tokenizer.save(same)
@@ -120,9 +120,9 @@ def test_shards(tmp_path, running_text, untrained):
         with pytest.raises(ValueError) as error:
             run(replace(x, tokenizer=kind, symbols=symbols))
         assert str(error.value) == (
-            f"shards are ids of their own tokenizer, and {folder} has one of the kind byte_bpe, but there is "
-            f"tokenizer={kind}, symbols={symbols!r}; use --tokenizer byte_bpe without --symbols, or make other shards: "
-            "scripts/corpora/make_shards.py --tokenizer FILE, in a clone of transduce"
+            f"shards are ids of the tokenizer in their folder, a JSONTokenizer in {folder}, but there is "
+            f"tokenizer={kind}, symbols={symbols!r}; leave these out, or make other shards: "
+            "transduce data shards --tokenizer FILE"
         )
     assert Shards(data=folder).read(same, 0).tokenizer.model == tokenizer.model
     untrained(lambda x: scores.update(run(x)), replace(x, tokenizer="byte_bpe"))
@@ -160,7 +160,7 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError) as error:
         Shards().read("byte_bpe", 0)
     assert str(error.value) == (
-        "shards lie in a folder: use --data DIR; scripts/corpora/make_shards.py in a clone of transduce makes them from text"
+        "shards lie in a folder: use --data DIR; transduce data shards makes them from text"
     )
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path)

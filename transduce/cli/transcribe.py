@@ -31,8 +31,8 @@ from transduce.cli.output import first_few
 from transduce.cli.translate import check_token_scores
 from transduce.cli.workers import Progress, Rows
 from transduce.config import Common
+from transduce.data.speech.audio import check_microphone, record
 from transduce.data.speech.manifest import manifest_audio
-from transduce.data.speech.microphone import check_microphone, record
 from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt

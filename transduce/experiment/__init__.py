@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         MaskingConfig as MaskingConfig,
         VectorConfig as VectorConfig,
     )
-    from transduce.data.speech.feature_cache import FeatureCache as FeatureCache
     from transduce.data.speech.frame_reader import (
+        FeatureCache as FeatureCache,
         FrameReader as FrameReader,
         make_feature_extractor as make_feature_extractor,
     )

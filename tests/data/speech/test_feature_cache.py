@@ -14,11 +14,11 @@ import pytest
 import soundfile
 import torch
 
-from transduce.data.speech import feature_cache
+from transduce.data.speech import frame_reader
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import change_speed
-from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
+from transduce.data.speech.frame_reader import FeatureCache
 
 CONFIG = FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13)
 FEATURES = FeatureExtractor(CONFIG)
@@ -52,7 +52,7 @@ def test_what_comes_out_is_what_would_be_computed(tmp_path, cache):
 def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
     path = record(tmp_path / "a.wav")
     want = cache.get(path, FEATURES)
-    monkeypatch.setattr(feature_cache, "read_audio", no_reading)
+    monkeypatch.setattr(frame_reader, "read_audio", no_reading)
     assert torch.equal(cache.get(path, FEATURES), want)
     monkeypatch.chdir(tmp_path)
     assert torch.equal(cache.get(Path("a.wav"), FEATURES), want)  # by whatever name
@@ -116,27 +116,11 @@ def test_a_damaged_file_is_computed_anew(tmp_path, cache, damage):
 def test_another_formula_has_other_files(tmp_path, cache, monkeypatch):
     path = record(tmp_path / "a.wav")
     before = cache.file(path, CONFIG, 1.0)
-    monkeypatch.setattr(feature_cache, "FORMULA", feature_cache.FORMULA + 1)
+    monkeypatch.setattr(frame_reader, "FORMULA", frame_reader.FORMULA + 1)
     assert cache.file(path, CONFIG, 1.0) != before
 
 
-def test_once_filled_the_sound_may_go_away(tmp_path, cache):
-    """A disk that is unmounted ends no training."""
-    path = record(tmp_path / "a.wav")
-    wide = FeatureExtractor(replace(CONFIG, hop=0.02))
-    want = [(f, s, f.log_mel(change_speed(read_audio(path, 8000), s))) for f in (FEATURES, wide) for s in (0.9, 1.0)]
-    assert cache.fill([path], FEATURES, (0.9, 1.0)) == cache.fill([path], wide, (0.9, 1.0)) == {}
-    path.unlink()
-    for features, speed, log_mel in want:
-        assert torch.equal(cache.get(path, features, speed), log_mel)
-    for kept in cache.directory.iterdir():
-        kept.unlink()
-    with pytest.raises(ValueError) as caught:
-        cache.get(path, FEATURES)
-    assert str(caught.value) == f"{path} cannot be read: No such file or directory; check the path"
-
-
-def test_what_was_looked_up_is_forgotten_with_its_file_and_by_the_next_filling(tmp_path, cache):
+def test_sound_that_changes_after_a_filling_is_computed_anew(tmp_path, cache):
     path = record(tmp_path / "a.wav")
     cache.fill([path], FEATURES)
     for seconds in (0.4, 0.5):
@@ -188,7 +172,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
     out, err = capfd.readouterr()
     assert out == "" and "features: 100%" in err and "Traceback" not in err
     assert len(list(cache.directory.iterdir())) == 2 * len(good) + 1
-    monkeypatch.setattr(feature_cache, "read_audio", no_reading)
+    monkeypatch.setattr(frame_reader, "read_audio", no_reading)
     for path in good:
         for speed in (1.0, 1.1):
             assert cache.get(path, FEATURES, speed).size(1) == 23
@@ -197,7 +181,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
 
 def test_a_file_is_read_once_for_all_speeds(tmp_path, cache, monkeypatch):
     read = []
-    monkeypatch.setattr(feature_cache, "read_audio", lambda path, rate: read.append(path) or read_audio(path, rate))
+    monkeypatch.setattr(frame_reader, "read_audio", lambda path, rate: read.append(path) or read_audio(path, rate))
     paths = [record(tmp_path / f"{i}.wav") for i in range(3)]
     cache.get(paths[0], FEATURES, 1.0)
     cache.fill(paths, FEATURES, (0.9, 1.0, 1.1), 2)
@@ -238,7 +222,7 @@ def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request, monk
         time.sleep(0.05)
         return read_audio(path, rate)
 
-    monkeypatch.setattr(feature_cache, "read_audio", slow)
+    monkeypatch.setattr(frame_reader, "read_audio", slow)
 
     def interrupt() -> None:
         while not list(cache.directory.glob("*.npy")):

@@ -15,9 +15,8 @@ from tests.runs import FEATURES, RATE, record, sound
 from transduce.data.config import Augmentation
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import change_speed, perturb_vocal_tract
-from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor, VectorConfig, VectorReader
-from transduce.data.speech.frame_reader import PLAIN, FrameReader, make_feature_extractor
+from transduce.data.speech.frame_reader import PLAIN, FeatureCache, FrameReader, make_feature_extractor
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.pairs import SpeechPairs, positions_needed
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
@@ -228,18 +227,6 @@ def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader
     assert len({tuple(sorted(each.items())) for each in lengths}) == 3
     fast = sum(n for length, n in (lengths[0] + lengths[1] + lengths[2]).items() if length in made[1.1])
     assert 10 < fast < 50  # of 60, about half
-
-
-def test_sound_that_vanishes_after_the_first_look_ends_nothing(tmp_path, tokenizer):
-    made = record(tmp_path, TEXTS[:6])
-    reader = FrameReader(FeatureExtractor(FEATURES), FeatureCache(tmp_path / "cache"))
-    pairs = speech_pairs(made, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
-    want = [rows(pairs, n) for n in range(2)]
-    for r in made:
-        r.audio.unlink()
-    for n, epoch in enumerate(want):
-        for (frames, *texts), (again, *same) in zip(epoch, rows(pairs, n), strict=True):
-            assert torch.equal(frames, again) and texts == same
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("wav", {}), ("opus", {"format": "OGG", "subtype": "OPUS"}), ("mp3", {})])

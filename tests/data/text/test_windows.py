@@ -108,7 +108,7 @@ def test_shards_hold_the_ids_in_the_smallest_type(tmp_path, vocab_size, width):
         "sha256": hashlib.sha256(raw).hexdigest(),
         "source": "x",
     }
-    stream = open_shards([tmp_path / "a.bin", tmp_path / "b.bin"], tokenizer=b"t", verify=True)
+    stream = open_shards([tmp_path / "a.bin", tmp_path / "b.bin"], tokenizer=b"t")
     assert stream.read(0, 6).tolist() == [*ids.tolist(), 0, 3]
     assert read_header(tmp_path / "b.bin").count == 2
     sums = "".join(hashlib.sha256(part).hexdigest() for part in (raw, raw[: 2 * width]))
@@ -116,10 +116,8 @@ def test_shards_hold_the_ids_in_the_smallest_type(tmp_path, vocab_size, width):
 
 
 def test_shards_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"a shard, but there is none; scripts/corpora/make_shards\.py"):
+    with pytest.raises(ValueError, match=r"a shard, but there is none; transduce data shards"):
         open_shards([], tokenizer=b"t")
-    with pytest.raises(ValueError, match="but they reach from 0 to 9"):
-        write_shard(tmp_path / "a", np.array([0, 9]), vocab_size=9, tokenizer=b"t", source="x")
     path = tmp_path / "a.bin"
     write_shard(path, np.array([0, 8]), vocab_size=9, tokenizer=b"t", source="x")
     ours, theirs = (hashlib.sha256(name).hexdigest()[:12] for name in (b"t", b"u"))
@@ -129,12 +127,6 @@ def test_shards_that_do_not_fit_are_refused(tmp_path):
         f"shards must be made with the tokenizer they are read with, but {path} has {ours} and the tokenizer is "
         f"{theirs}; make the shards again"
     )
-    good = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    path.write_bytes(b"\0\0\0\1")
-    bad = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    open_shards([path], tokenizer=b"t")
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} .*{good}.*{bad}"):
-        open_shards([path], tokenizer=b"t", verify=True)
     path.write_bytes(b"\0\0\0")
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must have 4 bytes.* but has 3"):
         open_shards([path], tokenizer=b"t")

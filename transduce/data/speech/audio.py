@@ -6,11 +6,12 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -19,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import resample
 
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 
 logger = logging.getLogger("transduce")
 
@@ -38,13 +39,9 @@ MISSING = 0.1
 """Seconds that may be missing from a file without a warning, as the header of an MP3 is only an
 estimate."""
 
-STREAMED = 0x7FFF_0000
-"""Bytes in the header of a file that was written to a pipe, when the length was not known, or
-more."""
-
 CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
 """libsndfile's remark on a WAV, AIFF or AU file that holds another number of bytes than its header
-says."""
+says. One that was written to a pipe says 0x7FFF0000 or more, as its length was not known."""
 
 
 def read_audio(
@@ -93,7 +90,9 @@ def audio_blocks(
                 yield torch.from_numpy(block) @ average
 
         yield from _at_rate(mono(), Fraction(sample_rate, rate))
-        promised = _promised_seconds(file)
+        promised = file.frames / rate  # of a WAV, libsndfile counts the samples that are there
+        if (cut := CUT.search(file.extra_info)) and int(cut[1]) < 0x7FFF_0000:
+            promised *= int(cut[1]) / max(1, int(cut[2]))
     if not n:
         raise InputError(
             f"{name} cannot be used: it has no samples; record it again or leave it out"
@@ -176,18 +175,13 @@ def sound_status(path: Path) -> os.stat_result:
     """
     try:
         status = path.stat()
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # ValueError: no file has such a name, for it holds a zero byte
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} cannot be read: {reason}; check the path") from error
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-        raise InputError(f"{path} cannot be read as sound: it is {kind}; name a sound file")
-    if status.st_size == 0:
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        kind = "the file is empty" if stat.S_ISREG(status.st_mode) else "it is no file"
         raise InputError(
-            f"{path} cannot be read as sound: the file is empty; fetch it again or leave it out"
+            f"{path} cannot be read as sound: {kind}; name a sound file, or leave it out"
         )
     return status
 
@@ -236,8 +230,7 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
     start = sound.tell() if isinstance(sound, BufferedIOBase) and sound.seekable() else None
     try:
         # soundfile itself turns a name into UTF-8, which not every name on a disk is
-        source = os.fsencode(sound) if isinstance(sound, Path) and os.name == "posix" else sound
-        with soundfile.SoundFile(source) as file:
+        with soundfile.SoundFile(os.fsencode(sound) if isinstance(sound, Path) else sound) as file:
             yield file
     except (
         soundfile.SoundFileError,
@@ -253,12 +246,43 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
             sound.seek(start)
 
 
-def _promised_seconds(file: soundfile.SoundFile) -> float:
-    """The duration in the header. Of a WAV, libsndfile itself counts only the samples that are
-    there."""
-    seconds = file.frames / file.samplerate
-    if cut := CUT.search(file.extra_info):
-        promised, present = map(int, cut.groups())
-        if present and promised < STREAMED:
-            return seconds * promised / present
-    return seconds
+def check_microphone() -> None:
+    """Check that there is something to record with, before anything else takes time.
+
+    Raises:
+        InputError: sounddevice is not installed.
+    """
+    require("sounddevice", "a microphone", "microphone")
+
+
+def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
+    """Sound of the default microphone, one channel, at its own rate in Hz.
+
+    Args:
+        wait: what is recorded until it returns.
+
+    Raises:
+        InputError: sounddevice is not installed, or there is no microphone, or no sound came from
+            it.
+    """
+    check_microphone()
+    import sounddevice  # it looks for devices when it is loaded
+
+    blocks: list[Float[np.ndarray, "n 1"]] = []
+
+    def keep(block: Float[np.ndarray, "n 1"], *_: Any) -> None:
+        blocks.append(block.copy())  # the library uses its memory again
+
+    try:
+        rate = int(sounddevice.query_devices(kind="input")["default_samplerate"])
+        with sounddevice.InputStream(samplerate=rate, channels=1, dtype="float32", callback=keep):
+            wait()
+    except sounddevice.PortAudioError as error:
+        raise InputError(
+            f"a microphone must be there, but {error}; plug one in, or name a sound file"
+        ) from error
+    if not blocks:
+        raise InputError(
+            "a microphone must give sound, but nothing came; look at the system's sound settings"
+        )
+    return np.concatenate(blocks)[:, 0], rate

@@ -1,34 +1,165 @@
-"""The frames of a file: of sound by way of the cache, augmented, or vectors in their place."""
+"""The frames of a file: log-mels of sound, kept on disk and augmented, or vectors in their place.
 
+From the second epoch on, no sound is decoded and no DFT is computed.
+"""
+
+import hashlib
+import io
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
 from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
+from transduce.data.speech.audio import read_audio, sound_status
 from transduce.data.speech.augment import (
     add_noise,
     add_silence,
     change_level,
+    change_speed,
     draw_vtlp,
     generator,
     mask_frequency,
     mask_time,
     perturb_vocal_tract,
 )
-from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor, VectorReader, statistics
 from transduce.data.speech.manifest import Recording
 from transduce.errors import InputError
+from transduce.files import remove_leftovers, write_file
+from transduce.progress import Bar
+from transduce.threads import use_one_core
+
+FORMULA = 2
+"""A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other
+numbers."""
 
 PLAIN = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
 """No augmentation."""
 
 ROUNDING = 1e-3
 """Seconds by which a manifest may be off, as it is written with three decimals."""
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """A directory of .npy files, each the log-mel of one sound file at one speed, float32.
+
+    (float16 would halve the size, but its steps of 1/128 around -13 move MFCC by more than 1e-3.) A
+    file's name is a hash of the sound file's path, size and time of change, of the settings that
+    its log-mel depends on, and of the speed. Files are written whole or not at all, so any number
+    of processes may use one directory. It may be deleted at any time.
+    """
+
+    directory: Path
+
+    def file(self, path: Path, config: FeatureConfig, speed: float) -> Path:
+        """The file of the log-mel of `path`, whether it is there or not.
+
+        Raises:
+            InputError: `path` is not a file, or is empty.
+        """
+        status = sound_status(path)
+        plain = replace(config, n_coefficients=0, deltas=0, high=config.highest, normalize="none")
+        sound = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+        key = json.dumps([FORMULA, sound, astuple(plain), float(speed)])
+        return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+
+    def get(
+        self, path: Path, features: FeatureExtractor, speed: float = 1.0
+    ) -> Float[Tensor, "S M"]:
+        """The log-mel of a sound file. If the directory lacks it or holds a damaged one, it is
+        computed and written.
+
+        Raises:
+            InputError: the sound cannot be read or is shorter than one window; the message names
+                the file.
+        """
+        log_mel = _load(self.file(path, features.config, speed), features.config.n_mels)
+        return self._compute(path, features, (speed,))[speed] if log_mel is None else log_mel
+
+    def _compute(
+        self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
+    ) -> dict[float, Float[Tensor, "S M"]]:
+        """Compute and write the log-mels of a sound file, which is read once, and return them by
+        speed."""
+        waveform = read_audio(path, features.config.sample_rate)
+        log_mels = {}
+        for speed in speeds:
+            try:
+                log_mels[speed] = features.log_mel(change_speed(waveform, speed))
+            except InputError as error:
+                raise InputError(f"{path} cannot be used at speed {speed}: {error}") from error
+            content = io.BytesIO()
+            np.save(content, log_mels[speed].numpy(), allow_pickle=False)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # not durable: a torn one is computed anew
+            write_file(self.file(path, features.config, speed), content.getvalue(), durable=False)
+        return log_mels
+
+    def fill(
+        self,
+        paths: Sequence[Path],
+        features: FeatureExtractor,
+        speeds: Sequence[float] = (1.0,),
+        workers: int = 0,
+    ) -> dict[Path, str]:
+        """Compute what is missing, in `workers` threads, at least one. Progress goes to stderr.
+
+        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the
+        work. After an interruption, the files that are written stay.
+
+        Returns:
+            The files that cannot be used at one of the speeds, each with the reason, which names
+            the file.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        remove_leftovers(self.directory)
+        errors: dict[Path, str] = {}
+
+        def compute(path: Path) -> None:
+            try:
+                files = {speed: self.file(path, features.config, speed) for speed in speeds}
+                if missing := [speed for speed, file in files.items() if not file.exists()]:
+                    self._compute(path, features, missing)
+            except InputError as error:
+                errors[path] = str(error)
+
+        every = dict.fromkeys(paths)
+        bar = Bar(total=len(every), desc="features", unit="file")
+        with bar, ThreadPoolExecutor(max(1, workers), initializer=use_one_core) as pool:
+            for _ in pool.map(compute, every):
+                bar.update()
+        return errors
+
+
+def _load(file: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
+    """The log-mel in a file, mapped into memory; None where the file is missing or damaged.
+
+    Its length alone takes reading the header alone. Writing to it would change a copy.
+    """
+    try:
+        log_mel = np.load(file, mmap_mode="c", allow_pickle=False)
+    except (
+        Exception
+    ):  # NumPy raises errors of many kinds on a damaged header, from EOFError to TokenError
+        return None
+    if not (
+        isinstance(log_mel, np.ndarray)
+        and log_mel.dtype == np.float32
+        and log_mel.shape[1:] == (n_mels,)
+    ):
+        return None
+    return torch.from_numpy(log_mel)
 
 
 @dataclass(frozen=True)
@@ -69,25 +200,10 @@ class FrameReader:
         rng = rng or generator(0, 0, 0)
         frames = self._unmasked(path, speed)
         if isinstance(self.feature_extractor, FeatureExtractor):
-            frames = add_silence(frames, *silence)
-            low, high = self.feature_extractor.config.low, self.feature_extractor.config.highest
-            if augmentation.gain or augmentation.tilt:
-                gain, tilt = augmentation.gain, augmentation.tilt
-                frames = change_level(frames, gain=gain, tilt=tilt, low=low, high=high, rng=rng)
-            if augmentation.lowest_snr is not None:
-                widths = self.feature_extractor.band_widths
-                frames = add_noise(frames, widths, lowest_snr=augmentation.lowest_snr, rng=rng)
-            if augmentation.vtlp:
-                frames = perturb_vocal_tract(
-                    frames, draw_vtlp(augmentation.vtlp, rng), low=low, high=high
-                )
-            frames = mask_frequency(
-                frames,
-                spans=augmentation.n_frequency_masks,
-                widest=augmentation.frequency_mask_width,
-                rng=rng,
+            log_mel = _augmented(
+                add_silence(frames, *silence), self.feature_extractor, augmentation, rng
             )
-            frames = self.feature_extractor.mfcc(frames)
+            frames = self.feature_extractor.mfcc(log_mel)
         return mask_time(
             frames,
             spans=augmentation.n_time_masks,
@@ -123,6 +239,31 @@ class FrameReader:
         if isinstance(self.feature_extractor, VectorReader):
             return self.feature_extractor(path)
         return self.cache.get(path, self.feature_extractor, speed)
+
+
+def _augmented(
+    log_mel: Float[Tensor, "S M"],
+    features: FeatureExtractor,
+    augmentation: Augmentation,
+    rng: Generator,
+) -> Float[Tensor, "S M"]:
+    """The log-mel with another level, noise, another vocal tract and masked bands."""
+    low, high = features.config.low, features.config.highest
+    if augmentation.gain or augmentation.tilt:
+        gain, tilt = augmentation.gain, augmentation.tilt
+        log_mel = change_level(log_mel, gain=gain, tilt=tilt, low=low, high=high, rng=rng)
+    if augmentation.lowest_snr is not None:
+        snr = augmentation.lowest_snr
+        log_mel = add_noise(log_mel, features.band_widths, lowest_snr=snr, rng=rng)
+    if augmentation.vtlp:
+        factor = draw_vtlp(augmentation.vtlp, rng)
+        log_mel = perturb_vocal_tract(log_mel, factor, low=low, high=high)
+    return mask_frequency(
+        log_mel,
+        spans=augmentation.n_frequency_masks,
+        widest=augmentation.frequency_mask_width,
+        rng=rng,
+    )
 
 
 def make_feature_extractor(

@@ -170,13 +170,11 @@ class OneText(PlainText):
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """A folder of shards, as scripts/corpora/make_shards.py writes it: train-*.bin, valid-*.bin and
-    the tokenizer."""
+    """A folder of shards, as `transduce data shards` writes it: train-*.bin, valid-*.bin and the
+    tokenizer."""
 
     data: Common[Path | None] = None
     """The folder."""
-    verify: bool = False
-    """Whether to compare all bytes with their checksums first."""
 
     def read(
         self,
@@ -196,8 +194,7 @@ class Shards:
         """
         if self.data is None:
             raise InputError(
-                "shards lie in a folder: use --data DIR; scripts/corpora/make_shards.py in a clone "
-                "of transduce makes them from text"
+                "shards lie in a folder: use --data DIR; transduce data shards makes them from text"
             )
         own = load_tokenizer(self.data)
         if isinstance(kind, Path):
@@ -205,19 +202,13 @@ class Shards:
         else:
             matches = isinstance(own, KINDS[kind])
         if symbols or not matches:
-            (own_kind,) = (name for name, each in KINDS.items() if isinstance(own, each))
             raise InputError(
-                f"shards are ids of their own tokenizer, and {self.data} has one of the kind "
-                f"{own_kind}, but there is "
-                f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {own_kind} "
-                "without --symbols, or make "
-                "other shards: scripts/corpora/make_shards.py --tokenizer FILE, in a clone of "
-                "transduce"
+                f"shards are ids of the tokenizer in their folder, a {type(own).__name__} in "
+                f"{self.data}, but there is tokenizer={kind}, symbols={' '.join(symbols)!r}; leave "
+                "these out, or make other shards: transduce data shards --tokenizer FILE"
             )
         train, valid = (
-            open_shards(
-                sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify
-            )
+            open_shards(sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model)
             for split in ("train", "valid")
         )
         return Language(own, train, valid)

@@ -3,10 +3,9 @@ epoch."""
 
 import hashlib
 import json
-import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, islice, pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +25,11 @@ FEWER = 32
 reading."""
 
 Text = ParallelText | LargeText
+Encoded = tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"]]
+"""Ids end to end, and the lengths of the rows."""
 
 
+@dataclass
 class TextPairs:
     """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
@@ -49,48 +51,37 @@ class TextPairs:
             begins, a text.
     """
 
-    def __init__(
-        self,
-        text: Text,
-        source_tokenizer: Tokenizer,
-        target_tokenizer: Tokenizer,
-        *,
-        tokens_per_batch: int,
-        max_length: int = 256,
-        bpe_dropout: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        self.text = text
-        self.source_tokenizer = source_tokenizer
-        self.target_tokenizer = target_tokenizer
-        self.tokens_per_batch = tokens_per_batch
-        self.bpe_dropout = bpe_dropout
-        self.seed = seed
-        (self.bos_id,) = target_tokenizer.required("bos_id")
-        self._ids, self._offsets = encode_pairs(text, source_tokenizer, target_tokenizer)
-        sizes = np.empty(len(self._offsets) - 1, dtype=np.int32)  # half the memory of offsets
-        np.subtract(self._offsets[1:], self._offsets[:-1], out=sizes, casting="same_kind")
-        lengths = sizes.reshape(-1, 2)
+    text: Text
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    _: KW_ONLY
+    tokens_per_batch: int
+    max_length: int = 256
+    bpe_dropout: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        (self.bos_id,) = self.target_tokenizer.required("bos_id")
+        self._ids, self._offsets = encode_pairs(
+            self.text, self.source_tokenizer, self.target_tokenizer
+        )
+        lengths = np.diff(self._offsets).astype(np.int32).reshape(-1, 2)
         longest = lengths.max(axis=1)
-        self._short: Bool[np.ndarray, " n"] = longest <= max_length
+        self._short: Bool[np.ndarray, " n"] = longest <= self.max_length
         self.n_pairs = int(self._short.sum())
         self.n_long = len(longest) - self.n_pairs
         if not self.n_pairs:
             raise InputError(
-                f"max_length must leave something to train on, but max_length={max_length} and the "
-                "shortest of "
-                f"{self.n_long} pairs has {longest.min()} tokens"
+                f"max_length must leave something to train on, but max_length={self.max_length} "
+                f"and the shortest of {self.n_long} pairs has {longest.min()} tokens"
             )
         n_source, n_target = lengths[self._short].T
         self.n_target = int(n_target.sum())
-        in_memory = isinstance(text, ParallelText)
-        usual = np.percentile(n_source, 99, method="linear" if in_memory else "inverted_cdf")
-        self.usual_length = int(usual) - 1
+        self.usual_length = int(np.percentile(n_source, 99)) - 1
         """Tokens, without EOS, that 99 % of the source texts do not exceed."""
-        pool = self.n_pairs if in_memory else POOL // (FEWER if bpe_dropout else 1)
-        self.n_pools = -(-self.n_pairs // pool)
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._next: tuple[int, Future[Epoch]] | None = None
+        pool = POOL // (FEWER if self.bpe_dropout else 1)
+        in_memory = isinstance(self.text, ParallelText)
+        self.n_pools = 1 if in_memory else -(-self.n_pairs // pool)
 
     def __str__(self) -> str:
         if self.n_pools > 1:
@@ -107,14 +98,7 @@ class TextPairs:
         )
 
     def epoch(self, n: int) -> Epoch:
-        """The batches of epoch n; where there are pools, a thread reads the next one meanwhile."""
-        if self.n_pools == 1:
-            return self._epoch(n)
-        epoch = self._next[1].result() if self._next and self._next[0] == n else self._epoch(n)
-        self._next = n + 1, self._thread.submit(self._epoch, n + 1)
-        return epoch
-
-    def _epoch(self, n: int) -> Epoch:
+        """The batches of epoch n."""
         source, target = self.ids(n)
         size = self.tokens_per_batch
         return pair_epoch(
@@ -131,26 +115,21 @@ class TextPairs:
         source, target = rows[::2], rows[1::2]
         if not self.bpe_dropout:
             return source, target
-        seed = self.seed * 1_000_003 + 2 * n
-        return (
-            self.source_tokenizer.with_dropout(
-                source, dropout=self.bpe_dropout, seed=seed % (1 << 32)
-            ),
-            self.target_tokenizer.with_dropout(
-                target, dropout=self.bpe_dropout, seed=(seed + 1) % (1 << 32)
-            ),
+        first = self.seed * 1_000_003 + 2 * n
+        source, target = (
+            tokenizer.with_dropout(side, dropout=self.bpe_dropout, seed=seed % (1 << 32))
+            for tokenizer, side, seed in (
+                (self.source_tokenizer, source, first),
+                (self.target_tokenizer, target, first + 1),
+            )
         )
+        return source, target
 
     def _rows(self, pairs: Int[np.ndarray, " n"]) -> list[Integer[np.ndarray, " _"]]:
-        """Source, target, source, ... of these pairs, as views of one copy."""
-        starts = self._offsets[2 * pairs]
-        middles = self._offsets[2 * pairs + 1]
-        sizes = self._offsets[2 * pairs + 2] - starts
-        ends = np.cumsum(sizes)
-        begins = ends - sizes
-        ids = self._ids[np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - begins, sizes)]
-        borders = [0, *np.stack([begins + middles - starts, ends], axis=1).ravel().tolist()]
-        return [ids[start:stop] for start, stop in pairwise(borders)]
+        """Source, target, source, ... of these pairs."""
+        sides = (2 * pairs[:, None] + [0, 1]).ravel()
+        borders = zip(self._offsets[sides].tolist(), self._offsets[sides + 1].tolist(), strict=True)
+        return [self._ids[start:stop].copy() for start, stop in borders]
 
 
 text_pairs = TextPairs
@@ -166,75 +145,40 @@ def encode_pairs(
     Of a large text, ids and offsets are files in its folder, which are made once: their name is a
     hash of the tokenizers, of the languages that these are set to, and of the pairs that validation
     holds out.
-
-    Raises:
-        InputError: all of the text is held out, or the files do not belong together.
     """
     kind = smallest_type(max(source.vocab_size, target.vocab_size))
+    encoded = (_encode(block, source, target, kind) for block in blocks(text, BLOCK))
     if isinstance(text, ParallelText):
-        parts = [_encode(block, source, target, kind) for block in blocks(text, BLOCK)]
-        ids, lengths = map(np.concatenate, zip(*parts, strict=True))
+        ids, lengths = map(np.concatenate, zip(*encoded, strict=True))
         return ids, np.concatenate([[0], np.cumsum(lengths)])
-    languages = [
-        side.with_eos(side.encode(["A"])) for side in (source, target)
-    ]  # a tag is no part of a model
+    # a tag of a language is no part of a model
+    languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]
     key = source.model + target.model + json.dumps([sorted(text.held_out), languages]).encode()
     path = text.folder / f"{hashlib.sha256(key).hexdigest()[:16]}.ids"
-    if not path.is_file():
-        with FileLock(path.with_suffix(".lock")):
-            _write_ids(path, text, source, target, kind)
-    end = path.with_suffix(".offsets")
-    offsets = (
-        np.memmap(end, "<i8", mode="r")
-        if end.is_file() and end.stat().st_size
-        else np.zeros(2, "<i8")
-    )
-    if len(offsets) % 2 == 0 or path.stat().st_size != offsets[-1] * kind.itemsize:
-        raise InputError(
-            f"{end} must end with the number of ids in {path.name}, but does not; remove both files"
-        )
-    return np.memmap(path, kind, mode="r"), offsets
+    offsets = path.with_suffix(".offsets")
+    with FileLock(path.with_suffix(".lock")):  # of several processes the first one writes
+        if not path.is_file():
+            _write_ids(path, offsets, encoded, text.n_pairs)
+    # plain arrays: slices of np.memmap are slow
+    return np.asarray(np.memmap(path, kind, mode="r")), np.asarray(np.memmap(offsets, "<i8", "r"))
 
 
-def _write_ids(
-    path: Path, text: LargeText, source: Tokenizer, target: Tokenizer, kind: np.dtype
-) -> None:
-    """Write the ids and offsets of a text, block by block; after an interruption, go on behind the
-    last one."""
-    if path.is_file():  # another process of the training has written it meanwhile
-        return
-    partial = path.with_suffix(".partial")
-    end = path.with_suffix(".offsets")
-    progress = Bar(desc="tokenizing", total=text.n_pairs, unit="pair", unit_scale=True)
-    with partial.open("ab") as ids_file, end.open("ab") as offsets_file, progress as bar:
-        offsets = np.fromfile(end, "<i8")
-        n_sides = (
-            np.searchsorted(offsets * kind.itemsize, ids_file.tell(), side="right") - 1
-        )  # in both files
-        n = max(0, int(n_sides)) // 2
-        offsets = offsets[: 2 * n + 1] if len(offsets) else np.zeros(1, "<i8")
-        ids_file.truncate(offsets[-1] * kind.itemsize)
-        offsets_file.truncate(0)
-        offsets_file.write(offsets.tobytes())
-        bar.update(n)
-        for block in blocks(islice(text, n, None), BLOCK):
-            ids, lengths = _encode(block, source, target, kind)
-            offsets = offsets[-1] + np.cumsum(lengths)
-            for file, numbers in ((ids_file, ids), (offsets_file, offsets)):
-                file.write(numbers.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-            bar.update(len(block))
-        if not ids_file.tell():
-            raise InputError(
-                "a training needs pairs besides those held out, but there are none; hold out fewer"
-            )
-    partial.rename(path)
+def _write_ids(path: Path, offsets: Path, encoded: Iterator[Encoded], n_pairs: int) -> None:
+    """Write ids and offsets, block by block; `path` is the last to get its name."""
+    from transduce.files import writing_whole  # it loads torch, for which --help does not wait
+
+    bar = Bar(desc="tokenizing", total=n_pairs, unit="pair", unit_scale=True)
+    with bar, writing_whole(path) as ids_file, writing_whole(offsets) as offsets_file:
+        ends = np.zeros(1, "<i8")
+        offsets_file.write(ends.tobytes())
+        for ids, lengths in encoded:
+            ends = ends[-1] + np.cumsum(lengths, dtype="<i8")
+            ids_file.write(ids.tobytes())
+            offsets_file.write(ends.tobytes())
+            bar.update(len(lengths) // 2)
 
 
-def _encode(
-    pairs: list[Pair], source: Tokenizer, target: Tokenizer, kind: np.dtype
-) -> tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"]]:
+def _encode(pairs: list[Pair], source: Tokenizer, target: Tokenizer, kind: np.dtype) -> Encoded:
     """The ids of source, target, source, ... end to end, each with EOS, and their lengths."""
     sides = zip((source, target), zip(*pairs, strict=True), strict=True)
     encoded = (tokenizer.with_eos(tokenizer.encode(texts)) for tokenizer, texts in sides)

@@ -4,7 +4,7 @@ memory may not hold it."""
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -58,28 +58,17 @@ class ParallelText:
         """Split into a training text and n pairs for validation; both keep their order.
 
         The choice is a function of n, the seed and the number of pairs. Pairs equal to one that is
-        held out, on both sides, leave the training text too; a line of the log counts them.
+        held out, on both sides, leave the training text too.
 
         Raises:
             InputError: no pair would be left for training.
         """
-        held_out = draw(list(self), n, seed)
+        held_out = _draw([*self], n, seed)
         equal = frozenset(held_out)
-        train = [pair for pair in self if pair not in equal]
+        train = ParallelText.of((pair for pair in self if pair not in equal), self.n_blank)
         if not train:
-            raise InputError(
-                f"a training needs pairs besides those held out, but hold_out={n} takes all of "
-                f"{len(self)}; hold out "
-                "fewer"
-            )
-        logger.warning(
-            "validation holds out %d of %d training pairs; %d equal to one of them left the "
-            "training text too",
-            len(held_out),
-            len(self),
-            len(self) - len(held_out) - len(train),
-        )
-        return ParallelText.of(train, self.n_blank), ParallelText.of(held_out)
+            raise _nothing_left(n, len(self))
+        return train, ParallelText.of(held_out)
 
     def sample(self) -> tuple[list[str], list[str]]:
         """Source and target sentences to train a tokenizer on: all of them."""
@@ -114,7 +103,7 @@ class PairFiles:
         """
         if self.columns:
             return ((s, t) for path in self.paths for s, t in each_cell_row(path, self.columns))
-        return each_line_pair(*self.paths) if len(self.paths) == 2 else each_tsv_pair(*self.paths)
+        return each_line_pair(*self.paths) if len(self.paths) == 2 else each_tsv_pair(self.paths[0])
 
     def read(self) -> ParallelText:
         """The pairs that have text on both sides, for training.
@@ -215,20 +204,7 @@ class LargeText:
         Raises:
             InputError: n is more than the sample has.
         """
-        pairs = self._sample()
-        if n >= len(pairs):
-            raise InputError(
-                f"hold_out must be less than {len(pairs):,} for a text of so many pairs, but "
-                f"hold_out={n}; hold out "
-                "fewer"
-            )
-        held_out = draw(pairs, n, seed)
-        logger.warning(
-            "validation holds out %d of %d training pairs; those equal to one of them leave the "
-            "training text too",
-            n,
-            self.n_pairs,
-        )
+        held_out = _draw(self._sample(), n, seed)
         return replace(self, held_out=frozenset(held_out)), ParallelText.of(held_out)
 
     def sample(self) -> tuple[list[str], list[str]]:
@@ -266,7 +242,7 @@ def _survey(files: PairFiles, folder: Path) -> None:
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     rng = np.random.default_rng(0)
-    digests = hashlib.sha256(), hashlib.sha256()
+    digests = [hashlib.sha256(), hashlib.sha256()]
     n_pairs = n_blank = 0
     sample: list[Pair] = []
     with Bar(desc="reading", unit="pair", unit_scale=True) as bar:
@@ -274,27 +250,45 @@ def _survey(files: PairFiles, folder: Path) -> None:
             pairs = [pair for pair in block if has_text(pair)]
             # reservoir sampling: pair i replaces another one with probability SAMPLE / (i + 1)
             places = rng.integers(np.arange(n_pairs, n_pairs + len(pairs)) + 1).tolist()
-            for i, (pair, place) in enumerate(zip(pairs, places, strict=True), start=n_pairs):
-                if i < SAMPLE:
+            for pair, place in zip(pairs, places, strict=True):
+                for digest, text in zip(digests, pair, strict=True):
+                    digest.update(f"{text}\n".encode())
+                if len(sample) < SAMPLE:
                     sample.append(pair)
                 elif place < SAMPLE:
                     sample[place] = pair
-            for digest, side in zip(digests, zip(*pairs, strict=True), strict=False):
-                digest.update("".join(f"{text}\n" for text in side).encode())
             n_pairs += len(pairs)
             n_blank += len(block) - len(pairs)
             bar.update(len(block))
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "sample.jsonl", "".join(json.dumps(pair) + "\n" for pair in sample))
-    digest = hashlib.sha256("".join(side.hexdigest() for side in digests).encode())
-    counts = {"n_pairs": n_pairs, "n_blank": n_blank, "digest": digest.hexdigest()}
+    digest = hashlib.sha256("".join(side.hexdigest() for side in digests).encode()).hexdigest()
+    counts = {"n_pairs": n_pairs, "n_blank": n_blank, "digest": digest}
     write_file(folder / SURVEY, json.dumps(counts) + "\n")
 
 
-def draw(pairs: list[Pair], n: int, seed: int) -> list[Pair]:
-    """n of the pairs, or all where there are fewer, in their order."""
+def _draw(pairs: Sequence[Pair], n: int, seed: int) -> list[Pair]:
+    """n of the pairs, in their order.
+
+    Raises:
+        InputError: there are not more than n.
+    """
+    if n >= len(pairs):
+        raise _nothing_left(n, len(pairs))
+    logger.warning(
+        "validation holds out %d training pairs; those equal to one of them leave the training "
+        "text too",
+        n,
+    )
     order = np.random.default_rng(seed).permutation(len(pairs))
     return [pairs[i] for i in sorted(order[:n].tolist())]
+
+
+def _nothing_left(n: int, n_pairs: int) -> InputError:
+    return InputError(
+        f"a training needs pairs besides those held out, but hold_out={n} takes all of the "
+        f"{n_pairs} that it is drawn from; hold out fewer"
+    )
 
 
 def has_text(pair: Pair) -> bool:
