@@ -115,15 +115,12 @@ class TextPairs:
         source, target = rows[::2], rows[1::2]
         if not self.bpe_dropout:
             return source, target
-        first = self.seed * 1_000_003 + 2 * n
-        source, target = (
-            tokenizer.with_dropout(side, dropout=self.bpe_dropout, seed=seed % (1 << 32))
-            for tokenizer, side, seed in (
-                (self.source_tokenizer, source, first),
-                (self.target_tokenizer, target, first + 1),
-            )
+        seed = self.seed * 1_000_003 + 2 * n
+        rate = self.bpe_dropout
+        return (
+            self.source_tokenizer.with_dropout(source, dropout=rate, seed=seed % (1 << 32)),
+            self.target_tokenizer.with_dropout(target, dropout=rate, seed=(seed + 1) % (1 << 32)),
         )
-        return source, target
 
     def _rows(self, pairs: Int[np.ndarray, " n"]) -> list[Integer[np.ndarray, " _"]]:
         """Source, target, source, ... of these pairs."""

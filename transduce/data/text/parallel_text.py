@@ -262,8 +262,8 @@ def _survey(files: PairFiles, folder: Path) -> None:
             bar.update(len(block))
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "sample.jsonl", "".join(json.dumps(pair) + "\n" for pair in sample))
-    digest = hashlib.sha256("".join(side.hexdigest() for side in digests).encode()).hexdigest()
-    counts = {"n_pairs": n_pairs, "n_blank": n_blank, "digest": digest}
+    both = hashlib.sha256("".join(side.hexdigest() for side in digests).encode())
+    counts = {"n_pairs": n_pairs, "n_blank": n_blank, "digest": both.hexdigest()}
     write_file(folder / SURVEY, json.dumps(counts) + "\n")
 
 
