@@ -169,9 +169,12 @@ def divides(**values: int) -> None:
         raise InputError(f"{part} must divide {whole}, but {part}={k} and {whole}={n}")
 
 
+_type_hints = cache(get_type_hints)
+
+
 def check_choices(config: Any) -> None:
     """Raise InputError unless every field of a Literal type holds one of its values."""
-    for name, kind in get_type_hints(type(config)).items():
+    for name, kind in _type_hints(type(config)).items():
         value = getattr(config, name)
         if get_origin(kind) is Literal and value not in get_args(kind):
             choices = ", ".join(map(str, get_args(kind)))

@@ -52,17 +52,8 @@ def test_the_log_names_the_half_that_cpp_does_not_compute(rng, caplog):
 
 
 @needs_cpp
-def test_a_run_is_loaded_in_int8(tmp_path, monkeypatch):
-    monkeypatch.setattr("transduce.engine.stack.INT8_ELEMENTS", 0)
+def test_a_run_is_loaded_in_int8(tmp_path):
     translator = td.load(random_run(tmp_path), dtype=torch.int8)
     assert translator.engine.name == "C++ in int8" and translator.engine.output.int8
     assert translator(["Print it."], beam_size=3, max_length=5)
     assert next(translator.model.parameters()).dtype == torch.float32
-
-
-@needs_cpp
-@pytest.mark.parametrize(("least", "warns"), [(0, False), (1 << 40, True)])
-def test_int8_that_rounds_nothing_says_so(least, warns, rng, monkeypatch, caplog):
-    monkeypatch.setattr("transduce.engine.stack.INT8_ELEMENTS", least)
-    engine_for(random_model(CASES["decoder-pre-learned"], rng).float(), int8=True)
-    assert ("int8 changes nothing" in caplog.text) == warns

@@ -14,12 +14,6 @@ COVERED = 1e-4
 """The same of a score with a coverage penalty, which is summed in float32."""
 
 
-@pytest.fixture(autouse=True)
-def small_weights(monkeypatch):
-    """Small matrices are rounded as large ones are."""
-    monkeypatch.setattr("transduce.engine.stack.INT8_ELEMENTS", 0)
-
-
 def same(got: list[list[Output]], want: list[list[Output]], close: float, tied: float) -> None:
     for one, other in zip(got, want, strict=True):
         one, other = in_order(one, tied), in_order(other, tied)

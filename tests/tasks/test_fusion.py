@@ -172,8 +172,7 @@ def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_pa
 
 
 @needs_cpp
-def test_beside_a_run_in_int8_a_language_model_stays_float32(text, tmp_path, monkeypatch):
-    monkeypatch.setattr("transduce.engine.stack.INT8_ELEMENTS", 0)
+def test_beside_a_run_in_int8_a_language_model_stays_float32(text, tmp_path):
     lm, bos = language_model_of(text, tmp_path / "lm"), torch.tensor([BOS])
     translator = td.load(text, dtype=torch.int8, lm=lm)
     assert translator.engine.output.int8

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from transduce.engine.cache import KVCache
-from transduce.engine.stack import CacheStruct, CPUStack, CrossTapStruct, EmbeddingStruct, matrix
+from transduce.engine.stack import CacheStruct, CPUStack, CrossTapStruct, EmbeddingStruct
 from transduce.engine.support import by_layers, unsupported
 from transduce.engine.weights import Matrix, address
 from transduce.errors import InputError
@@ -33,7 +33,7 @@ class CPUEngine:
 
     Args:
         model: weights that do not change while the engine lives.
-        int8: round matrices of INT8_ELEMENTS elements or more to 8-bit integers.
+        int8: round matrices to 8-bit integers.
     """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
@@ -54,7 +54,8 @@ class CPUEngine:
             self.embedding = EmbeddingStruct(address(table.weight), len(table.weight), table.scale)
         self.output = None
         if model.output is not None:
-            self.output = matrix(model.output[: model.vocab_size], model.output_bias, int8=int8)
+            self.output = Matrix(model.output[: model.vocab_size], model.output_bias, int8=int8)
+        self.modules = list(model.modules())
         self.versions = self._versions()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CPUEngine":
@@ -69,17 +70,12 @@ class CPUEngine:
             )
 
     def _versions(self) -> list[tuple[int, int]]:
+        parameters = (weight for each in self.modules for weight in each._parameters.values())
         return [
             (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-            for weight in self.model.parameters()
+            for weight in parameters
+            if weight is not None
         ]
-
-    @property
-    def rounds(self) -> bool:
-        """Whether a matrix is rounded to 8-bit integers."""
-        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
-        matrices = [each for stack in stacks for each in (*stack.matrices, *stack.memory_maps)]
-        return any(each.int8 for each in (*matrices, *filter(None, [self.output])))
 
     @property
     def name(self) -> str:
@@ -270,8 +266,7 @@ class CPUEngine:
     def projection(self, ids: Int[Tensor, " U"]) -> Matrix:
         """A function of states that gives the logits of these tokens alone."""
         assert self.model.output is not None
-        int8 = self.output is not None and self.output.int8
-        return Matrix(self.model.output[ids], self.model.bias_of(ids), int8=int8)
+        return Matrix(self.model.output[ids], self.model.bias_of(ids), int8=self.int8)
 
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
         """The logits of the CTC head, as Transformer.ctc_logits."""

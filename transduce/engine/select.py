@@ -87,8 +87,4 @@ def engine_for(model: Transformer, *, int8: bool = False) -> Transformer | CPUEn
         return model
     engine = CPUEngine(model, int8=int8)
     logger.info("decoding by %s", engine.name)
-    if int8 and not engine.rounds:
-        logger.warning(
-            "int8 changes nothing: no matrix of this model that C++ computes is large enough"
-        )
     return engine

@@ -15,9 +15,6 @@ from transduce.model.transformer import Stack
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4}
 """As in kernels.cpp."""
 
-INT8_ELEMENTS = 1 << 17
-"""Elements of the smallest matrix that int8 rounds."""
-
 NormStruct = structure("Norm", weight=POINTER, bias=POINTER, eps=ctypes.c_float, rms=FLAG)
 MAPS = ("qkv", "output", "cross_q", "cross_output", "wide", "narrow")
 NORMS = ("norm", "cross_norm", "feed_forward_norm", "query_norm", "key_norm", "cross_query_norm")
@@ -54,12 +51,6 @@ def norm_struct(norm: nn.Module | None) -> Any:
     )
 
 
-def matrix(weight: Tensor, bias: Tensor | None, *, int8: bool) -> Matrix:
-    """A matrix in the layout of C++, rounded to 8 bits where that is wanted and it is large
-    enough."""
-    return Matrix(weight, bias, int8=int8 and weight.numel() >= INT8_ELEMENTS)
-
-
 class CPUStack:
     """A stack of layers as kernels.cpp reads it."""
 
@@ -91,7 +82,7 @@ class CPUStack:
         self.table_length = 0
 
     def _linear(self, linear: torch.nn.Linear) -> Any:
-        self.matrices.append(matrix(linear.weight, linear.bias, int8=self.int8))
+        self.matrices.append(Matrix(linear.weight, linear.bias, int8=self.int8))
         return self.matrices[-1].linear
 
     def _layer(self, layer: Layer) -> Any:
@@ -115,7 +106,7 @@ class CPUStack:
             norms["cross_norm"] = layer.cross_sublayer.norm
             if cross.norm is not None:
                 norms["cross_query_norm"] = cross.norm.query
-            self.memory_maps.append(matrix(cross.kv.weight, cross.kv.bias, int8=self.int8))
+            self.memory_maps.append(Matrix(cross.kv.weight, cross.kv.bias, int8=self.int8))
         return LayerStruct(**maps, **{name: norm_struct(module) for name, module in norms.items()})
 
     def position_table(self, length: int) -> tuple[Tensor | None, Tensor | None]:

@@ -180,7 +180,9 @@ class SentencePieceTokenizer(Tokenizer):
         return tagged
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._processor.encode([*(map(_lower_sigma, texts) if self.lowercase else texts)])
+        # each by itself: a list makes SentencePiece start threads, which takes longer than a text
+        texts = map(_lower_sigma, texts) if self.lowercase else texts
+        return [self._processor.encode(text) for text in texts]
 
     def with_dropout(
         self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
@@ -235,9 +237,7 @@ class SentencePieceTokenizer(Tokenizer):
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return (
-            self._processor.decode([list(row) for row in ids]) if len(ids) else []
-        )  # it takes [] for one text
+        return [self._processor.decode(list(row)) for row in ids]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
