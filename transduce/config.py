@@ -169,13 +169,17 @@ def divides(**values: int) -> None:
         raise InputError(f"{part} must divide {whole}, but {part}={k} and {whole}={n}")
 
 
-_type_hints = cache(get_type_hints)
+@cache
+def _choices(kind: type) -> dict[str, tuple[Any, ...]]:
+    """The values that each field of a Literal type may have."""
+    hints = get_type_hints(kind)
+    return {name: get_args(each) for name, each in hints.items() if get_origin(each) is Literal}
 
 
 def check_choices(config: Any) -> None:
     """Raise InputError unless every field of a Literal type holds one of its values."""
-    for name, kind in _type_hints(type(config)).items():
+    for name, choices in _choices(config.__class__).items():
         value = getattr(config, name)
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            choices = ", ".join(map(str, get_args(kind)))
-            raise InputError(f"{name} must be one of {choices}, but {name}={value!r}")
+        if value not in choices:
+            names = ", ".join(map(str, choices))
+            raise InputError(f"{name} must be one of {names}, but {name}={value!r}")

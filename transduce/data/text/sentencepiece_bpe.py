@@ -181,7 +181,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # each by itself: a list makes SentencePiece start threads, which takes longer than a text
-        texts = map(_lower_sigma, texts) if self.lowercase else texts
+        texts = [_lower_sigma(text) for text in texts] if self.lowercase else texts
         return [self._processor.encode(text) for text in texts]
 
     def with_dropout(
