@@ -144,10 +144,3 @@ def _label(set_ticks: Callable[..., object], tokens: Sequence[str], rotation: in
     set_ticks(
         [i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation
     )  # $ is text
-
-
-def read_picture(path: Path) -> Float[np.ndarray, "h w 3"]:
-    """Read the pixels of a PNG, 0 to 1."""
-    from matplotlib.image import imread
-
-    return imread(path)[..., :3]

@@ -26,7 +26,7 @@ from transduce.data.text.parallel_text import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
 from transduce.experiment.config import ValidateBy
 from transduce.experiment.run import with_vocabularies
-from transduce.experiment.validation import _aligned, held_out_loss, speech_validator, translation_validator
+from transduce.experiment.validation import held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
@@ -187,7 +187,7 @@ def test_speech_validation_draws_the_straightest_head(speech, tmp_path, monkeypa
             heads.setdefault((layer, head), []).append((np.corrcoef(np.arange(len(one)), places)[0, 1], one))
     (layer, head), best = max(heads.items(), key=lambda item: sum(value for value, _ in item[1]))
     assert found.metrics["diagonality"] == pytest.approx(sum(value for value, _ in best) / 2, abs=1e-4)
-    found.pictures["attention"](tmp_path / "a.png")
+    validate.draw(transcriber, tmp_path / "a.png")
     ((weights, pieces, seconds, title, path),) = drawn
     np.testing.assert_allclose(weights.numpy(), best[0][1], rtol=0, atol=1e-5)
     assert "".join(pieces[:-1]).replace("▁", " ").strip() == pairs.recordings[0].text and pieces[-1] == "</s>"
@@ -200,8 +200,7 @@ def test_translation_validation_draws_the_alignment_of_the_shortest_sample(loade
     drawn = []
     monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: drawn.append(parts))
     text = ParallelText(ENGLISH[:6], GERMAN[:6])
-    found = translation_validator(loaded, text, pairs.epoch(0), n_samples=6)(loaded.model)
-    found.pictures["attention"](tmp_path / "a.png")
+    translation_validator(loaded, text, pairs.epoch(0), n_samples=6).draw(loaded, tmp_path / "a.png")
     ((weights, target, source, title, path),) = drawn
     (s,), (t,) = loaded.source_tokenizer.encode(["Print it."]), loaded.tokenizer.encode(["Druck es aus."])
     memory = loaded.model.encode(torch.tensor([[*s, EOS]]))
@@ -211,11 +210,13 @@ def test_translation_validation_draws_the_alignment_of_the_shortest_sample(loade
     assert title == "mean over heads of the last layer but one" and path == tmp_path / "a.png"
 
 
-def test_a_sample_without_positions_for_it_has_no_picture():
+def test_a_sample_without_positions_for_it_has_no_picture(loaded, pairs, tmp_path):
     source, target = train_tokenizer_pair(ENGLISH, GERMAN, vocab_size=330, joint=True)
     config = replace(td.transformer_tiny(), positions="learned", max_positions=6)
     model = td.Transformer(with_vocabularies(config, 330, 330, joint=True))
-    assert _aligned(td.Translator(model, source, target), [(ENGLISH[0], GERMAN[0], "")]) == {}
+    validate = translation_validator(loaded, ParallelText(ENGLISH[:1], GERMAN[:1]), pairs.epoch(0))
+    validate.draw(td.Translator(model, source, target), tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
 
 
 STRANGE = ["▁$", "x$", "\\$_{", "<0x0A>", "語", "ü", "</s>"]

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from transduce.checkpoints import average, checkpoint_weights
 from transduce.files import copy_weights, set_weights, weights_of, write_file
-from transduce.run import WEIGHTS, serialize
+from transduce.run import SAMPLES, WEIGHTS, serialize
+from transduce.tasks.load import load
 from transduce.train.adapt import merge, merged
 from transduce.train.parallel import gathered, parts_like
 from transduce.train.state import Progress, Validation
@@ -45,8 +46,10 @@ def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, li
     }
 
 
-def finish(directory: Path, trainer: Trainer) -> None:
-    """Make the best candidate the finished model, and print which it is.
+def finish(
+    directory: Path, trainer: Trainer, draw: Callable[[Any, Path], None] | None = None
+) -> None:
+    """Make the best candidate the finished model, print which it is, and draw its attention.
 
     Candidates are the best checkpoint, means of checkpoints, and the moving average. All are
     validated, so the finished model is never worse on the validation data than any checkpoint.
@@ -75,6 +78,9 @@ def finish(directory: Path, trainer: Trainer) -> None:
     chosen = min(results, key=lambda name: _rank(results[name]))
     if trainer.world.first:
         write_file(directory / WEIGHTS, serialize(candidates[chosen].weights()))
+        if draw is not None:
+            name = f"{progress.update:08d}.attention.png"
+            draw(load(directory, trainer.device), directory / SAMPLES / name)
     updates = ", ".join(map(str, sorted(candidates[chosen].updates)))
     scores = ", ".join(f"{name} {abs(result.score):.3f}" for name, result in results.items())
     *_, last = results.values()

@@ -20,6 +20,7 @@ from transduce.errors import InputError
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.finish import finish
 from transduce.experiment.start import take_weights
+from transduce.experiment.validation import Validator
 from transduce.files import HOLDER
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.meta import INFERENCE, TRAINING, check_fits
@@ -234,7 +235,7 @@ def train(
         )
         _print_frozen(trainer.model)
         trainer.run()
-        finish(x.run, trainer)
+        finish(x.run, trainer, validate.draw if isinstance(validate, Validator) else None)
     if not leave():
         return False
     write_reports(x.run)  # for a recipe without scores, with which they would be written

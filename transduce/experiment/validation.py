@@ -1,12 +1,13 @@
-"""Validation: the loss on held-out batches, measures of the model's outputs, samples and
-pictures."""
+"""Validation: the loss on held-out batches, measures of the model's outputs, and samples."""
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -51,16 +52,17 @@ class Validator:
 
     batches: Sequence[Batch]
     look: Callable[[Transformer], Validation]
-    """Gives metrics of the model's own outputs, samples and pictures, without a score."""
+    """Gives metrics of the model's own outputs and samples, without a score."""
     by: str = "loss"
     """The metric that decides which checkpoint is best; lower is better for losses and error
     rates."""
     perplexity: bool = False
     """Whether e to the loss is a metric, too."""
+    draw: Callable[[Any, Path], None] | None = None
+    """Draws a picture of the finished model's attention, given its task and a file."""
 
     def __call__(self, model: Transformer) -> Validation:
-        """Metrics of this model, the score that decides (higher is better), samples and
-        pictures."""
+        """Metrics of this model, the score that decides (higher is better), and samples."""
         loss = held_out_loss(model, self.batches)
         if not math.isfinite(loss):  # such a model writes nothing that one could look at
             return Validation({"loss": loss}, by=self.by)
@@ -120,8 +122,7 @@ def translation_validator(
     tokenize: Tokenization | None = None,
     n_samples: int = 3,
 ) -> Validator:
-    """Loss and BLEU (greedy search) on held-out pairs, `by` where it is another measure, and a
-    picture of attention."""
+    """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
     measures = _measures(["bleu"], by, text.source, tokenize)
 
     def look(model: Transformer) -> Validation:
@@ -129,29 +130,19 @@ def translation_validator(
         samples = [
             (text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)
         ]
-        metrics = _scores(measures, outputs, text.target)
-        return Validation(metrics, samples=samples, pictures=_aligned(translator, samples))
+        return Validation(_scores(measures, outputs, text.target), samples=samples)
 
-    return Validator(batches=batches, look=look, by=by, perplexity=True)
+    def draw(finished: Translator, path: Path) -> None:
+        """Draw the alignment of the shortest sample, if the model has positions for it."""
+        pairs = [(text.source[i], text.target[i]) for i in _spread(len(text.source), n_samples)]
+        source, reference = min(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
+        with suppress(InputError):
+            (alignment,) = finished.align([source], [reference])
+            title = "mean over heads of the last layer but one"
+            weights = alignment.mean.float()
+            attention_map(weights, alignment.target, alignment.source, title, path)
 
-
-def _aligned(
-    translator: Translator, samples: Sequence[tuple[str, str, str]]
-) -> dict[str, Callable[[Path], None]]:
-    """A picture of the alignment of the shortest sample with its reference, if the model has
-    positions for it."""
-    source, reference, _ = min(samples, key=lambda sample: len(sample[0]) + len(sample[1]))
-    try:
-        (alignment,) = translator.align([source], [reference])
-    except InputError:
-        return {}
-    weights = alignment.mean.float()
-    title = "mean over heads of the last layer but one"
-    return {
-        "attention": lambda path: attention_map(
-            weights, alignment.target, alignment.source, title, path
-        )
-    }
+    return Validator(batches=batches, look=look, by=by, perplexity=True, draw=draw)
 
 
 def speech_validator(
@@ -171,6 +162,7 @@ def speech_validator(
             be used has a blank transcript. By default those of `pairs`.
     """
     scored = pairs.recordings if recordings is None else recordings
+    rows = _spread(len(pairs.recordings), n_samples)
     references = [recording.text for recording in scored]
     measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
 
@@ -185,8 +177,7 @@ def speech_validator(
             )
             texts += ["" if frames is None else next(decoded)[0].text for frames in read]
         outputs = world().gather(texts)
-        rows = _spread(len(pairs.recordings), n_samples)
-        diagonal, draw = _straightest_head(transcriber, pairs, rows)
+        diagonal, *_ = _straightest_head(transcriber, pairs, rows)
         by_audio = {
             recording.audio: output for recording, output in zip(scored, outputs, strict=True)
         }
@@ -195,10 +186,17 @@ def speech_validator(
             samples=[
                 (x.id, x.text, by_audio[x.audio]) for x in (pairs.recordings[i] for i in rows)
             ],
-            pictures={"attention": draw},
         )
 
-    return Validator(batches=pairs.epoch(0), look=look, by=by)
+    def draw(finished: Transcriber, path: Path) -> None:
+        """Draw the straightest head on the first sample."""
+        _, title, weights = _straightest_head(finished, pairs, rows)
+        hop = pairs.reader.feature_extractor.config.hop
+        seconds = hop * finished.model.config.frames.per_position
+        tokens = finished.tokenizer.tokens(pairs.target[0])
+        attention_map(weights, tokens, seconds, f"{pairs.recordings[0].id}: {title}", path)
+
+    return Validator(batches=pairs.epoch(0), look=look, by=by, draw=draw)
 
 
 def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] | None:
@@ -212,9 +210,9 @@ def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] |
 
 def _straightest_head(
     transcriber: Transcriber, pairs: SpeechPairs, rows: Sequence[int]
-) -> tuple[float, Callable[[Path], None]]:
-    """The greatest mean diagonality of a head over some utterances, and a picture of that head on
-    the first of them."""
+) -> tuple[float, str, Float[Tensor, "T S"]]:
+    """The greatest mean diagonality of a head over some utterances, the head's name, and its
+    weights on the first of them."""
     model = transcriber.model
     targets = [pairs.target[i] for i in rows]
     source, lengths = pad_frames([pairs.reader(pairs.recordings[i].audio) for i in rows])
@@ -232,11 +230,8 @@ def _straightest_head(
     }
     layer, head = max(heads, key=heads.__getitem__)
     n_target, n_source = sizes[0]
-    picture = weights[layer, 0, head, :n_target, :n_source]
-    seconds = pairs.reader.feature_extractor.config.hop * model.config.frames.per_position
-    title = f"{pairs.recordings[rows[0]].id}: layer {layer + 1}, head {head + 1}"
-    tokens = transcriber.tokenizer.tokens(targets[0])
-    return heads[layer, head], lambda path: attention_map(picture, tokens, seconds, title, path)
+    name = f"layer {layer + 1}, head {head + 1}"
+    return heads[layer, head], name, weights[layer, 0, head, :n_target, :n_source]
 
 
 def language_validator(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from transduce.errors import InputError
 from transduce.files import read_json_lines, write_file
-from transduce.plot import learning_curve, read_picture
+from transduce.plot import learning_curve
 from transduce.progress import Bar
 from transduce.train.state import Progress, Validation
 
@@ -201,11 +201,9 @@ class RunFiles(Sink):
             file.write(json.dumps(line) + "\n")
 
     def validation(self, progress: Progress, validation: Validation) -> None:
-        """Write samples and pictures, and draw the learning curve anew."""
+        """Write samples, and draw the learning curve anew."""
         samples = self.directory / "samples"
         samples.mkdir(exist_ok=True)
-        for name, draw in validation.pictures.items():
-            draw(samples / f"{progress.update:08d}.{name}.png")
         if validation.samples:
             text = "".join("\t".join(sample) + "\n" for sample in validation.samples)
             write_file(samples / f"{progress.update:08d}.tsv", text)
@@ -213,7 +211,7 @@ class RunFiles(Sink):
 
 
 class TensorBoard(Sink):
-    """Writes numbers, samples and the pictures of RunFiles for TensorBoard."""
+    """Writes numbers and samples for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -234,10 +232,7 @@ class TensorBoard(Sink):
         self.board.flush()
 
     def validation(self, progress: Progress, validation: Validation) -> None:
-        """Write samples and pictures."""
-        for name in validation.pictures:
-            picture = read_picture(self.directory / "samples" / f"{progress.update:08d}.{name}.png")
-            self.board.add_image(f"valid/{name}", picture, progress.update, dataformats="HWC")
+        """Write samples."""
         if validation.samples:
             # indented lines are code in Markdown, which is shown as it is
             shown = [

@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,8 +47,6 @@ class Validation:
     """(source, reference, output) of a few held-out examples, the same ones in every validation."""
     by: str = "score"
     """The name of the metric that the score is."""
-    pictures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
-    """By name, functions that draw a picture into a file."""
 
 
 @dataclass
