@@ -154,7 +154,7 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
     classes: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
     if classes:
         names = _checked_object(value, name).keys()
-        classes.sort(key=lambda kind: not isinstance(old, kind))
+        classes.sort(key=lambda kind: (not isinstance(old, kind), len(fields(kind))))
         fitting = next(
             (kind for kind in classes if names <= {each.name for each in fields(kind)}), classes[0]
         )
