@@ -25,8 +25,8 @@ def limit_omp_spin() -> str:
 
     A thread that spins keeps its core from the one that it waits for: with two threads on two cores
     and two busy processes beside them, a training fell to a quarter of its speed, and to a half
-    where threads sleep soon. On a quiet machine it costs nothing (recipes/README.md, "Beside other
-    work"), and load may rise later.
+    where threads sleep soon. On a quiet machine it costs nothing (docs/results/everyday_use.md),
+    and load may rise later.
 
     Returns:
         A line for the log; empty where nothing was changed.
