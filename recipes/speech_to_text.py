@@ -66,9 +66,6 @@ class Experiment:
     ctc_column: str | None = None
     """The column that CTC learns. By itself it is text, what is said, where the manifests have it; searches into another
     target column then go without CTC."""
-    interctc_column: str | None = None
-    """The column that CTC in the middle of the encoder (model.ctc_layers) learns instead: labels with spaces between them,
-    such as phones from a dictionary (scripts/corpora/add_phones.py). Each label is one token, <AH> for AH, beside vocab_size others."""
     model: ex.Common[td.TransformerConfig] = field(default_factory=ex.speech_tiny)
     start_from: ex.Common[Path | None] = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its sizes, features and tokenizer."""
@@ -229,10 +226,10 @@ def run(x: Experiment) -> dict[str, float]:
     measures = ("bleu", "chrf") if translating else ("wer", "cer")
     run = x.run or Path("runs") / (f"{x.name}_{x.corpus.target_column}" if translating else x.name)
     x = replace(x, run=run, validate_by=x.validate_by or measures[0])
-    for name in ("ctc_column", "interctc_column", "ctc_consistency"):
+    for name in ("ctc_column", "ctc_consistency"):
         if getattr(x, name) and not x.ctc_weight:
             raise td.InputError(f"{name} is for CTC, but ctc_weight=0; leave one of them out")
-    others = {name: getattr(x, name) for name in ("tokenizer", "symbols", "interctc_column", "ctc_column")}
+    others = {name: getattr(x, name) for name in ("tokenizer", "symbols", "ctc_column")}
     others |= {"corpus.target_column": x.corpus.target_column if translating else None}
     if x.pronunciations and (named := [f"{name}={value}" for name, value in others.items() if value]):
         raise td.InputError(
@@ -248,30 +245,17 @@ def run(x: Experiment) -> dict[str, float]:
     if ctc_column or not x.ctc_weight:  # the head learns another text, or nothing: of no use to what decodes
         model = replace(x.model, ctc_conditioning=False, ctc_layers=x.model.ctc_layers if x.ctc_weight else ())
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0, no_speech_threshold=0.0), model=model)
-    if x.interctc_column and (ctc_column or not x.model.ctc_layers):
-        told = f"ctc_column={x.ctc_column}" if ctc_column else "model.ctc_layers=()"
-        raise td.InputError(
-            f"interctc_column is what CTC in the middle of the encoder learns, with the text at its end, but {told}; leave "
-            "one of them out"
-        )
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
     begun_by = None if x.pronunciations else x.start_from  # which may have spelled otherwise
     _, tokenizer = ex.saved_tokenizers(run, begun_by, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
     transcripts = ex.cells(recordings, ctc_column) if ctc_column else []
-    labels = ex.label_symbols(ex.cells(recordings, x.interctc_column)) if x.interctc_column else []
     if tokenizer is None and x.pronunciations:
         tokenizer = ex.PronunciationTokenizer.train([r.text for r in recordings], ex.read_dictionary(x.pronunciations))
     tokenizer = tokenizer or ex.SentencePieceTokenizer.train(
         [*(r.text for r in recordings), *transcripts],
-        vocab_size=x.vocab_size + len(labels),
-        symbols=[*x.symbols.split(), *labels],
+        vocab_size=x.vocab_size,
+        symbols=x.symbols.split(),
     )
-    if labels:  # CTC learns them, and the decoder never writes them
-        silent = (
-            *x.decoding.suppress,
-            *(tokenizer.tokens(range(tokenizer.vocab_size)).index(label) for label in labels),
-        )
-        x = replace(x, decoding=replace(x.decoding, suppress=silent))
     cache = ex.FeatureCache(x.cache)
     reader = ex.FrameReader(
         ex.make_feature_extractor(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache
@@ -283,8 +267,7 @@ def run(x: Experiment) -> dict[str, float]:
         max_seconds=x.max_seconds,
         workers=x.workers,
         seed=x.training.seed,
-        ctc_column=x.interctc_column or ctc_column,
-        labels=x.interctc_column is not None,
+        ctc_column=ctc_column,
     )
     two_views = max(x.training.consistency, x.ctc_consistency) > 0
     augmented = replace(settings, augmentation=x.augmentation, two_views=two_views)
@@ -307,8 +290,7 @@ def run(x: Experiment) -> dict[str, float]:
     if x.ctc_weight:
         (blank,) = tokenizer.required("pad_id")
         losses = replace(losses, ctc_weight=x.ctc_weight, interctc_weight=x.interctc_weight, blank_id=blank)
-        inside = x.interctc_column is not None
-        losses = replace(losses, ctc_targets_inside=inside, ctc_consistency=x.ctc_consistency)
+        losses = replace(losses, ctc_consistency=x.ctc_consistency)
     objective = (ex.HybridCTC if x.ctc_weight else ex.CrossEntropy)(model, losses)
     words = sorted({word for r in recordings for word in r.text.split()})
     transcriber = td.Transcriber(model, spoken, reader.feature_extractor, lexicon=words)
@@ -322,7 +304,7 @@ def run(x: Experiment) -> dict[str, float]:
         target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,
         lexicon=words,
-        fingerprint=ex.recordings_fingerprint(recordings, valid, column=x.interctc_column or ctc_column),
+        fingerprint=ex.recordings_fingerprint(recordings, valid, column=ctc_column),
     ):  # of several processes, the first one goes on
         return {}
 

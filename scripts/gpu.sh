@@ -155,11 +155,6 @@ part_ablation_no_ctc() { ablation ablation_no_ctc --ctc-weight 0 --ctc-consisten
 part_ablation_letters() { ablation ablation_letters --pronunciations None --vocab-size 300; }
 part_ablation_one_view() { ablation ablation_one_view --ctc-consistency 0; }
 part_ablation_plain() { ablation ablation_plain --model.conformer-kernel 0 --model.d-ff 640; }
-part_ablation_conv2d() {
-  local input=--model.encoder.input
-  ablation ablation_conv2d $input.stack 1 $input.no-project $input.conv-strides 2 2 $input.conv-dims 2 $input.conv-channels 32 \
-    --features.n-coefficients 0 --features.deltas 0
-}
 part_ablation_no_decay() { ablation ablation_no_decay --training.optim.weight-decay 0; }
 part_ablation_adamw() { ablation ablation_adamw --training.optim.optimizer adamw --training.optim.peak-rate 1.5e-3; }
 part_ablation_stack_6() { ablation ablation_stack_6 --model.encoder.input.stack 6; }

@@ -1,5 +1,6 @@
 """Who may open a run directory: one process at a time, with the experiment that it was begun with."""
 
+import json
 import os
 import re
 import socket
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.test_run import tiny
-from transduce.run import Run, open_run
+from transduce.model.config import Frames, StackConfig
+from transduce.run import Run, load_run, open_run
 
 
 def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
@@ -34,6 +36,27 @@ def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_exis
     for fields in ({"beam_size": 5}, {"beam_size": 5, "beam_groups": 1}):
         with open_run(tmp_path / "run", Run(tiny(), {"seed": 1, name: fields}, None, None)):
             pass
+
+
+def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_path):
+    frames = StackConfig(input=Frames(n_features=4), n_layers=1)
+    run = Run(tiny(encoder=frames), {"interctc_column": None, "training": {"compile_layers": True}}, None, None)
+    with open_run(tmp_path / "run", run):
+        pass
+    path = tmp_path / "run" / "config.json"
+    plain = json.loads(path.read_text())
+    plain["model"]["encoder"]["input"]["conv_dims"] = 1
+    path.write_text(json.dumps(plain))
+    with open_run(tmp_path / "run", Run(tiny(encoder=frames), {"training": {}}, None, None)):
+        pass
+    plain["model"]["encoder"]["input"]["conv_dims"] = 2
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ValueError) as caught:
+        load_run(tmp_path / "run")
+    assert str(caught.value) == (
+        f"{path} must have conv_dims=1, as this version has no such field, but it has conv_dims=2; "
+        "use the version that wrote it"
+    )
 
 
 def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):

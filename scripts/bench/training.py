@@ -11,7 +11,7 @@ the data, random ids: sources of 6 to 30 tokens, evenly, targets up to 3 tokens 
 
 Making batches counts, validation and checkpoints do not. The systems take turns, each going on where it stopped, and the
 median of `--rounds` turns of `--updates` updates is printed, and how long the first update took, in which code is
-compiled. `--systems` names others: compiled as a whole or by layers, or with `recompute`. Memory is what training adds
+compiled. `--systems` names others: compiled, or with `recompute`. Memory is what training adds
 to a process of its own.
 
     python scripts/bench training --data DIRECTORY
@@ -113,8 +113,8 @@ class PlainTransformer(nn.Module):
 PLAIN, UNSORTED, FP32, BF16, COMPILED = NAMES = (
     "plain loop", "plain loop, no buckets", "transduce fp32", "transduce bf16", "transduce bf16 compiled",
 )  # fmt: skip
-MORE = tuple(f"{ours} {how}" for ours in (FP32, BF16) for how in ("compiled", "by layers", "recompute"))
-"""Only where --systems names them: compiled as a whole and layer by layer, and with activations computed twice."""
+MORE = tuple(f"{ours} {how}" for ours in (FP32, BF16) for how in ("compiled", "recompute"))
+"""Only where --systems names them: compiled, and with activations computed twice."""
 
 
 def system(name: str, corpus: Corpus, x: argparse.Namespace) -> Plain | Ours:
@@ -131,9 +131,8 @@ def system(name: str, corpus: Corpus, x: argparse.Namespace) -> Plain | Ours:
     if name in (PLAIN, UNSORTED):
         return Plain(plain.to(x.device), corpus.epoch if name == PLAIN else corpus.unsorted, x)
     precision, *how = name.split()[1:]
-    whole, layers = ("compiled" in how), ("layers" in how)
     objective = CrossEntropy(ours.to(x.device), label_smoothing=SMOOTHING)
-    return Ours(objective, corpus.epoch, x, precision=precision, compile=whole, compile_layers=layers)
+    return Ours(objective, corpus.epoch, x, precision=precision, compile="compiled" in how)
 
 
 def vocabulary(x: argparse.Namespace) -> int:

@@ -49,12 +49,10 @@ VARIANTS = {
     "bart": {"embedding_norm": True, "output_bias": True},
     "tensor2tensor": {"sinusoids": "tensor2tensor", "first_position": 2, "max_positions": 7},
 }
-# As Whisper has them, as Speech2Text has them, over time and features (as ESPnet has them, and gated), and more of them than a row of 23 frames has positions for.
+# As Whisper has them, as Speech2Text has them, and more of them than a row of 23 frames has positions for.
 CONVOLUTIONS = {
     "conv-1-2": {"conv_strides": (1, 2)},
     "conv-2-2-gated": {"conv_strides": (2, 2), "conv_kernel": 5, "conv_channels": 11, "conv_activation": "glu"},
-    "conv2d-2-2": {"conv_strides": (2, 2), "conv_dims": 2, "conv_channels": 3, "conv_activation": "relu"},
-    "conv2d-1-3-gated": {"conv_strides": (1, 3), "conv_dims": 2, "conv_kernel": 5, "conv_activation": "glu"},
     "conv-3-2-2-2": {"conv_strides": (3, 2, 2, 2), "conv_kernel": 7, "conv_activation": "relu"},
 }
 # A kernel wider than the shortest row, and beside other settings that an encoder's layers have.
@@ -119,8 +117,7 @@ CHOSEN = [
     "decoder-tie-none", "decoder-tie-all", "decoder-everything", "encoder-tie-none", "encoder-everything",
     "stacked-frames-tokens-everything", "frames-tokens-projected-ctc", "frames-tokens-self-conditioned-post",
     "frames-tokens-self-conditioned-pre", "frames-tokens-conv-1-2", "frames-tokens-conv-2-2-gated",
-    "frames-tokens-conv2d-2-2", "frames-tokens-conv2d-1-3-gated", "frames-tokens-conv-3-2-2-2",
-    "frames-tokens-conformer", "frames-tokens-conformer-wide",
+    "frames-tokens-conv-3-2-2-2", "frames-tokens-conformer", "frames-tokens-conformer-wide",
 ]  # fmt: skip
 """Every two of shape, place of the norm and positions, and every other setting where it means most; the rest is `long`."""
 

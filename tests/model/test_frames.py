@@ -161,21 +161,6 @@ def test_convolutions_begin_as_maps_of_their_size():
     assert model.config.input_description == "4 features, convolutions with strides 2 and 2: a position for 4 frames"
 
 
-def test_convolutions_over_features_end_in_a_map_of_what_is_left_of_them():
-    """Of 9 features, stride 2 leaves 5 and then 3, in each of 7 channels; Xavier's bounds are those of a 3 x 3 kernel."""
-    model = model_of(
-        Frames(n_features=9, conv_strides=(2, 2), conv_dims=2, conv_channels=7), init="xavier", positions="none"
-    )
-    first, second = model.source_input.convolutions
-    assert model.source_input.projection.in_features == 7 * 3
-    for convolution, fan in ((first, 9 + 9 * 7), (second, 9 * 7 + 9 * 7)):
-        bound = (6 / fan) ** 0.5
-        assert bound / 3 < convolution.weight.abs().max() <= bound and not convolution.bias.any()
-    assert model.config.input_description == (
-        "9 features, convolutions over time and features with strides 2 and 2: a position for 4 frames"
-    )
-
-
 def copy_encoder(rival: nn.Module, ours: nn.Module) -> None:
     """The rival's weights into our encoder stack, name by name."""
 

@@ -28,14 +28,6 @@ MASKED = replace(TRANSLATION, decoder=None)
         (lambda: Frames(n_features=13, conv_strides=(2, 0)), "conv_strides=0"),
         (lambda: Frames(n_features=13, conv_channels=0), "conv_channels=0"),
         (
-            lambda: Frames(n_features=13, conv_strides=(2,), conv_dims=3),
-            "conv_dims=3",
-        ),
-        (
-            lambda: Frames(n_features=13, conv_dims=2),
-            "conv_dims=2 is for convolutions, but conv_strides=(); add strides, such as 2 2",
-        ),
-        (
             lambda: Frames(n_features=13, conv_kernel=4),
             "conv_kernel must be odd, with a frame in its middle, but conv_kernel=4",
         ),

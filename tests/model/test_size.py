@@ -40,13 +40,6 @@ BASE = TransformerConfig(encoder=TEXT, decoder=TEXT, d_model=12, n_heads=2, d_ff
             "encoder": replace(SOUND, input=Frames(n_features=12, conv_strides=(2,), conv_activation="glu")),
             "bias": False,
         },
-        {"encoder": replace(SOUND, input=Frames(n_features=9, conv_strides=(2, 2), conv_dims=2, conv_channels=5))},
-        {
-            "encoder": replace(
-                SOUND, input=Frames(n_features=9, conv_strides=(2,), conv_dims=2, conv_activation="glu")
-            ),
-            "bias": False,
-        },
         {"bias": False, "gated": True, "norm_position": "pre"},
         {"norm": "rms", "n_kv_heads": 1, "head_width": 4, "qk_norm": True, "positions": "rotary"},
         {"bias": False, "qkv_bias": True},

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from tests.contract import GARBAGE, random_example, random_model
 from tests.model.test_contract import CASES, EVERYTHING
@@ -23,7 +21,6 @@ from transduce.model.layers import Experts, FeedForward, balance_loss
 from transduce.model.positions import Positions, rotary, rotate
 from transduce.model.presets import gpt2, gpt2_large, gpt2_medium, gpt2_xl
 from transduce.model.transformer import Transformer
-from transduce.taps import Taps
 from transduce.train.config import LossConfig
 from transduce.train.objectives import CrossEntropy, HybridCTC
 
@@ -124,48 +121,6 @@ def test_all_experts_alike_are_one_feed_forward(rng):
         expert.load_state_dict(one.state_dict())
     x = torch.randn(2, 11, 14, generator=rng)
     torch.testing.assert_close(many(x), one(x), rtol=0, atol=1e-6)
-
-
-@pytest.fixture
-def bf16():
-    torch.set_default_dtype(torch.bfloat16)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-NEW_TORCH = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="torch before 2.10 has no grouped product")
-
-
-@NEW_TORCH
-@pytest.mark.parametrize("fields", [{}, {"bias": False, "gated": True, "activation": "silu"}], ids=str)
-def test_grouped_experts_are_each_row_through_its_own(fields, rng):
-    """Results and gradients, row by row; expert 2 has no row. On a CPU, which has the same operator as a GPU."""
-    layer = Experts(replace(LANGUAGE, d_model=16, d_ff=24, **EXPERTS, **fields))
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.5, generator=rng)
-    x = torch.randn(9, 16, generator=rng, requires_grad=True)
-    choices, ends = torch.tensor([0, 0, 0, 1, 3, 3, 4, 4, 4]), torch.tensor([3, 4, 4, 6, 9], dtype=torch.int32)
-    one, all_at_once = (
-        torch.stack([layer.experts[e](row) for e, row in zip(choices.tolist(), x, strict=True)]),
-        layer.grouped(x, choices, ends),
-    )
-    torch.testing.assert_close(all_at_once, one, rtol=1e-5, atol=1e-5)
-    wanted = [x, *layer.experts.parameters()]
-    ours, theirs = (torch.autograd.grad(y.square().sum(), wanted, materialize_grads=True) for y in (all_at_once, one))
-    for got, want in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-
-
-@NEW_TORCH
-def test_on_a_gpu_the_host_never_asks_how_many_rows_an_expert_has(bf16):
-    """Fake tensors have no numbers, so asking for one is an error; a width of 14 has no grouped product, and asks."""
-    with FakeTensorMode(), torch.device("cuda"):
-        model = Transformer(replace(LANGUAGE, d_model=16, d_ff=24, **EXPERTS)).train()
-        taps = Taps(balance_losses=True)
-        states = model.decoder_states(torch.ones(3, 7).long(), taps=taps)
-        assert states.shape == (3, 7, 16) and states.device.type == "cuda" and len(taps.balance_losses) == 2
-        with pytest.raises(DataDependentOutputException):
-            Experts(replace(LANGUAGE, **EXPERTS))(torch.ones(3, 7, 14))
 
 
 def test_an_expert_that_nobody_chose_has_a_gradient_of_zero(rng):

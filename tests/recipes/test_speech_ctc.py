@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from make_manifest import write_manifest
-from safetensors.torch import load_file, save_file
 
 import transduce as td
 from recipes.speech_to_text import SETTINGS, run
 from tests.recipes.small import loss_parts, transcriber as small
 from tests.runs import SPEECH, sentences
-from transduce.data.config import Augmentation
 from transduce.data.speech.manifest import Manifests
 from transduce.data.text.tokenizer_files import train_tokenizer
 from transduce.experiment.command import choose
@@ -72,53 +69,6 @@ def test_ctc_inside_the_encoder_is_learned_and_conditions_what_is_transcribed(
     untrained(run, alone)
     config = td.load(alone.run).model.config
     assert not config.ctc_conditioning and not config.ctc_layers, "nobody learns what they would say"
-
-
-def test_ctc_inside_the_encoder_may_learn_phones(recordings, tmp_path, untrained):
-    """Each is one token that is heard and never written; how sure the model may be of it makes no difference."""
-    manifests = Manifests(data=recordings, valid=Path("valid.tsv"))
-    said = {}
-    for split, found in zip(("train", "valid", "test"), manifests.read(1), strict=True):
-        with_phones = [
-            replace(r, columns={**r.columns, "phones": " ".join(r.text.replace(" ", "").upper())}) for r in found
-        ]
-        said |= {r.id: r.columns["phones"] for r in with_phones}
-        write_manifest(tmp_path / f"{split}.tsv", with_phones)
-    x = small(
-        tmp_path / "run",
-        tmp_path,
-        corpus=Manifests(data=tmp_path, valid=Path("valid.tsv"), test=None),
-        cache=recordings.parent / "recipes-features",
-        model=replace(SPEECH, ctc_layers=(1,)),
-        interctc_column="phones",
-        augmentation=Augmentation(speeds=(1.0,)),
-    )
-    assert {"ctc", "interctc"} <= set(loss_parts(untrained(run, x)))
-    transcriber = td.load(x.run)
-    tokenizer, letters = transcriber.tokenizer, sorted({*"".join(said.values())} - {" "})
-    symbols = [tokenizer.encode([f"<{letter}>"])[0][-1] for letter in letters]
-    assert tokenizer.tokens(symbols) == [f"<{letter}>" for letter in letters]
-    assert tokenizer.vocab_size == x.vocab_size + len(letters)
-    assert transcriber.decoding.suppress == tuple(symbols)
-    weights = load_file(x.run / "model.safetensors")
-    for name in ("output", "ctc.weight"):
-        weights[name][symbols] = 1e3 * weights[name][symbols].abs()
-    save_file(weights, x.run / "model.safetensors")
-    transcriber = td.load(x.run)
-    out = transcriber([recordings / f"test{i:02d}.wav" for i in range(4)])
-    assert not any("<" in text for text in out)
-    named = replace(x, run=tmp_path / "other")
-    with pytest.raises(
-        ValueError, match=r"with the text at its end, but model\.ctc_layers=\(\); leave one of them out"
-    ):
-        run(replace(named, model=SPEECH))
-    with pytest.raises(ValueError, match="with the text at its end, but ctc_column=german; leave one of them out"):
-        run(replace(named, ctc_column="german"))
-    with pytest.raises(ValueError, match="interctc_column is for CTC, but ctc_weight=0; leave one of them out"):
-        run(replace(named, ctc_weight=0.0))
-    (tmp_path / "valid.tsv").write_text((tmp_path / "valid.tsv").read_text().replace(" E", " X"))
-    with pytest.raises(ValueError, match="there is none for 'X'; name it with --symbols '<X>', or correct the column"):
-        run(named)
 
 
 def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(recordings, tmp_path, untrained):

@@ -257,18 +257,15 @@ def test_vectors_flow_in_where_sound_did(tmp_path, untrained):
     assert not x.cache.exists()
 
 
-@pytest.mark.parametrize("dims", [1, 2])
-def test_convolutions_before_the_encoder_are_one_flag(recordings, tmp_path, monkeypatch, untrained, capsys, dims):
+def test_convolutions_before_the_encoder_are_one_flag(recordings, tmp_path, monkeypatch, untrained, capsys):
     """They have gradients, and the run hears a position for every four frames."""
     flags = ["--model.encoder.input.stack", "1", "--model.encoder.input.conv-strides", "2", "2"]
-    flags += ["--model.encoder.input.conv-dims", str(dims)]
     frames = choose(SETTINGS, ["commands", *flags], default="commands").model.frames
-    assert frames == replace(SETTINGS["commands"][1].model.frames, stack=1, conv_strides=(2, 2), conv_dims=dims)
+    assert frames == replace(SETTINGS["commands"][1].model.frames, stack=1, conv_strides=(2, 2))
     model = replace(SPEECH, encoder=replace(SPEECH.encoder, input=replace(frames, n_features=10)))
     x = small(tmp_path / "run", recordings, model=model)
     trainer = untrained(run, replace(x, corpus=replace(x.corpus, test=None)))
-    over = " over time and features" * (dims == 2)
-    assert f"10 features, convolutions{over} with strides 2 and 2: a position for 4 frames" in capsys.readouterr().out
+    assert "10 features, convolutions with strides 2 and 2: a position for 4 frames" in capsys.readouterr().out
     trainer.objective(trainer.data.epoch(0)[0].to(trainer.device)).total.backward()
     assert all(parameter.grad.any() for parameter in trainer.model.source_input.parameters())
     transcriber = td.load_transcriber(x.run)

@@ -39,7 +39,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(recordings, tmp_path, mo
 
 def test_conformer_layers_behind_convolutions_train_in_bf16(recordings, tmp_path):
     """With rotary positions in this half alone; the run directory transcribes with them."""
-    convolved = replace(SPEECH.encoder.input, stack=1, conv_strides=(2, 2), conv_dims=2)
+    convolved = replace(SPEECH.encoder.input, stack=1, conv_strides=(2, 2))
     encoder = replace(SPEECH.encoder, input=convolved, positions="rotary")
     x = small(tmp_path / "run", recordings, model=replace(SPEECH, conformer_kernel=5, encoder=encoder))
     run(replace(x, training=replace(x.training, precision="bf16")))

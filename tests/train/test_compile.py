@@ -19,7 +19,6 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig
 from transduce.train.objectives import CrossEntropy, HybridCTC, Objective
-from transduce.train.state import Validation
 
 UPDATES = 12
 
@@ -34,28 +33,6 @@ def test_a_compiled_objective_keeps_the_names_of_the_models_weights(tmp_path, mo
         load_file(tmp_path / "checkpoints" / "00000001" / "model.safetensors").keys()
         == dict(model.named_parameters()).keys()
     )
-
-
-def test_layers_are_compiled_for_updates_alone(tmp_path, monkeypatch):
-    """And not the whole objective, if both are asked for."""
-    modes, how = [], []
-
-    def compile(call, **given):
-        how.append(given)
-        return lambda *args, **kwargs: (modes.append(call.__self__.training), call(*args, **kwargs))[1]
-
-    monkeypatch.setattr(torch, "compile", compile)
-    objective = CrossEntropy(toy.model())
-    config = toy.config(max_updates=2, compile=True, compile_layers=True)
-    toy.trainer(tmp_path, objective=objective, config=config, validate=look).run()
-    assert how == [{"dynamic": True}] * 2  # a layer on each side
-    assert modes == [True] * 4
-
-
-def look(model: Transformer) -> Validation:
-    """A loss, for which the model computes."""
-    loss = CrossEntropy(model)(toy.Backwards().epoch(0)[0]).total.item()
-    return Validation({"loss": loss}, -loss)
 
 
 def weights(directory: Path, how: dict[str, bool], *, objective: Objective, **parts: Any) -> dict[str, Tensor]:
@@ -90,36 +67,26 @@ def speech() -> dict[str, Any]:
     return {**translation(), "objective": HybridCTC(model, LossConfig(ctc_weight=0.3))}
 
 
-def layers() -> dict[str, Any]:
-    """Translation with three layers a side, each compiled by itself."""
-    torch.manual_seed(0)
-    config = toy.model().config
-    stack = replace(config.encoder, n_layers=3)
-    return {**translation(), "objective": CrossEntropy(Transformer(replace(config, encoder=stack, decoder=stack)))}
-
-
 @pytest.mark.long
 @pytest.mark.skipif("SHAPES" in os.environ, reason="torch.compile cannot look through the checks of shapes")
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize(
     ("made", "at_most"),
-    [(language, 1), pytest.param(translation, 4, marks=pytest.mark.nightly), (speech, 8), (layers, 4)],
+    [(language, 1), pytest.param(translation, 4, marks=pytest.mark.nightly), (speech, 8)],
 )
 def test_compiled_the_weights_end_where_they_do_without_and_graphs_are_few(tmp_path, monkeypatch, made, at_most):
     """Whatever the shapes: those before, between and after the losses that stay outside, some of them twice.
 
-    By layers, one for each kind of layer with padding and one without, and none for every layer. The backend captures
-    and differentiates a graph as on a GPU, but needs no C++ compiler.
+    The backend captures and differentiates a graph as on a GPU, but needs no C++ compiler.
     """
     from torch._dynamo.testing import CompileCounterWithBackend  # a second, which only this test needs
 
-    how = {"compile_layers" if made is layers else "compile": True}
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs))
     before = toy.weights(made()["objective"].model)
     batches = {(batch.target_in.shape, batch.n_tokens) for batch in islice(made()["data"].epoch(0), UPDATES)}
-    plain, compiled = (weights(tmp_path, given, **made()) for given in ({}, how))
+    plain, compiled = (weights(tmp_path, given, **made()) for given in ({}, {"compile": True}))
     assert (
         max(float((plain[key] - before[key]).abs().max()) for key in plain) > 1e-3
     )  # with no gradient none would move

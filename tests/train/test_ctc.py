@@ -223,24 +223,6 @@ def test_layers_inside_share_in_ctc(rng, conditioning, share):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_layers_inside_may_learn_something_else(rng):
-    """Phones, for example, while the last layer's CTC learns the target."""
-    stack = replace(CONFIG.encoder, n_layers=2)
-    model, examples = random_model(replace(CONFIG, encoder=stack, ctc_layers=(1,)), rng), batch(rng)
-    labels, lengths = torch.tensor([[9, 4, 5, 2], [10, 11, 2, 2], [6, 2, 2, 2]]), torch.tensor([3, 2, 1])
-    examples = replace(examples, ctc_targets=labels, ctc_target_lengths=lengths + 1)
-    taps = Taps(ctc_logits=True)
-    memory = model.encode(examples.source, examples.source_lengths, taps=taps)
-    probabilities = taps.ctc_logits[0].log_softmax(-1).transpose(0, 1)
-    inside = F.ctc_loss(
-        probabilities, torch.tensor([9, 4, 5, 10, 11, 6]), torch.tensor([11, 4, 7]), lengths, reduction="sum"
-    )
-    last = ctc_loss(model.ctc_logits(memory.states), memory.lengths, examples.target_out, examples.target_lengths)
-    _, parts = HybridCTC(model, LossConfig(ctc_weight=0.4, ctc_targets_inside=True))(examples)
-    torch.testing.assert_close(parts["interctc"], inside.detach(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(parts["ctc"], last.detach(), rtol=1e-12, atol=0)
-
-
 def test_under_autocast_ctc_stays_in_float32(rng):
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)

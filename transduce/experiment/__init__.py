@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transduce.data.speech.manifest import (
         Manifests as Manifests,
         cells as cells,
-        label_symbols as label_symbols,
         recordings_fingerprint as recordings_fingerprint,
     )
     from transduce.data.speech.pairs import (

@@ -320,11 +320,9 @@ class TransformerConfig:
         frames = self.frames
         if frames.conv_strides:
             strides = " and ".join(map(str, frames.conv_strides))
-            axes = " over time and features" if frames.conv_dims == 2 else ""
             return (
-                f"{frames.n_features} features, convolutions{axes} with strides {strides}: a "
-                "position for "
-                f"{frames.per_position} frames"
+                f"{frames.n_features} features, convolutions with strides {strides}: a position "
+                f"for {frames.per_position} frames"
             )
         product = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers"
         product += " per position"

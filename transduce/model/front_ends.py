@@ -58,15 +58,10 @@ class Frames:
     conv_strides: tuple[int, ...] = ()
     """Convolutions instead, by their strides: after 2 2 a position stands for four frames. They
     take stack=1."""
-    conv_dims: Literal[1, 2] = 1
-    """1: convolutions over time, whose channels are the features (as in Whisper); 2: over time and
-    over the features, with the same strides for both, then a linear map (as in ESPnet). The latter
-    are for log-mels, where neighbours are alike."""
     conv_kernel: int = 3
-    """Frames under each convolution, an odd number; with conv_dims=2, as many features too."""
+    """Frames under each convolution, an odd number."""
     conv_channels: int | None = None
-    """Channels between two convolutions; None: d_model, as there are after the last. With
-    conv_dims=2 there are as many after the last."""
+    """Channels between two convolutions; None: d_model, as there are after the last."""
     conv_activation: ConvActivation = "gelu"
     """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates
     the other."""
@@ -85,10 +80,6 @@ class Frames:
                 "convolutions take frames one by one and give d_model numbers, but "
                 f"conv_strides={self.conv_strides}, "
                 f"stack={self.stack} and project={self.project}; use stack=1 and project=False"
-            )
-        if self.conv_dims == 2 and not self.conv_strides:
-            raise InputError(
-                "conv_dims=2 is for convolutions, but conv_strides=(); add strides, such as 2 2"
             )
 
     @property

@@ -57,7 +57,7 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
             ):  # as many numbers come into each channel as out of it
                 bound = (3 / part.kernel_size[0]) ** 0.5
                 nn.init.uniform_(part.weight, -bound, bound)
-            case nn.Conv1d() | nn.Conv2d():
+            case nn.Conv1d():
                 nn.init.xavier_uniform_(part.weight)
             case Positions() if part.learned is not None:
                 nn.init.normal_(part.learned, std=0.02)

@@ -62,56 +62,43 @@ class FrameInput(nn.Module):
 class ConvolvedInput(nn.Module):
     """Convolutions over time, each with its nonlinearity, whose strides make positions of frames.
 
-    A convolution looks to its right, so padding is set to zero before each of them, as beyond the
-    end of a row alone.
-
-    Those over time and features have one channel before the first, and a linear map after the last,
-    from all channels and features of a position to d_model numbers.
+    The features are the channels before the first. A convolution looks to its right, so padding is
+    set to zero before each of them, as beyond the end of a row alone.
 
     Source: Synnaeve et al. (2020), End-to-end ASR, for gated ones; Radford et al. (2022), Whisper,
-    section 2.2; Hori et al. (2017), Advances in joint CTC-attention based end-to-end speech
-    recognition, for those over time and features.
+    section 2.2.
     """
 
     def __init__(self, frames: Frames, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
         self.frames = frames
-        channels = frames.conv_channels or d_model
-        over_features = frames.conv_dims == 2
-        first, last = (1, channels) if over_features else (frames.n_features, d_model)
-        sizes = [first, *[channels] * (len(frames.conv_strides) - 1), last]
-        kind = nn.Conv2d if over_features else nn.Conv1d
+        between = [frames.conv_channels or d_model] * (len(frames.conv_strides) - 1)
+        sizes = pairwise([frames.n_features, *between, d_model])
         gates = 2 if frames.conv_activation == "glu" else 1
         width = frames.conv_kernel
         self.convolutions = nn.ModuleList(
-            kind(before, gates * after, width, stride, padding=width // 2, bias=bias)
-            for (before, after), stride in zip(pairwise(sizes), frames.conv_strides, strict=True)
+            nn.Conv1d(before, gates * after, width, stride, padding=width // 2, bias=bias)
+            for (before, after), stride in zip(sizes, frames.conv_strides, strict=True)
         )
-        self.projection = None
-        if over_features:
-            n_features = frames.out_lengths(frames.n_features)  # the strides are those over time
-            self.projection = nn.Linear(channels * n_features, d_model, bias=bias)
         self.activation = ACTIVATIONS[frames.conv_activation]
 
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
-        states = (
-            frames if self.projection is None else frames[..., None, :]
-        )  # (N, T, channels), then the features
+        states = frames
         for convolution, stride in zip(self.convolutions, self.frames.conv_strides, strict=True):
             channels = zero_padding(states, lengths).transpose(1, 2)
             states = self.activation(convolution(channels)).transpose(1, 2)
             lengths = None if lengths is None else -(-lengths // stride)
-        return (states if self.projection is None else self.projection(states.flatten(2))), lengths
+        return states, lengths
 
 
 def zero_padding(
-    states: Float[Tensor, "N T *F"], lengths: Int[Tensor, " N"] | None
-) -> Float[Tensor, "N T *F"]:
+    states: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None
+) -> Float[Tensor, "N T F"]:
     """Zeros beyond the length of each row."""
     if lengths is None:
         return states
     outside = torch.arange(states.size(1), device=states.device) >= lengths[:, None]
-    return states.masked_fill(outside.view(*outside.shape, *[1] * (states.dim() - 2)), 0.0)
+    return states.masked_fill(outside[:, :, None], 0.0)

@@ -89,9 +89,6 @@ class Experts(nn.Module):
     """Several feed-forwards, of which a router chooses and mixes a few for every position.
 
     No position is ever dropped, so the result of one position does not depend on the others.
-    Training in bfloat16 on a GPU, one grouped matrix product does the work of all experts, and the
-    host does not wait to learn how many positions each of them has. It copies all weights into one
-    tensor, too much for the few positions of a search.
 
     Source: Shazeer et al. (2017), Outrageously large neural networks; softmax over the chosen, as
     in Jiang et al. (2024), Mixtral of experts.
@@ -102,58 +99,24 @@ class Experts(nn.Module):
         self.n_chosen = config.experts_per_token
         self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.n_experts))
-        aligned = config.d_model % 8 == 0 and config.d_ff % 8 == 0  # rows of 16 bytes
-        self.can_group = aligned and hasattr(F, "grouped_mm")  # not every torch has it
 
     def forward(
         self, x: Float[Tensor, "N T D"], taps: Taps | None = None
     ) -> Float[Tensor, "N T D"]:
         """Every position through its experts; `taps` keep the scores for `balance_loss`."""
-        with torch.autocast(
-            x.device.type, enabled=False
-        ):  # rounding should not decide which expert is best
+        with torch.autocast(x.device.type, enabled=False):  # else rounding might choose the expert
             scores = self.router(x.to(self.router.weight.dtype))
         if taps is not None and taps.router_scores is not None:
             taps.router_scores.append(scores)
         weights, chosen = scores.topk(self.n_chosen)
-        choices, order = chosen.flatten().sort(
-            stable=True
-        )  # positions of the first expert, then of the second, ...
-        numbers = torch.arange(len(self.experts), device=x.device)
-        ends = torch.searchsorted(choices, numbers, right=True, out_int32=True)
-        dtype = (
-            torch.get_autocast_dtype(x.device.type)
-            if torch.is_autocast_enabled(x.device.type)
-            else x.dtype
+        choices, order = chosen.flatten().sort(stable=True)  # positions of the first expert first
+        counts = choices.bincount(minlength=len(self.experts)).tolist()
+        parts = x.flatten(0, 1)[order // self.n_chosen].split(counts)
+        outputs = torch.cat(
+            [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
         )
-        rows = x.flatten(0, 1)[order // self.n_chosen]
-        if self.can_group and self.training and x.device.type == "cuda" and dtype == torch.bfloat16:
-            outputs = self.grouped(rows.to(dtype), choices, ends)
-        else:
-            parts = rows.tensor_split(ends[:-1].tolist())
-            outputs = torch.cat(
-                [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
-            )
         outputs = outputs[order.argsort()].view(*chosen.shape, -1)
         return (outputs * weights.softmax(-1).to(outputs.dtype)[..., None]).sum(dim=-2)
-
-    def grouped(
-        self, x: Float[Tensor, "M D"], choices: Int[Tensor, " M"], ends: Int[Tensor, " X"]
-    ) -> Float[Tensor, "M D"]:
-        """Row m through expert choices[m]; rows are sorted, and those of expert i end at
-        ends[i]."""
-
-        def apply(name: str, x: Tensor) -> Tensor:
-            maps = [getattr(expert, name) for expert in self.experts]
-            weight = torch.stack([linear.weight for linear in maps]).to(x.dtype)
-            y = F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
-            if maps[0].bias is None:
-                return y
-            return y + torch.stack([linear.bias for linear in maps]).to(x.dtype)[choices]
-
-        first = self.experts[0]
-        assert isinstance(first, FeedForward)
-        return apply("narrow", first.activate(apply("wide", x)))
 
 
 def balance_loss(

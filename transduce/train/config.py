@@ -137,9 +137,6 @@ class LossConfig:
     """CTC's blank: an id that no target contains, such as that of the padding."""
     interctc_weight: float = 0.5
     """Share of the model's ctc_layers in CTC, where it has any."""
-    ctc_targets_inside: bool = False
-    """Whether a batch's ctc_targets, such as phones, are those of the ctc_layers alone, and the
-    last layer's CTC learns the target."""
     ctc_consistency: float = 0.0
     """Weight of the divergence between what the CTC head gives in two passes of each batch."""
 
@@ -200,9 +197,6 @@ class TrainingConfig:
     the scale is below 1. auto: bf16 where the hardware has instructions for it, fp32 elsewhere."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
-    compile_layers: bool = False
-    """torch.compile of every layer by itself, instead: layers of one kind share what is
-    compiled."""
     shard: bool = False
     """Each process of torchrun holds a part of the weights, gradients and moments, and not all of
     them (FSDP): for models that do not fit one device otherwise. Validations need room for the
@@ -252,7 +246,6 @@ class TrainingConfig:
             "optim.optimizer": self.optim.optimizer if self.optim.optimizer != "adamw" else None,
             "lora.rank": self.lora.rank,
             "compile": self.compile,
-            "compile_layers": self.compile_layers,
             "precision": self.precision if self.precision == "fp16" else None,
         }
         for name, value in other.items():

@@ -74,17 +74,6 @@ class Objective(nn.Module):
             setattr(self, name, torch.compiler.disable(getattr(self, name)))
         super().compile(*args, **kwargs)
 
-    def compile_layers(self, **options: Any) -> None:
-        """Compile each layer for updates alone: the lengths of a search change at every step."""
-        for stack in (self.model.encoder, self.model.decoder):
-            for layer in () if stack is None else stack.layers:
-                layer.forward = _only_in_training(layer, torch.compile(layer.forward, **options))
-
-
-def _only_in_training(module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    plain = module.forward
-    return lambda *args, **kwargs: (compiled if module.training else plain)(*args, **kwargs)
-
 
 class CrossEntropy(Objective):
     """Cross-entropy of a batch's target_out: the next token of a text or a translation.
@@ -247,11 +236,9 @@ class HybridCTC(CrossEntropy):
         losses = self.losses
         entropy, parts = super().terms(memory, states, batch, inner_logits)
         logits = self.model.ctc_logits(memory.states)
-        parts["ctc"] = ctc = self.ctc(logits, batch, inside=False)
+        parts["ctc"] = ctc = self.ctc(logits, batch)
         if inner_logits:
-            inner = torch.stack(
-                [self.ctc(each, batch, inside=True) for each in inner_logits]
-            ).mean()
+            inner = torch.stack([self.ctc(each, batch) for each in inner_logits]).mean()
             parts["interctc"] = inner
             ctc = (1 - losses.interctc_weight) * ctc + losses.interctc_weight * inner
         if self.model.training and losses.ctc_consistency:
@@ -262,8 +249,8 @@ class HybridCTC(CrossEntropy):
             ctc = ctc + losses.ctc_consistency * divergence
         return (1 - losses.ctc_weight) * entropy + losses.ctc_weight * ctc, parts
 
-    def ctc(self, logits: Tensor, batch: Seq2SeqBatch, *, inside: bool) -> Tensor:
-        """Compute CTC of the logits (B, S, V) of the head, `inside` the encoder or behind it."""
+    def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
+        """Compute CTC of the logits (B, S, V) of the head."""
         source_lengths, target_lengths = batch.host_lengths or (
             batch.source_lengths,
             batch.target_lengths,
@@ -271,7 +258,7 @@ class HybridCTC(CrossEntropy):
         if source_lengths is not None:
             source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)
         targets = batch.target_out
-        if batch.ctc_targets is not None and (inside or not self.losses.ctc_targets_inside):
+        if batch.ctc_targets is not None:
             assert batch.ctc_target_lengths is not None
             targets, target_lengths = batch.ctc_targets, batch.ctc_target_lengths
         return ctc_loss(

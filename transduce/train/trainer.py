@@ -75,9 +75,7 @@ class Trainer:
         self.pretrained = pretrained
         self.world = world()
         self.world.check(config)
-        if config.compile_layers:
-            objective.compile_layers(dynamic=not config.static_shapes)
-        elif config.compile:
+        if config.compile:
             objective.compile(dynamic=not config.static_shapes)
         self.device = next(self.model.parameters()).device
         if config.lora.rank:

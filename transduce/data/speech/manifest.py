@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 
 from transduce.config import Common, within
-from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import (
     decode_line,
     lines_fingerprint,
@@ -155,28 +154,6 @@ def cells(recordings: Sequence[Recording], column: str) -> list[str]:
                 f"{', '.join(recording.columns) or 'no others'}; name one of them"
             )
     return [recording.columns[column] for recording in recordings]
-
-
-def label_symbols(cells: Iterable[str]) -> list[str]:
-    """The symbols of the labels in these cells, which spaces separate: <AH> for the phone AH;
-    sorted."""
-    return sorted({f"<{label}>" for cell in cells for label in cell.split()})
-
-
-def encode_labels(tokenizer: Tokenizer, cells: Sequence[str]) -> list[list[int]]:
-    """The ids of the symbols of every cell's labels, such as phones.
-
-    Raises:
-        InputError: the tokenizer lacks the symbol of one of them.
-    """
-    known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
-    if missing := [symbol for symbol in label_symbols(cells) if symbol not in known]:
-        raise InputError(
-            "a label needs a symbol of its own in the vocabulary, but there is none for "
-            f"{missing[0][1:-1]!r}; name it "
-            f"with --symbols {missing[0]!r}, or correct the column"
-        )
-    return [[known[f"<{label}>"] for label in cell.split()] for cell in cells]
 
 
 def split(

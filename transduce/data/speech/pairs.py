@@ -19,7 +19,7 @@ from transduce.data.speech.augment import (
     generator,
 )
 from transduce.data.speech.frame_reader import PLAIN, ROUNDING, FrameReader
-from transduce.data.speech.manifest import Recording, cells, encode_labels
+from transduce.data.speech.manifest import Recording, cells
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.errors import InputError
 
@@ -40,10 +40,7 @@ class SpeechPairsConfig:
     max_seconds: float = 30.0
     """Longer recordings are left out."""
     ctc_column: str = ""
-    """The column of the targets of CTC, or of CTC inside the encoder, if it is not the target
-    column."""
-    labels: bool = False
-    """Whether that column has labels such as phones, one token each (see `encode_labels`)."""
+    """The column of the targets of CTC, if it is not the target column."""
     two_views: bool = False
     """Whether batches have a `second_source`: the source with another level, noise, vocal tract and
     masks."""
@@ -87,10 +84,7 @@ class SpeechPairs:
         usable, n_frames, self.skipped, warning = _usable(recordings, reader, speeds, config)
         target = ctc_targets = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
         if config.ctc_column:
-            column = cells(usable, config.ctc_column)
-            ctc_targets = tokenizer.with_eos(
-                encode_labels(tokenizer, column) if config.labels else tokenizer.encode(column)
-            )
+            ctc_targets = tokenizer.with_eos(tokenizer.encode(cells(usable, config.ctc_column)))
         n_positions = out_lengths(n_frames.min(axis=0))
         fits = [i for i, row in enumerate(ctc_targets) if n_positions[i] >= positions_needed(row)]
         self.skipped["fewer positions than tokens"] = len(usable) - len(fits)
