@@ -11,6 +11,10 @@ from transduce.exit import command_process, exit_code
 from transduce.threads import limit_omp_spin
 
 COMMANDS = {
+    "demo": (
+        "demo:demo",
+        "Train a translator in a minute, then type English and read German.",
+    ),
     "train translation": (
         "train:train",
         "Train text to text: parallel text in, a run directory and BLEU out.",

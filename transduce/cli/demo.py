@@ -1,0 +1,152 @@
+"""`transduce demo`: train on the corpus that ships, then talk to the models."""
+
+import sys
+import webbrowser
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Timer
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from transduce.cli import serve as serving
+from transduce.cli.common import Flag, Machine
+from transduce.cli.interactive import interact
+from transduce.data.speech.audio import record
+from transduce.errors import InputError, require
+from transduce.serve.config import ServeConfig
+
+if TYPE_CHECKING:
+    from transduce.tasks.transcribe import Transcriber
+    from transduce.tasks.translate import Translator
+    from transduce.tasks.words import WordAlignment
+else:  # torch takes seconds to import, and --help does without
+    Transcriber = Translator = WordAlignment = Any
+
+EXAMPLES = 3
+"""Sentences and recordings of the test data that are shown first."""
+
+
+def demo(
+    folder: Positional[Annotated[Path, arg(metavar="[FOLDER]", help_behavior_hint="")]] = Path(
+        "runs/demo"
+    ),
+    *,
+    speech: Flag = False,
+    serve: Flag = False,
+) -> None:
+    """Train a translator in a minute on two cores; then type English, and read German.
+
+    The corpus are spoken commands, such as "Did my sister delete the old letter?". The same
+    command again goes on where it was stopped, or begins with the prompt.
+
+    Args:
+        folder: Where the runs are; runs/demo if not named.
+        speech: Train a speech recognizer too, three minutes more, and translate what you say into
+            the microphone, or recordings that ship.
+        serve: Open the models in a browser, in place of the prompt.
+    """
+    if serve:
+        for library in serving.LIBRARIES:
+            require(library, "--serve", "serve")
+    runs = [_translator(folder / "translation")]
+    if speech:
+        runs.append(_recognizer(folder / "speech"))
+    if serve:
+        access = serving.Access()
+        Timer(2.0, webbrowser.open, (f"http://{access.host}:{access.port}",)).start()
+        serving.serve(tuple(runs), access=access, limits=ServeConfig(), machine=Machine())
+        return
+    _show(*runs)
+
+
+def _show(text_run: Path, speech_run: Path | None = None) -> None:
+    """Print examples, then translate what is typed."""
+    from transduce.recipes import DATA
+    from transduce.tasks.load import load_transcriber, load_translator
+
+    corpus = DATA / "commands"
+    translator = load_translator(text_run)
+    print("== English in, German out; below each German word the one that it was written from")
+    for line in (corpus / "test.en").read_text(encoding="utf-8").splitlines()[:EXAMPLES]:
+        print(f"> {line}")
+        _show_translation(translator, line)
+    if speech_run:
+        transcriber = load_transcriber(speech_run)
+        for name, sound in _sounds(sorted((corpus / "sound" / "test").glob("*.opus"))[:EXAMPLES]):
+            (transcript,) = transcriber([sound])
+            print(f"> {name}: {transcript}")
+            # the translator learned from sentences, which begin with a capital and end
+            _show_translation(translator, f"{transcript[:1].upper()}{transcript[1:]}.")
+    interact(lambda line, _: _show_translation(translator, line))
+
+
+def _translator(run: Path) -> Path:
+    """Train the recipe's setting for a minute at most, and return the run."""
+    from transduce.recipes import translation
+
+    if (run / "test.json").is_file():
+        return run
+    print("== training a translator of spoken commands, English to German, for a minute")
+    setting = translation.COMMANDS
+    optim = replace(setting.training.optim, optimizer="muon")  # learns in fewer updates
+    training = replace(setting.training, optim=optim, max_minutes=1.0)
+    translation.run(replace(setting, run=run, training=training))
+    return _done(run)
+
+
+def _recognizer(run: Path) -> Path:
+    """Train the recipe's setting on one view of each batch, for three minutes at most."""
+    from transduce.recipes import speech_to_text
+
+    if (run / "test.json").is_file():
+        return run
+    print("== training a recognizer of spoken commands, for three minutes")
+    setting = speech_to_text.COMMANDS
+    setting = replace(
+        setting,
+        run=run,
+        frames_per_batch=5000,
+        ctc_consistency=0.0,
+        augmentation=replace(setting.augmentation, n_time_masks=2),
+        training=replace(setting.training, max_minutes=2.8, max_updates=800, validate_every=200),
+    )
+    speech_to_text.run(setting)
+    return _done(run)
+
+
+def _done(run: Path) -> Path:
+    print(f"the learning curve is {run / 'learning_curve.png'}\n")
+    return run
+
+
+def _show_translation(translator: Translator, line: str) -> None:
+    """Print the translation, and below each of its words the source word with most attention."""
+    ((output,),) = translator.translate([line], n_best=1, alignments=True)
+    print("\n".join(_two_rows(output.alignment)) if output.alignment else output.text)
+    print()
+
+
+def _two_rows(alignment: WordAlignment) -> tuple[str, str]:
+    columns = [
+        (alignment.target[target], alignment.source[source]) for source, target in alignment.pairs
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    below, above = (
+        "  ".join(column[row].ljust(width) for column, width in zip(columns, widths, strict=True))
+        for row in (1, 0)
+    )
+    return f"  {above.rstrip()}", f"  {below.rstrip()}"
+
+
+def _sounds(recordings: list[Path]) -> Iterator[tuple[str, Any]]:
+    """Recordings of the microphone where somebody can speak into one, else these files."""
+    if sys.stdin.isatty():
+        try:
+            yield "you", record(lambda: input("speak a command; Enter ends it "))
+            return
+        except (InputError, OSError) as error:
+            print(f"no microphone ({error}), so recordings that ship are transcribed")
+    for path in recordings:
+        yield path.name, path
