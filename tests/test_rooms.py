@@ -48,6 +48,7 @@ KNOWS = {
         "decode",
         "engine",
         "experiment",
+        "recipes",
         "score",
         "interop",
         "run",
