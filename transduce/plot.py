@@ -18,13 +18,16 @@ NAMES = {"bleu": "BLEU", "wer": "WER (%)", "cer": "CER (%)", "loss": "loss (nats
 Points = list[tuple[float, float]]
 """Updates, and what was measured after each."""
 
-VALIDATION = "validation"
+KINDS = ("train", "valid")
+"""The kinds of lines of metrics.jsonl that curves are made of."""
 
-KINDS = {"training, smoothed targets": "train", VALIDATION: "valid"}
-"""The kind of lines of metrics.jsonl that a curve is made of, by the label of the curve."""
+LABELS = ("training, smoothed targets", "validation")
+
+NO_METRICS = {"update", "epoch", "kind", "seconds", "skipped", "perplexity"}
+"""What else a validation writes."""
 
 MOST_POINTS = 500
-"""Points of a curve in a page; of more, as many are drawn in equal steps."""
+"""Points of a curve; of more, as many are drawn in equal steps."""
 
 MAX_LABELS = 100
 """Tokens beside an attention map; more take seconds to lay out."""
@@ -32,28 +35,22 @@ MAX_LABELS = 100
 ItemT = TypeVar("ItemT")
 
 
-def curves(metrics: list[dict[str, Any]]) -> dict[str, dict[str, Points]]:
-    """Collect the curves of metrics.jsonl by metric and label, the loss first, without nulls."""
-    lines = {
-        label: [line for line in metrics if line.get("kind") == kind]
-        for label, kind in KINDS.items()
-    }
-    validated = (lines[VALIDATION] or [{}])[-1]
-    no_metrics = {"update", "epoch", "kind", "seconds", "skipped", "loss", "perplexity"}
+def curves(metrics: list[dict[str, Any]]) -> dict[str, tuple[Points, Points]]:
+    """The points of training and of validation by metric, the loss first, without what is no
+    number."""
+    points: dict[str, tuple[Points, Points]] = {"loss": ([], [])}
+    for line in metrics:
+        kind = line.get("kind")
+        if kind in KINDS:
+            measured = [name for name in line if name not in NO_METRICS]
+            for name in ["loss"] if kind == "train" else measured:
+                point = (line.get("update"), line.get(name))
+                if all(isinstance(x, int | float) and abs(x) < 1e300 for x in point):
+                    points.setdefault(name, ([], []))[KINDS.index(kind)].append(point)
     return {
-        name: {
-            label: [
-                (float(x["update"]), float(x[name])) for x in lines[label] if _has_numbers(x, name)
-            ]
-            for label in (KINDS if name == "loss" else [VALIDATION])
-        }
-        for name in ["loss", *(name for name in validated if name not in no_metrics)]
+        name: (spread(training, MOST_POINTS), spread(validation, MOST_POINTS))
+        for name, (training, validation) in points.items()
     }
-
-
-def _has_numbers(line: dict[str, Any], name: str) -> bool:
-    values = (line.get("update"), line.get(name))
-    return all(isinstance(value, int | float) and abs(value) < 1e300 for value in values)
 
 
 def spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
@@ -63,13 +60,15 @@ def spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def _plot_curves(axes: "Axes", name: str, lines: dict[str, Points]) -> None:
-    for label, points in lines.items():
-        marker = "." if label == VALIDATION or len(points) == 1 else ""
-        axes.plot(*np.array(points).reshape(-1, 2).T, marker=marker, label=label, gid=KINDS[label])
+def _plot_curves(axes: "Axes", name: str, lines: tuple[Points, Points]) -> None:
+    for kind, label, points in zip(KINDS, LABELS, lines, strict=True):
+        if points:
+            marker = "." if kind == "valid" or len(points) == 1 else ""
+            axes.plot(*np.array(points).T, marker=marker, label=label, gid=kind)
     axes.set(xlabel="update", ylabel=NAMES.get(name, name))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    if any(lines):
+        axes.legend(frameon=False)
 
 
 def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
@@ -78,25 +77,21 @@ def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
 
     plots = curves(metrics)
     figure = Figure(figsize=(5 * len(plots), 3.6), layout="constrained")
-    for (name, lines), axes in zip(
-        plots.items(), figure.subplots(1, len(plots), squeeze=False)[0], strict=True
-    ):
+    all_axes = figure.subplots(1, len(plots), squeeze=False)[0]
+    for (name, lines), axes in zip(plots.items(), all_axes, strict=True):
         _plot_curves(axes, name, lines)
     figure.savefig(path, dpi=120)
 
 
-def curve_svg(name: str, lines: dict[str, Points]) -> bytes:
-    """Plot the curves of one metric as SVG; empty without points. Equal points give equal bytes."""
+def curve_svg(name: str, lines: tuple[Points, Points]) -> bytes:
+    """Plot the curves of one metric as SVG. Equal points give equal bytes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    shown = {label: spread(points, MOST_POINTS) for label, points in lines.items() if points}
-    if not shown:
-        return b""
     file = io.BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure = Figure(figsize=(5, 3.2), layout="constrained")
-        _plot_curves(figure.subplots(), name, shown)
+        _plot_curves(figure.subplots(), name, lines)
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
 

@@ -28,8 +28,7 @@ def test_what_is_damaged_is_left_out_and_the_rest_is_told(tmp_path, name, text):
     found = record(tmp_path)
     assert ([each.validation for each in found.curves] == [[(5, 2.0)]]) == (name != "metrics.jsonl")
     assert (found.samples == [Sample("a", "b", [(5, "c")])]) == (name != "samples/00000005.tsv")
-    scores = [each for each in found.scores if each.search]
-    assert (scores == [HeldOut("test", "greedy", "wer", 5.5, None, None, "WER 5.5")]) == (name != "test.json")
+    assert (found.scores.get("test") == [HeldOut(**SCORE)]) == (name != "test.json")
 
 
 def test_values_that_json_lacks_are_left_out(tmp_path):
@@ -39,11 +38,11 @@ def test_values_that_json_lacks_are_left_out(tmp_path):
     write(tmp_path, **{"metrics.jsonl": lines, "validation.json": '{"loss": 1.5, "perplexity": Infinity}'})
     found = record(tmp_path)
     assert [each.training for each in found.curves] == [[(7, 3.0)]]
-    assert [(each.data, each.measure, each.value) for each in found.scores[1:]] == [("validation", "loss", 1.5)]
+    assert [(each.measure, each.value) for each in found.scores["validation"]] == [("loss", 1.5)]
 
 
 def test_an_empty_directory_has_none(tmp_path):
-    assert record(tmp_path) == Record([], [], [])
+    assert record(tmp_path) == Record("", [], [], {})
 
 
 def test_a_long_training_is_thinned(tmp_path):

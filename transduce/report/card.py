@@ -102,22 +102,17 @@ def scores(run: Path) -> list[tuple[str, str]]:
     labelled = []
     for path in score_files(run):
         try:
-            values = read_scores(path)
+            rows = read_scores(path)
         except InputError as error:
             labelled.append((path.stem, str(error)))
             continue
-        labelled += [
-            (f"{path.stem}, {each.search}", each.signature) for each in values if each.search
-        ]
-        if plain_values := [f"{each.measure} {each.value:g}" for each in values if not each.search]:
-            labelled.append((path.stem, ", ".join(plain_values)))
+        labelled += [(f"{path.stem}, {row.search}", row.score) for row in rows if row.search]
+        if values := [f"{row.measure} {row.value:g}" for row in rows if not row.search]:
+            labelled.append((path.stem, ", ".join(values)))
     if lines := validations(run):
-        last = {
-            name: x
-            for name, x in lines[-1].items()
-            if x is not None and name not in ("kind", "skipped")
-        }
-        if isinstance(last.get("epoch"), int):
+        last = {name: x for name, x in lines[-1].items() if isinstance(x, int | float)}
+        last.pop("skipped", None)
+        if "epoch" in last:
             last["epoch"] += 1  # people count from 1
         labelled.append(
             ("last validation", ", ".join(f"{name} {value:g}" for name, value in last.items()))

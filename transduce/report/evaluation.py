@@ -3,13 +3,13 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from transduce.data.speech.manifest import Recording
 from transduce.files import write_file
 from transduce.report.page import write_reports
+from transduce.report.record import HeldOut
 from transduce.run import ERRORS
 from transduce.score.bleu import Tokenization, chrf
 from transduce.score.measures import get_measure
@@ -89,7 +89,8 @@ def search_report(
         Scores by name, for example "bleu.lowercase.beam5", and "bleu.lowercase.beam5.en-de" of a
         group.
     """
-    rows: list[dict[str, Any]] = []
+    groups = groups or [""] * len(pairs)
+    rows: list[HeldOut] = []
     for name, config in _searches(search).items():
         started = time.monotonic()
         outputs = decode(config)
@@ -100,26 +101,20 @@ def search_report(
             factor = seconds / sum(recording.seconds for recording in recordings)
             speed = f"recordings in {seconds:.1f} s, real-time factor {factor:.4f}"
         print(f"test, {name}: {len(outputs)} {speed}")
-        for group in [*dict.fromkeys(groups), ""]:
-            chosen = [i for i in range(len(pairs)) if not group or groups[i] == group]
+        for group in dict.fromkeys([*groups, ""]):
+            chosen = [i for i in range(len(pairs)) if group in ("", groups[i])]
             for measure in (get_measure(each, tokenize) for each in measures):
                 score = measure([outputs[i] for i in chosen], [pairs[i][1] for i in chosen])
                 rows.append(_row(name, group, measure.name, score))
-                print(f"  {rows[-1]['score']}")
+                print(f"  {rows[-1].score}")
     for (source, reference), output in list(zip(pairs, outputs, strict=True))[:SHOWN]:
         print(_example(source, reference, output))
-    errors = (
-        _word_errors(pairs, outputs, recordings)
-        if "wer" in measures
-        else _worst_lines(pairs, outputs)
-    )
+    _write(directory, rows)
+    by_words = "wer" in measures
+    errors = _word_errors(pairs, outputs, recordings) if by_words else _worst_lines(pairs, outputs)
     write_file(directory / ERRORS, f"test, {name}: {errors}")
-    write_file(directory / "test.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     write_reports(directory)
-    return {
-        ".".join(filter(None, (row["measure"], row["search"], row.get("group")))): row["value"]
-        for row in rows
-    }
+    return {".".join(filter(None, (row.measure, row.search, row.group))): row.value for row in rows}
 
 
 def _searches(search: SearchConfig) -> dict[str, SearchConfig]:
@@ -130,15 +125,22 @@ def _searches(search: SearchConfig) -> dict[str, SearchConfig]:
     return {"greedy": plain.greedy(), beam: plain, **with_ctc}
 
 
-def _row(search: str, group: str, measure: str, score: Score) -> dict[str, Any]:
-    """A score in test.json."""
-    numbers = {"value": score.value, "low": score.low, "high": score.high}
-    row = {"search": search, "measure": measure, **numbers}
-    return (
-        {**row, "group": group, "score": f"{group}: {score}"}
-        if group
-        else {**row, "score": str(score)}
+def _row(search: str, group: str, measure: str, score: Score) -> HeldOut:
+    return HeldOut(
+        search=search,
+        measure=measure,
+        value=score.value,
+        low=score.low,
+        high=score.high,
+        group=group,
+        score=f"{group}: {score}" if group else str(score),
     )
+
+
+def _write(directory: Path, rows: Sequence[HeldOut]) -> None:
+    """Write test.json, without groups where there are none."""
+    plain = [{k: v for k, v in asdict(row).items() if v != ""} for row in rows]
+    write_file(directory / "test.json", json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
 
 
 def _example(source: str, reference: str, output: str) -> str:

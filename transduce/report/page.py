@@ -7,14 +7,11 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from transduce.files import read_json_lines, write_file
+from transduce.files import write_file
 from transduce.plot import NAMES, curve_svg, curves
 from transduce.report.card import about, shown_first, templates, write_card
-from transduce.report.record import read_samples
-from transduce.run import ERRORS, METRICS, MODEL_CARD, REPORT, SAMPLES, load_run
-
-N_VALIDATIONS = 8
-"""Validations whose samples are shown, evenly spaced."""
+from transduce.report.record import progress, read_metrics, read_samples
+from transduce.run import ERRORS, MODEL_CARD, REPORT, SAMPLES, load_run
 
 MAX_TEXT = 400
 """Characters of a sample."""
@@ -56,29 +53,19 @@ def page(directory: Path) -> str:
         InputError: the directory is no run.
     """
     known = about(directory, load_run(directory))
-    fields = shown_first(known["fields"]) | known["fields"]
-    path = directory / METRICS
-    metrics = read_json_lines(path) if path.is_file() else []
-    progress = ""
-    clock = ""
-    if metrics:
-        last = metrics[-1]
-        speeds = [line["tokens_per_second"] for line in metrics if "tokens_per_second" in line]
-        n_updates = fields.get("training.max_updates")
-        progress = f"update {last.get('update')} of {n_updates}, epoch {last.get('epoch', 0) + 1}"
-        clock = f"{last.get('seconds', 0) / 60:.1f} min" + (
-            f", {speeds[-1]:,.0f} tokens/s" if speeds else ""
-        )
-    drawn = {
-        NAMES.get(name, name): curve_svg(name, lines) for name, lines in curves(metrics).items()
-    }
+    metrics = read_metrics(directory)
+    updates, clock = progress(directory, metrics)
     return templates.get_template("page.html").render(
         known,
-        fields=fields,
-        progress=progress,
+        fields=shown_first(known["fields"]) | known["fields"],
+        progress=updates,
         clock=clock,
-        curves={label: svg for label, svg in drawn.items() if svg},
-        samples=read_samples(directory / SAMPLES, N_VALIDATIONS),
+        curves={
+            NAMES.get(name, name): curve_svg(name, lines)
+            for name, lines in curves(metrics).items()
+            if any(lines)
+        },
+        samples=read_samples(directory / SAMPLES),
         pictures=_pictures(directory / SAMPLES),
         errors=_errors(directory / ERRORS),
         card=MODEL_CARD,

@@ -1,20 +1,24 @@
-"""The record of a training in its run directory: learning curves, samples, scores; as far as it has
-them."""
+"""The record of a training in its run directory: progress, learning curves, samples and scores, as
+far as it has them."""
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transduce.config import flatten, from_dict
 from transduce.errors import InputError
-from transduce.files import read_json_lines, regular
-from transduce.plot import KINDS, MOST_POINTS, NAMES, Points, curves, spread
-from transduce.run import METRICS, SAMPLES
+from transduce.files import read_json, read_json_lines, regular
+from transduce.plot import NAMES, Points, curves, spread
+from transduce.run import CONFIG, METRICS, SAMPLES
 
 N_VALIDATIONS = 12
 """Validations whose samples are in a record, evenly spaced."""
 
+SCORES = ("test.json", "validation.json")
+"""The files with scores on held-out data."""
 
 LARGEST = 1e300
 """Values below this are numbers in JSON and in browsers."""
@@ -40,53 +44,80 @@ class Sample:
     """Pairs of update and text."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """A score on held-out data."""
+    """A score on held-out data: an object in test.json."""
 
-    data: str
-    """The data: test, or validation."""
-    search: str
+    search: str = ""
     """How the outputs were searched, such as beam5; "" where nothing was."""
     measure: str
     value: float
     low: float | None = None
     """The lower end of the 95 % interval, if it is known."""
     high: float | None = None
-    signature: str = ""
+    group: str = ""
+    """The part of the data, such as a direction; "": all of it."""
+    score: str = ""
+    """The score in words, with its interval and signature."""
 
 
 @dataclass(frozen=True)
 class Record:
     """All of it."""
 
+    progress: str
+    """The last update, the epoch, the minutes and the speed; "" before the first line."""
     curves: list[Curve]
     samples: list[Sample]
-    scores: list[HeldOut]
+    scores: dict[str, list[HeldOut]]
+    """By data: test, or validation."""
 
 
 def record(directory: Path) -> Record:
     """The record in this run directory, without what is missing, or not as a recipe writes it."""
-    by_metric: list[Curve] = []
-    scores: list[HeldOut] = []
-    with suppress(OSError, KeyError):
-        by_metric = [
-            Curve(
-                name, NAMES.get(name, name), *(spread(lines.get(k, []), MOST_POINTS) for k in KINDS)
-            )
-            for name, lines in curves(read_json_lines(directory / METRICS)).items()
-        ]
+    metrics = read_metrics(directory)
+    scores = {}
     for path in score_files(directory):
         with suppress(OSError, InputError):
-            scores += read_scores(path)
-    return Record(by_metric, read_samples(directory / SAMPLES, N_VALIDATIONS), scores)
+            scores[path.stem] = read_scores(path)
+    return Record(
+        ", ".join(filter(None, progress(directory, metrics))),
+        [
+            Curve(name, NAMES.get(name, name), *lines)
+            for name, lines in curves(metrics).items()
+            if any(lines)
+        ],
+        read_samples(directory / SAMPLES),
+        scores,
+    )
 
 
-def read_samples(folder: Path, n_validations: int) -> list[Sample]:
-    """The examples of a folder of samples, with the outputs of at most this many validations."""
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; none where there is no such file."""
+    path = directory / METRICS
+    return read_json_lines(path) if path.is_file() else []
+
+
+def progress(directory: Path, metrics: list[dict[str, Any]]) -> tuple[str, str]:
+    """How far a training is: the update and the epoch, and what a clock says."""
+    if not metrics:
+        return "", ""
+    most = None
+    with suppress(OSError, InputError):
+        most = flatten(read_json(directory / CONFIG)).get("experiment.training.max_updates")
+    last = metrics[-1]
+    bound = f" of {most}" if most else ""
+    updates = f"update {last.get('update')}{bound}, epoch {last.get('epoch', 0) + 1}"
+    speeds = [line["tokens_per_second"] for line in metrics if "tokens_per_second" in line]
+    speed = f", {speeds[-1]:,.0f} tokens/s" if speeds else ""
+    return updates, f"{last.get('seconds', 0) / 60:.1f} min{speed}"
+
+
+def read_samples(folder: Path) -> list[Sample]:
+    """The examples of a folder of samples, with the outputs of some validations."""
     samples: dict[tuple[str, str], list[tuple[int, str]]] = {}
     paths = [path for path in folder.glob("*.tsv") if path.stem.isdecimal() and path.is_file()]
-    for path in spread(sorted(paths, key=lambda path: int(path.stem)), n_validations):
+    for path in spread(sorted(paths, key=lambda path: int(path.stem)), N_VALIDATIONS):
         for line in path.read_text("utf-8", errors="replace").split("\n"):
             if len(cells := line.split("\t")) == 3:
                 source, reference, output = cells
@@ -94,11 +125,9 @@ def read_samples(folder: Path, n_validations: int) -> list[Sample]:
     return [Sample(*pair, outputs) for pair, outputs in samples.items()]
 
 
-def score_files(directory: Path) -> list[Path]:
+def score_files(directory: Path) -> Iterator[Path]:
     """The files of a run with scores on held-out data."""
-    return [
-        path for path in (directory / "test.json", directory / "validation.json") if path.exists()
-    ]
+    return (directory / name for name in SCORES if (directory / name).exists())
 
 
 def read_scores(path: Path) -> list[HeldOut]:
@@ -110,25 +139,11 @@ def read_scores(path: Path) -> list[HeldOut]:
     try:
         plain = json.loads(regular(path).read_bytes())
         if isinstance(plain, dict):
-            plain = [
-                {"search": "", "measure": name, "value": plain[name], "score": ""} for name in plain
-            ]
-        scores = []
-        for each in plain:
-            if abs(each["value"]) < LARGEST:
-                search, measure, signature = (
-                    str(each[key]) for key in ("search", "measure", "score")
-                )
-                low, high = (_finite(each.get(key)) for key in ("low", "high"))
-                scores.append(
-                    HeldOut(path.stem, search, measure, float(each["value"]), low, high, signature)
-                )
-        return scores
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            plain = [{"measure": name, "value": value} for name, value in plain.items()]
+        return [
+            from_dict(HeldOut, each, "an entry") for each in plain if abs(each["value"]) < LARGEST
+        ]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
             f"{path} is not as a recipe writes it ({error!r:.80}); the recipe again makes it anew"
         ) from error
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None

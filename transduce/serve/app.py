@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -40,6 +41,7 @@ def create_app(
     cors: Sequence[str] = (),
     hosts: Sequence[str] = (),
     wyoming: socket.socket | None = None,
+    records: Mapping[str, Path] | None = None,
 ) -> FastAPI:
     """The application that serves these runs; it starts and stops their engines.
 
@@ -49,8 +51,9 @@ def create_app(
         hosts: names of the server that requests may have in their header Host; any, if empty. A
             page that reaches this machine by a name of its own (DNS rebinding) is refused.
         wyoming: a listening socket for clients of the Wyoming protocol.
+        records: directories of further runs, whose training the page shows, by name.
     """
-    state = ServerState(runs, config or ServeConfig(), token)
+    state = ServerState(runs, config or ServeConfig(), token, records or {})
     app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
         redoc_url=None,
         title="transduce",

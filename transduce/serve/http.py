@@ -5,8 +5,9 @@ Bodies are read within bounds of size and time, and checked by pydantic.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from hmac import compare_digest
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import anyio
@@ -97,8 +98,16 @@ MAX_DECODERS = 2
 class ServerState:
     """The state that all endpoints share."""
 
-    def __init__(self, runs: Sequence[Served[Any]], config: ServeConfig, token: str) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Served[Any]],
+        config: ServeConfig,
+        token: str,
+        records: Mapping[str, Path],
+    ) -> None:
         self.runs = runs
+        self.records = {run.name: run.directory for run in runs if run.directory} | {**records}
+        """Directories of the runs whose training the page shows, by name."""
         self.config = config
         self.token = token
         self.metrics = CollectorRegistry()

@@ -54,6 +54,8 @@ class PageInfo(BaseModel):
     """The runs that the page offers, and their bounds."""
 
     runs: list[RunInfo]
+    records: list[str]
+    """Names of the runs whose training it shows."""
     seconds: float
     max_tokens: int
 
@@ -95,8 +97,12 @@ class LineTranslations(BaseModel):
 @router.get("/page/runs", dependencies=TOKEN)
 async def runs(state: State) -> PageInfo:
     """The runs that are served."""
-    infos = [_info(run) for run in state.runs]
-    return PageInfo(runs=infos, seconds=state.config.seconds, max_tokens=state.config.max_tokens)
+    return PageInfo(
+        runs=[_info(run) for run in state.runs],
+        records=list(state.records),
+        seconds=state.config.seconds,
+        max_tokens=state.config.max_tokens,
+    )
 
 
 def _info(run: Served[Any]) -> RunInfo:
@@ -113,11 +119,9 @@ def _info(run: Served[Any]) -> RunInfo:
 @router.get("/page/runs/{name}", dependencies=TOKEN)
 async def run(state: State, name: str) -> Record:
     """The record of a training: learning curve, samples and scores, as far as the run has them."""
-    directory = state.find(name).directory
-    if directory is None:
-        return Record([], [], [])
-    async with state.decoders:
-        return await asyncio.to_thread(record, directory)
+    if name not in state.records:
+        raise HTTPException(404, f"there is no run {name[:40]!r}; see /page/runs")
+    return await asyncio.to_thread(record, state.records[name])
 
 
 @router.post(

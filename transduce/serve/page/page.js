@@ -24,15 +24,15 @@ async function open() {
   }
 }
 
-function show({ runs, ...limits }) {
+function show({ runs, records, ...limits }) {
   const [translators, speakers, writers] =
     ["translate", "transcribe", "generate"].map((does) => runs.filter((each) => each.does === does));
   const opened = {};
   if (translators.length) translate.start(find("translate"), translators);
   if (speakers.length) speech.start(find("transcribe"), speakers, translators, limits);
   if (writers.length) generate.start(find("generate"), writers, limits);
-  opened.runs = run.start(find("runs"), runs);
-  const names = Object.keys(NAMES).filter((name) => name === "runs" || runs.some((each) => each.does === name));
+  if (records.length) opened.runs = run.start(find("runs"), records, writers);
+  const names = Object.keys(NAMES).filter((name) => (name === "runs" ? records.length : runs.some((each) => each.does === name)));
   const tabs = names.map((name) => h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": name,
     click: () => choose(name) }, NAMES[name]));
   find("tabs").replaceChildren(...tabs);

@@ -1,22 +1,29 @@
-// The record of a training: learning curves, scores, and samples over time.
+// The record of a training, also while it goes on: learning curves, scores, and samples over time.
 
-import { askJSON, fill, h, worker } from "./ask.js";
+import { askJSON, h, worker } from "./ask.js";
 
+const PAUSE = 5000; // milliseconds, after which the record is read again
 const [WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP] = [400, 240, 46, 20, 34, 12];
 
-/** A function that shows the record of the chosen run, when it is first needed. */
-export function start(panel, runs) {
+/** A function that shows the record of the chosen run, by the names of all and the runs that generate text. */
+export function start(panel, names, writers) {
   const select = panel.querySelector("select");
   const results = panel.querySelector(".results");
   const { work } = worker(panel);
-  fill(select, runs);
+  select.replaceChildren(...names.map((name) => h("option", {}, name)));
+  let shown = "";
   const show = () => work(async (signal, say) => {
-    say("Reading ...");
-    const { curves, samples, scores } = await askJSON(`page/runs/${encodeURIComponent(select.value)}`, null, { signal });
-    const drawn = curves.filter((curve) => curve.training.length + curve.validation.length);
-    const compare = runs.find((run) => run.name === select.value).does !== "generate";
+    if (!shown) say("Reading ...");
+    const record = await askJSON(`page/runs/${encodeURIComponent(select.value)}`, null, { signal });
+    const state = JSON.stringify([select.value, record]);
+    if (state === shown) return;
+    shown = state;
+    const { progress, curves, samples } = record;
+    const scores = Object.entries(record.scores).flatMap(([data, rows]) => rows.map((row) => ({ data, ...row })));
+    const compare = writers.every((run) => run.name !== select.value);
     const parts = [
-      ["Learning curve", drawn.length && h("div", { class: "charts" }, ...drawn.map(chart))],
+      ["Progress", progress],
+      ["Learning curve", curves.length && h("div", { class: "charts" }, ...curves.map(chart))],
       ["Scores on held-out data", scores.length && scoreTable(scores)],
       ["Samples over time", samples.length && h("div", {}, ...samples.map((sample) => history(sample, compare)))],
     ].filter(([, part]) => part);
@@ -24,11 +31,8 @@ export function start(panel, runs) {
     say(parts.length ? "" : "The directory of this run has no record of its training.");
   });
   select.addEventListener("change", show);
-  let shown = false;
-  return () => {
-    if (!shown) show();
-    shown = true;
-  };
+  setInterval(() => panel.hidden || document.hidden || show(), PAUSE);
+  return show;
 }
 
 function number(value) {
@@ -91,8 +95,9 @@ function header(...names) {
 
 function scoreTable(scores) {
   const bounded = scores.some(({ low }) => low !== null);
-  const rows = scores.map(({ data, search, measure, value, low, high, signature }) => h("tr", {},
-    h("td", {}, search ? `${data}, ${search}` : data), h("td", { title: signature }, measure), h("td", {}, number(value)),
+  const rows = scores.map(({ data, search, measure, value, low, high, group, score }) => h("tr", {},
+    h("td", {}, [data, search, group].filter((each) => each).join(", ")), h("td", { title: score }, measure),
+    h("td", {}, number(value)),
     ...(bounded ? [h("td", {}, low === null || high === null ? "" : `${number(low)} to ${number(high)}`)] : [])));
   return h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Scores" }, h("table", { class: "plain" },
     h("thead", {}, header("data", "measure", "score", ...(bounded ? ["95 % interval"] : []))), h("tbody", {}, ...rows)));
