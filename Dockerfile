@@ -8,7 +8,7 @@ RUN pip install --no-cache-dir uv
 ARG TORCH=cpu
 WORKDIR /src
 COPY . .
-RUN uv pip install --system --no-cache --torch-backend "$TORCH" --constraint constraints.txt ".[serve,wyoming,hub]"
+RUN uv pip install --system --no-cache --torch-backend "$TORCH" --constraint constraints.txt ".[train,serve,wyoming,hub]"
 RUN useradd --create-home user && mkdir /work && chown user /work
 USER user
 WORKDIR /work

@@ -3,5 +3,5 @@
 # scores and draws them, shows examples, and translates what is typed. Arguments go to the command, such as --serve.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/setup.sh ""
+source scripts/setup.sh "[train]"
 transduce demo --speech "$@"

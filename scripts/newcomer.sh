@@ -7,7 +7,7 @@
 # --tiny: a few updates each, to see that every step works; otherwise it takes about half an hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/setup.sh ""
+source scripts/setup.sh "[train]"
 tiny=""
 if [ "${1:-}" = --tiny ]; then tiny=yes && shift; fi
 OUT="${1:-runs/newcomer}"

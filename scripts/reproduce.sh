@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# != 0 ] || exec python3 scripts/ops/results.py list
 command="$(python3 scripts/ops/results.py command "$@")"
-source scripts/setup.sh ""
+source scripts/setup.sh "[train]"
 echo "$command"
 eval "$command"
 python scripts/ops/results.py compare "$1"

@@ -4,11 +4,13 @@ import io
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
+
+from transduce.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,16 +43,21 @@ def curves(metrics: list[dict[str, Any]]) -> dict[str, tuple[Points, Points]]:
     points: dict[str, tuple[Points, Points]] = {"loss": ([], [])}
     for line in metrics:
         kind = line.get("kind")
-        if kind in KINDS:
-            measured = [name for name in line if name not in NO_METRICS]
-            for name in ["loss"] if kind == "train" else measured:
-                point = (line.get("update"), line.get(name))
-                if all(isinstance(x, int | float) and abs(x) < 1e300 for x in point):
-                    points.setdefault(name, ([], []))[KINDS.index(kind)].append(point)
+        if kind not in KINDS:
+            continue
+        measured = [name for name in line if name not in NO_METRICS]
+        for name in ["loss"] if kind == "train" else measured:
+            update, value = line.get("update"), line.get(name)
+            if _is_finite(update) and _is_finite(value):
+                points.setdefault(name, ([], []))[KINDS.index(kind)].append((update, value))
     return {
         name: (spread(training, MOST_POINTS), spread(validation, MOST_POINTS))
         for name, (training, validation) in points.items()
     }
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and abs(value) < 1e300
 
 
 def spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
@@ -110,6 +117,7 @@ def attention_map(
         source: the tokens at the S source positions; or, of sound, the seconds between two
             positions.
     """
+    require("matplotlib", "a picture", "train")
     from matplotlib.figure import Figure
 
     n_steps, n_positions = weights.shape

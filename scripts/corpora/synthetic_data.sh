@@ -16,7 +16,7 @@
 # fill. The same command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-source scripts/setup.sh ""
+source scripts/setup.sh "[train]"
 what="${1:?back-translation, distillation or diversification}" && shift
 tiny=""
 if [ "${1:-}" = --tiny ]; then tiny=yes && shift; fi

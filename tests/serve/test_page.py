@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import math
 import re
 import shutil
@@ -118,8 +119,9 @@ def test_a_run_tells_how_it_was_trained(http):
     assert (loss["validation"], bleu["validation"]) == ([[100, 3.0], [200, 2.0]], [[100, 10.0], [200, 20.0]])
     outputs = [[update, output] for update, (*_, output) in SAMPLES.items()]
     assert found["samples"] == [{"source": "Print it.", "reference": "Druck es aus.", "outputs": outputs}]
-    assert [(each["measure"], each["value"], each["low"]) for each in found["scores"]] == [("bleu", 20.5, 19.0)]
-    assert http.get("/page/runs/lm").json() == {"curves": [], "samples": [], "scores": []}
+    assert found["progress"] == "update 200, epoch 1, 0.0 min"
+    assert [(each["measure"], each["value"], each["low"]) for each in found["scores"]["test"]] == [("bleu", 20.5, 19.0)]
+    assert http.get("/page/runs/lm").json() == {"progress": "", "curves": [], "samples": [], "scores": {}}
     for name in ("..%2Fmt", "%2Fetc", "mt%2Fsamples", "mt%00"):
         assert http.get(f"/page/runs/{name}").status_code == 404
 
@@ -326,6 +328,22 @@ def test_one_sees_how_a_run_was_trained(page):
     )
     page.get_by_role("tabpanel").get_by_label("Run").select_option("asr")
     expect(said(page, "runs")).to_have_text("The directory of this run has no record of its training.")
+
+
+@pytest.mark.long
+def test_a_training_is_followed_while_it_goes_on(browser, runs, tmp_path):
+    """In the one tab of `transduce watch`."""
+    run = shutil.copytree(runs["mt"], tmp_path / "mt")
+    with serving([], records={"mt": run}) as url, browser.new_context() as context:
+        page = context.new_page()
+        page.clock.install()
+        page.goto(url)
+        expect(page.get_by_role("tab")).to_have_text(["Training"])
+        for update in (300, 400):
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"update": update, "epoch": 0, "kind": "valid", "loss": 1.0}) + "\n")
+            page.clock.run_for(5_000)
+            expect(page.locator("#runs .results")).to_contain_text(f"update {update}, epoch 1")
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.runs import LITTLE, random_run
 from tests.train import toy
 from transduce.plot import learning_curve
 from transduce.train.log import Log, ProgressBar, RunFiles, Sink, TensorBoard
@@ -26,6 +27,25 @@ def test_nothing_is_loaded_for_help_that_only_a_training_needs(program):
     words = f"import sys, transduce, {program}; print(sorted(set(sys.modules) & {SLOW}))"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.process
+def test_without_the_extra_train_runs_are_used_and_a_training_says_what_it_needs(tmp_path):
+    run = random_run(tmp_path / "run", model=LITTLE)
+    words = (
+        "import sys; sys.modules |= {'matplotlib': None, 'tensorboard': None}; import importlib.util as u; find = u.find_spec;"
+        "u.find_spec = lambda name, *x: None if name in ('matplotlib', 'tensorboard') else find(name, *x);"
+        "from transduce.cli.main import main; import transduce.serve.app; sys.exit(main(sys.argv[1:]))"
+    )
+
+    def call(*arguments: object) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", words, *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, input="Print it.\n", capture_output=True, text=True)
+
+    assert call("translate", run).returncode == call("describe", run).returncode == 0
+    done = call("train", "translation", "commands", "--run", tmp_path / "new")
+    assert done.returncode == 2 and "training needs the library matplotlib" in done.stderr
+    assert done.stderr.endswith("pip install '.[train]'\n")
 
 
 def test_tensorboard_has_samples_and_the_bar_the_score(tmp_path, monkeypatch, capsys):

@@ -58,7 +58,7 @@ COMMANDS = {
         "Tell what a run directory holds: model, tokenizers, training, scores.",
     ),
     "watch": (
-        "watch:watch",
+        "serve:watch",
         "Show a training in a browser while it goes on: curves, samples, scores.",
     ),
     "shortlist": (

@@ -1,4 +1,7 @@
-"""`transduce serve RUN [RUN ...]`: runs over HTTP, in the APIs of existing clients."""
+"""`transduce serve RUN [RUN ...]`: runs over HTTP, in the APIs of existing clients.
+
+`transduce watch RUN` is its page, with the training of one run.
+"""
 
 import logging
 import os
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
-from transduce.cli.common import Count, Machine, OptionalFile, each_run, listening_on
+from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run, listening_on
 from transduce.config import Common, within
 from transduce.errors import InputError, require
 from transduce.serve.config import ServeConfig
@@ -121,6 +124,26 @@ def serve(
         line = f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends"
         print(line, file=sys.stderr, flush=True)
         run_server(app, listening, limits)
+
+
+def watch(run: OwnRun, *, port: int = 8080) -> None:
+    """Show the training of a run in a browser of this machine, as it goes on, until Ctrl-C.
+
+    Args:
+        port: Port of 127.0.0.1 to listen at; 0: any free one.
+    """
+    for library in LIBRARIES:
+        require(library, "this page", "serve")
+    within("[0, 65535]", port=port)
+    from transduce.run import load_run
+    from transduce.serve.app import create_app
+
+    load_run(run)
+    with listening_on(LOOPBACK[1], port) as listening:
+        app = create_app((), records={run.resolve().name: run}, hosts=LOOPBACK)
+        address = f"http://{LOOPBACK[1]}:{listening.getsockname()[1]}"
+        print(f"transduce: {run} at {address}; Ctrl-C ends", file=sys.stderr, flush=True)
+        run_server(app, listening, ServeConfig())
 
 
 def run_server(app: Any, listening: socket.socket, limits: ServeConfig) -> None:

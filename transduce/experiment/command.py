@@ -67,7 +67,9 @@ def main(
             from transduce.device import torch_device
             from transduce.experiment.run import teacher_run
             from transduce.train.distributed import world
+            from transduce.train.log import require_libraries
 
+            require_libraries()
             world().check(experiment.training)
             if not world().first:
                 world().barrier()

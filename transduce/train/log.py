@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.files import read_json_lines, write_file
 from transduce.plot import learning_curve
 from transduce.progress import Bar
@@ -246,10 +246,17 @@ class TensorBoard(Sink):
         self.board.close()
 
 
+def require_libraries() -> None:
+    """Raise InputError unless the libraries of a training are installed."""
+    for library in ("matplotlib", "tensorboard"):
+        require(library, "training", "train")
+
+
 def standard_sinks(
     directory: Path, max_updates: int, full_speed: float | None = None
 ) -> list[Sink]:
     """Make the sinks of every recipe; see `ProgressBar`."""
+    require_libraries()
     return [ProgressBar(max_updates, full_speed), RunFiles(directory), TensorBoard(directory)]
 
 
