@@ -38,19 +38,13 @@ from transduce.model.transformer import Transformer
 
 CONFIG, STATISTICS, METRICS = "config.json", "features.safetensors", "metrics.jsonl"
 SAMPLES, MODEL_CARD, ERRORS, REPORT = "samples", "MODEL_CARD.md", "test.errors.txt", "report.html"
-PUBLISHED = (
-    *(
-        CONFIG,
-        WEIGHTS,
-        STATISTICS,
-        shortlist.FILE,
-        phrases.LEXICON,
-        *FILES,
-        *side_files("source"),
-        *side_files("target"),
-    ),
-    *(METRICS, "test.json", "validation.json", CARD),
+USED = (
+    *(CONFIG, WEIGHTS, STATISTICS, shortlist.FILE, phrases.LEXICON, *FILES),
+    *(*side_files("source"), *side_files("target")),
 )
+"""The names of what a finished run is used with."""
+
+PUBLISHED = (*USED, METRICS, "test.json", "validation.json", CARD)
 """The names of what a run has on the hub: all that it is used with, its scores and its card."""
 
 FORMAT = 1

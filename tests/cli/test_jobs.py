@@ -16,11 +16,10 @@ import pytest
 import torch
 
 import transduce as td
-from tests.language_runs import TEXT, language_run
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run, record, sentences
-from transduce.cli import workers
-from transduce.cli.common import Columns, Lines, Machine, checked_lines
-from transduce.cli.jobs import Division, Job, _default_workers, carry_out, cut
+from transduce.cli import jobs
+from transduce.cli.common import Columns, Lines, Machine
+from transduce.cli.jobs import Division, Job, carry_out, cut, default_workers
 from transduce.cli.main import main
 from transduce.cli.parts import Share, share_of_environment
 from transduce.cli.translate import Translation, TranslationOutput
@@ -28,24 +27,22 @@ from transduce.device import default_device
 from transduce.errors import InputError
 
 LINES = [ENGLISH[0], "", *ENGLISH[1:6], ENGLISH[2].upper(), "Print", ENGLISH[3] * 3, "Anna"]
-PLAIN = {"decoding": td.SearchConfig(), "output": TranslationOutput(), "columns": Columns()}
+PLAIN = {"settings": {}, "output": TranslationOutput(), "columns": Columns()}
 CPU = ["--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A run of each kind; a text with a line that is not UTF-8; sound with a file that is none; a text to predict."""
+    """A run of each kind; a text with a line that is not UTF-8; sound with a file that is none."""
     folder = tmp_path_factory.mktemp("jobs")
     for directory in (random_run(folder / "text", model=LITTLE), random_speech_run(folder / "speech")):
         config = json.loads((directory / "config.json").read_text())
         config["experiment"]["decoding"] = {"beam_size": 3, "length_ratio": 0.0, "length_extra": 4}
         (directory / "config.json").write_text(json.dumps(config))
-    language_run(folder / "letters")
     raw = [line.encode() for line in LINES]
     (folder / "in").write_bytes(b"\n".join([*raw[:4], b"b\xe4d", *raw[4:]]) + b"\n")
     record(folder, sentences(7))
     (folder / "a03.wav").write_text("no sound")
-    (folder / "long").write_text("".join(TEXT) * 6)
     texts = [line.encode() for line in (*LINES[5:], *LINES[:6])]
     (folder / "given").write_bytes(b"\n".join([texts[0], b"b\xe4d", *texts[2:]]) + b"\n")
     rows = [f"-{i}.5\t{text}".encode() for text in [*LINES, "Otto"] for i in range(2)]
@@ -56,24 +53,22 @@ def folder(tmp_path_factory) -> Path:
 COMMANDS = {
     "translate": ["translate", "text", "in", "--n-best", "2", "--scores", *CPU],
     "transcribe": ["transcribe", "speech", "a.tsv", "--format", "tsv", *CPU],
-    "perplexity": ["score", "perplexity", "letters", "long", "--batch-tokens", "80", *CPU],
     "likelihood": ["score", "likelihood", "text", "in", "given", "--format", "json", *CPU],
     "rerank": ["rerank", "text", "in", "lists", "--all", *CPU],
 }
-BAD = {"translate": 1, "transcribe": 1, "perplexity": 0, "likelihood": 2, "rerank": 2}
+BAD = {"translate": 1, "transcribe": 1, "likelihood": 2, "rerank": 2}
 FAILS = {name: min(1, n) for name, n in BAD.items()}
 
 
 @pytest.fixture
 def small(monkeypatch, folder):
-    """Chunks of two lines, two files, three batches."""
+    """Chunks of two lines, two files."""
     monkeypatch.chdir(folder)
     size = (folder / "a00.wav").stat().st_size
     for name, chunk in (
         ("translate:Translation", 2),
         ("transcribe:Transcription", 2 * size),
-        ("generate:Measurement", 3),
-        ("likelihood:Likelihood", 2),
+        ("likelihood:Scoring", 2),
     ):
         module, kind = name.split(":")
         monkeypatch.setattr(f"transduce.cli.{module}.{kind}.CHUNK", chunk)
@@ -107,21 +102,22 @@ def test_parts_merged_are_what_one_process_writes(folder, small, tmp_path, capsy
             (tmp_path / "out").unlink()
         run(*COMMANDS[command], "--output", tmp_path / "out", "--part", f"{i}/3")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *(f"out.part-0000{i}-of-00003" for i in (1, 2, 3)),
+        *(f"out.part-0000{i}-of-00003{end}" for i in (1, 2, 3) for end in ("", ".progress")),
         "whole",
     ]
     capsys.readouterr()
     assert run("merge", tmp_path / "out") == FAILS[command]
     assert (tmp_path / "out").read_text() == want
-    errors = own_lines(capsys.readouterr().err)
-    assert errors[:-1] == own_lines(told)[:-1]  # named again
     n = 7 if command == "transcribe" else 12
-    assert errors[-1:] == [f"transduce: {BAD[command]} of {n} inputs could not be used"] * FAILS[command]
+    assert (
+        own_lines(capsys.readouterr().err)
+        == [f"transduce: {BAD[command]} of {n} inputs could not be used"] * FAILS[command]
+    )
 
 
 def stopped(monkeypatch, after: int, module: str = "translate") -> list[int]:
     """From now on, Ctrl-C comes after so many chunks; the list grows with every chunk that is begun."""
-    begun, inside = [], workers.Rows
+    begun, inside = [], jobs.Rows
 
     def rows(*arguments):
         begun.append(1)
@@ -149,23 +145,32 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
         f"8 of 12 inputs are done, in {kept}; the same command goes on from there\n"
         "transduce: stopped; every line written so far is whole\n"
     )
-    assert (tmp_path / "out").read_text() == "before\n" and len(kept.read_bytes().splitlines()) == 1 + 4
-    kept.write_bytes(kept.read_bytes()[:-5])  # torn by a crash
-    shutil.copy(kept, tmp_path / "copy")
+    assert (tmp_path / "out").read_text() == "before\n" and len(kept.read_bytes().splitlines()) == 2 * 8
+    with kept.open("ab") as file:  # a crash right behind the next rows
+        file.write(b"torn")
+    for name in ("out.unfinished", "out.unfinished.progress"):
+        shutil.copy(tmp_path / name, tmp_path / f"copy of {name}")
     with monkeypatch.context() as patch:
         begun = stopped(patch, 100)
         assert run(*command) == 1
-    assert len(begun) == 3 and not kept.exists()
+    assert len(begun) == 2 and not list(tmp_path.glob("out.unfinished*"))
     err = capsys.readouterr().err
-    assert f"going on with 6 of 12 inputs done, in {kept}\n" in err and "1 of 12 lines could not be translated" in err
+    assert f"8 of 12 inputs are done, in {kept}\n" in err and "1 of 12 lines could not be translated" in err
     whole = (tmp_path / "out").read_text()
     assert run(*COMMANDS["translate"]) == 1 and capsys.readouterr().out == whole
-    for n_begun, options in ((3, ["--batch-tokens", "64"]), (6, ["--alpha", "0"])):
-        shutil.copy(tmp_path / "copy", kept)
+    for name in ("out.unfinished", "out.unfinished.progress"):
+        shutil.copy(tmp_path / f"copy of {name}", tmp_path / name)
+    for options, setting in ((["--alpha", "0"], "settings.alpha"), (["--batch-tokens", "64"], "settings.batch_tokens")):
         with monkeypatch.context() as patch:
             begun = stopped(patch, 100)
-            assert run(*command, *options) == 1
-        assert len(begun) == n_begun
+            assert run(*command, *options) == (2 if setting == "settings.alpha" else 1)
+        assert len(begun) == (0 if setting == "settings.alpha" else 2)
+    err = capsys.readouterr().err
+    assert (
+        "transduce: an output is made with the same input and settings from beginning to end, but "
+        f"{kept} was begun with others: settings.alpha: absent -> 0.0; remove it and out.unfinished.progress, or name "
+        "another --output\n"
+    ) in err
 
 
 @pytest.mark.parametrize("command", ["likelihood", "rerank"])
@@ -222,7 +227,7 @@ class Echo(Job):
         return None
 
     def rows(self, task, start, items, progress):
-        return workers.Rows("".join(f"{item}\n" for item in items))
+        return jobs.Rows("".join(f"{item}\n" for item in items))
 
 
 def test_inputs_that_change_while_they_are_read_are_refused(folder, tmp_path, monkeypatch, capsys):
@@ -270,19 +275,6 @@ def test_what_can_be_read_once_is_kept_in_a_file(tmp_path):
     lines = Lines(pipe, usual, pipe)
     assert [list(lines) for _ in range(3)] == [["x", "y", "b", "x", "y"]] * 3
     writer.join()
-
-
-def test_lines_are_checked_before_the_first_one_comes_and_not_kept(tmp_path):
-    (path := tmp_path / "in").write_bytes(b"a line\n" * 20_000)
-    lines = checked_lines(path)
-    tracemalloc.start()
-    assert sum(line == "a line" for line in lines) == 20_000
-    assert tracemalloc.get_traced_memory()[1] < 300_000
-    tracemalloc.stop()
-    with path.open("ab") as file:
-        file.write(b"\xff\n")
-    with pytest.raises(InputError, match="line 20001, byte 1 is 0xff"):
-        checked_lines(path)
 
 
 def test_many_errors_of_one_kind_are_counted(folder, tmp_path, monkeypatch, capsys):
@@ -338,21 +330,22 @@ def test_a_part_is_done_once_and_belongs_to_one_job(folder, small, tmp_path, mon
     config = Path("text/config.json")
     config.write_text(config.read_text().replace('"seed": 3', '"seed": 4'))
     assert run(*one) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if "must belong" in line]
-    start = f"transduce: a part must belong to one job with the others, but {file} was made with other settings: "
-    assert [line.removeprefix(start).split(": ")[0] for line in errors] == [
-        "decoding.alpha",
-        "decoding.beam_size",
+    errors = [line for line in capsys.readouterr().err.splitlines() if "from beginning to end" in line]
+    assert [line.split("was begun with others: ")[1].split(": ")[0] for line in errors] == [
+        "settings.alpha",
+        "settings.beam_size",
         "run",
     ]
-    assert all(line.startswith(start) and line.endswith("; name another --output, or remove it") for line in errors)
     assert file.read_bytes() == before
 
     two = [*COMMANDS["transcribe"], "--output", "said", "--part"]
     assert (run(*two, "1/2"), run(*two, "2/2")) == (0, 1)
-    shutil.copy("a02.wav", "a03.wav")  # fetched again: its own part alone is made anew
+    shutil.copy("a02.wav", "a03.wav")  # fetched again
+    assert (run(*two, "1/2"), run(*two, "2/2")) == (2, 2)
+    assert "was begun with others: inputs: " in capsys.readouterr().err
+    for path in Path().glob("said*"):
+        path.unlink()
     assert (run(*two, "1/2"), run(*two, "2/2"), run("merge", "said")) == (0, 0, 0)
-    assert f"{Share(1, 2).file(Path('said'))} is finished" in capsys.readouterr().err
     rows = [row.split("\t") for row in Path("said").read_text().splitlines()]
     assert [Path(row[0]).name for row in rows] == ["audio", *(f"a0{i}.wav" for i in range(7))]
 
@@ -373,19 +366,25 @@ def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path,
     first, second = Share(1, 3).file(out), Share(2, 3).file(out)
     run(*command, "--alpha", "0.5", "--output", out, "--part", "2/3")
     assert refusal() == (
-        f"parts must belong to one job, but {second} and {first} do not: decoding.alpha: 0.6 -> 0.5; "
+        f"parts must belong to one job, but {second} and {first} do not: settings.alpha: absent -> 0.5; "
         "remove those that are of no use\n"
     )
     second.unlink()
-    shutil.copy(first, second)
     assert refusal().startswith(f"merge needs all 3 parts of {out}, but these are missing: 2, 3; ")
     second.write_text("Mach den alten Brief auf.\n")
-    assert refusal() == (
-        f"{second} must begin as what this command has written, but it does not; move it, or name another --output\n"
-    )
+    progress = second.with_name(f"{second.name}.progress")
+    progress.write_text("{}")
+    assert refusal().startswith(f"{progress} does not describe a Done: ")
+    progress.unlink()
+    assert refusal() == f"{progress} does not exist\n"
+    first_progress = first.with_name(f"{first.name}.progress")
+    shutil.copy(first_progress, progress)
+    shutil.copy(first, second)
+    assert "parts must belong" not in refusal()
     second.write_bytes(first.read_bytes()[:-1])
     assert refusal() == (
-        f"{second} must have the rows of 4 inputs, but it has those of 2; fetch it again, or run the same command for it\n"
+        f"{second} must have the rows of 4 inputs, but it has those of 4, or was cut; fetch it again, or run the same "
+        "command for it\n"
     )
 
 
@@ -397,7 +396,6 @@ def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path,
         ({"RANK": "2", "WORLD_SIZE": "4"}, Share(3, 4)),
         *(({"ID": i, "MIN": 0, "COUNT": 4}, Share(i + 1, 4)) for i in range(4)),
         ({"ID": 7, "MIN": 5, "COUNT": 8}, Share(3, 8)),
-        ({"ID": 11, "MIN": 1, "COUNT": 5, "STEP": 5}, Share(3, 5)),
         *(({"ID": a, "MIN": 1, "COUNT": 2, "RANK": str(r), "WORLD_SIZE": "3"}, Share(3 * a - 2 + r, 6))
           for a in (1, 2) for r in (0, 1, 2)),
     ],
@@ -419,10 +417,10 @@ def test_the_environment_counts_for_files_alone_and_where_nothing_is_said(folder
     run(*command, "--part", "all", "--output", tmp_path / "all")
     run(*command, "--part", "3/4", "--output", tmp_path / "said")
     run(*command, "--output", tmp_path / "env")
-    assert {path.name for path in tmp_path.iterdir()} == {
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".progress"} == {
         "all", "said.part-00003-of-00004", "env.part-00002-of-00003",
     }  # fmt: skip
-    assert f"part 2 of 3, inputs 5 to 8: {tmp_path / 'env.part-00002-of-00003'}\n" in capsys.readouterr().err
+    assert f"0 of 4 inputs are done, in {tmp_path / 'env.part-00002-of-00003'}\n" in capsys.readouterr().err
     assert (tmp_path / "all").read_text() == want
     for name, value in (("ID", 9), ("MIN", 1), ("COUNT", 3)):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
@@ -430,7 +428,7 @@ def test_the_environment_counts_for_files_alone_and_where_nothing_is_said(folder
     assert run(*command, "--part", "3/2") == run(*command, "--part", "3/2", "--output", tmp_path / "x") == 2
     assert run(*command, "--part", "all", "--output", tmp_path / "no" / "x") == 2
     assert capsys.readouterr().err.splitlines() == [
-        "transduce: the tasks of an array must be numbered in even steps, as --array=1-3 does, but task 9 is one of 3 "
+        "transduce: the tasks of an array must be numbered one by one, as --array=1-3 does, but task 9 is one of 3 "
         "from 1 up; name the part: --part I/N",
         "transduce: a part is a file, but --part 3/2 has no --output; add --output FILE",
         "transduce: --part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is '3/2'",
@@ -454,11 +452,11 @@ def test_as_many_processes_as_cores_where_the_input_is_large(folder, monkeypatch
     job = Translation(run=folder / "text", machine=Machine(device="cpu"), **PLAIN)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr("transduce.device.memory", lambda _: 10 << 30)
-    assert [_default_workers(job, n) for n in (1, 3, 4, 15, 16, 1000)] == [1, 1, 2, 7, 8, 8]
+    assert [default_workers(job, n) for n in (1, 3, 4, 15, 16, 1000)] == [1, 1, 2, 7, 8, 8]
     monkeypatch.setattr("transduce.device.memory", lambda _: 3 << 30)
-    assert _default_workers(job, 1000) == 5
+    assert default_workers(job, 1000) == 5
     gpu = Translation(run=folder / "text", machine=Machine(device="cuda:1"), **PLAIN)
-    assert _default_workers(gpu, 1000) == 1
+    assert default_workers(gpu, 1000) == 1
 
 
 def test_every_process_of_torchrun_has_its_own_gpu(monkeypatch):
@@ -473,14 +471,12 @@ def test_every_process_of_torchrun_has_its_own_gpu(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_several_processes_write_the_same_lines(folder, small, tmp_path, capsys, caplog, command):
-    """In a file, and of perplexity on standard output; what every process warns of is told once."""
+    """What every process warns of is told once."""
     options = ["--max-seconds", "30"] if command == "transcribe" else []
     assert run(*COMMANDS[command], *options, "--workers", "1") == FAILS[command]
     want, told = capsys.readouterr()
     caplog.clear()
-    output = [] if command == "perplexity" else ["--output", tmp_path / "out"]
-    assert run(*COMMANDS[command], *options, "--workers", "2", *output) == FAILS[command]
-    out, err = capsys.readouterr()
-    assert own_lines(err) == own_lines(told)
-    assert (out if command == "perplexity" else (tmp_path / "out").read_text()) == want
+    assert run(*COMMANDS[command], *options, "--workers", "2", "--output", tmp_path / "out") == FAILS[command]
+    assert own_lines(capsys.readouterr().err) == own_lines(told)
+    assert (tmp_path / "out").read_text() == want
     assert sum("segments of up to 30 s" in record.getMessage() for record in caplog.records) == len(options) / 2

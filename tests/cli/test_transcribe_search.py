@@ -96,8 +96,8 @@ def test_ten_minutes_of_sound_are_in_memory_at_a_time_and_segments_move_the_bar(
     monkeypatch.setattr(VectorReader, "__call__", reading)
     monkeypatch.setattr(td.Transcriber, "stream", transcribing)
     told = []
-    job = Transcription(run=run, machine=Machine(device="cpu"), decoding=td.load(run).decoding, **PLAIN)
-    rows = job.load()(0, paths, lambda *step: told.append(step))
+    job = Transcription(run=run, machine=Machine(device="cpu"), settings={}, **PLAIN)
+    rows = job.rows(job.load(), 0, paths, lambda *step: told.append(step))
     assert steps == ["0", "1", 3, "2", "3", 3, "4", 1]  # the first and the fourth have two segments, a stretch each
     assert sum(n for n, _ in told) == 2 + 1 + 1 + 2 + 1 == len(paths) + sum(more for _, more in told)
     together = td.load(run)(paths)

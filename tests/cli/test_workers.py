@@ -6,58 +6,58 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from transduce.cli.workers import Rows, results
+from transduce.cli.common import Machine
+from transduce.cli.jobs import Job, Rows, by_workers
 from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
 
-def worker(what: str = "") -> partial:
-    """What a process loads: it does not need torch, and so begins quickly."""
-    if what == "no run":
-        raise InputError("there is no such run")
-    return partial(work, what)
+@dataclass(frozen=True, kw_only=True)
+class Sums(Job):
+    """A job that does not need torch, and so begins quickly."""
 
+    UNIT = "number"
+    CHUNK = 2
 
-def work(what: str, start: int, items: list[int], progress) -> Rows:
-    if what == "killed" and start == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "bad input" and start == 2:
-        raise InputError("input 2 is bad")
-    if what == "slow":
-        os.write(1, f"{os.getpid()}\n".encode())  # at once, so that two cannot mix
-        for _ in range(1000):
-            time.sleep(0.1)
-            progress(1, 0)
-    if start == 4:
-        logger.warning("a warning of %d", start)
-    for _ in items:
-        progress(1, 0)
-    told = f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')}"
-    return Rows(f"{start} {sum(items)}\n", (told,))
+    what: str = ""
+
+    def load(self) -> None:
+        if self.what == "no run":
+            raise InputError("there is no such run")
+
+    def rows(self, task: None, start: int, items: list[int], progress) -> Rows:
+        if self.what == "killed" and start == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "bad input" and start == 2:
+            raise InputError("input 2 is bad")
+        if self.what == "slow":
+            os.write(1, f"{os.getpid()}\n".encode())  # at once, so that two cannot mix
+            time.sleep(100)
+        if start == 4:
+            logger.warning("a warning of %d", start)
+        told = f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')}"
+        return Rows(f"{start} {sum(items)}\n", (told,))
 
 
 CHUNKS = [(0, [1, 1]), (2, [2, 2]), (4, [3, 3]), (6, [4])]
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.process)])
-def test_every_chunk_comes_back_once_from_so_many_processes(n, caplog, monkeypatch):
+@pytest.mark.process
+def test_every_chunk_comes_back_once_from_two_processes(caplog, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     steps = []
-    found = list(results(worker, iter(CHUNKS), lambda *step: steps.append(step), n_workers=n, n_threads=3))
-    assert [rows.text for rows in found] == ["0 2\n", "2 4\n", "4 6\n", "6 4\n"]
-    assert sum(done for done, _ in steps) == 7 and not any(more for _, more in steps)
+    found = list(by_workers(Sums(run=Path(), machine=Machine()), iter(CHUNKS), lambda *step: steps.append(step), 2, 3))
+    assert [rows.text for _, rows in found] == ["0 2\n", "2 4\n", "4 6\n", "6 4\n"]
+    assert [n for n, _ in found] == [2, 2, 2, 1] and steps == [(2, 0), (2, 0), (2, 0), (1, 0)]
     assert [record.getMessage() for record in caplog.records] == ["a warning of 4"]
-    processes = {tuple(rows.errors[0].split()) for rows in found}
-    if n == 1:
-        assert processes == {(str(os.getpid()), "7")}
-    else:
-        assert str(os.getpid()) not in {pid for pid, _ in processes} and {threads for _, threads in processes} == {"3"}
+    processes = {tuple(rows.errors[0].split()) for _, rows in found}
+    assert str(os.getpid()) not in {pid for pid, _ in processes} and {threads for _, threads in processes} == {"3"}
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
@@ -77,20 +77,20 @@ def test_every_chunk_comes_back_once_from_so_many_processes(n, caplog, monkeypat
 )
 def test_what_ends_a_worker_is_told_and_ends_the_others(what, kind, message):
     with pytest.raises(kind) as told:
-        list(results(partial(worker, what), CHUNKS, lambda *_: None, n_workers=2, n_threads=1))
+        list(by_workers(Sums(run=Path(), machine=Machine(), what=what), CHUNKS, lambda *_: None, 2, 1))
     assert str(told.value) == message
 
 
 SLOW = """
 import signal
-from functools import partial
-from tests.cli.test_workers import CHUNKS, worker
-from transduce.errors import InputError
-from transduce.cli.workers import results
+from pathlib import Path
+from tests.cli.test_workers import CHUNKS, Sums
+from transduce.cli.common import Machine
+from transduce.cli.jobs import by_workers
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
-    list(results(partial(worker, "slow"), CHUNKS, lambda *_: None, n_workers=2, n_threads=1))
+    list(by_workers(Sums(run=Path(), machine=Machine(), what="slow"), CHUNKS, lambda *_: None, 2, 1))
 """
 
 

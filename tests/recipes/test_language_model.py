@@ -15,7 +15,6 @@ from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE, SHAKESPEARE_CPU,
 from tests.recipes.small import LINES, generator as small, loss_parts, metrics
 from transduce.cli.common import Machine
 from transduce.cli.generate import score_perplexity
-from transduce.cli.jobs import Division
 from transduce.cli.main import main
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
 from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
@@ -45,7 +44,7 @@ def test_a_run_directory_is_whole_and_its_parts_agree(language_run, running_text
     moved = shutil.copytree(directory, tmp_path / "moved")
     (tmp_path / "valid.txt").write_text(cut)
     machine = Machine(device="cpu")
-    score_perplexity(moved, tmp_path / "valid.txt", stride=11, machine=machine, division=Division())
+    score_perplexity(moved, tmp_path / "valid.txt", stride=11, machine=machine)
     told = capsys.readouterr().out
     assert float(re.search(r"([\d.]+) nats per token", told)[1]) == pytest.approx(scores["loss"], abs=1e-4)
     generator = td.load(moved, device="cpu")
@@ -95,9 +94,7 @@ def test_text_files_with_bpe(tmp_path, running_text, untrained, kind, capsys):
     untrained(lambda x: scores.append(run(x)), unpadded)
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     capsys.readouterr()
-    score_perplexity(
-        tmp_path / "run", data / "input.txt", stride=11, machine=Machine(device="cpu"), division=Division()
-    )
+    score_perplexity(tmp_path / "run", data / "input.txt", stride=11, machine=Machine(device="cpu"))
     told = float(re.search(r"([\d.]+) nats per token", capsys.readouterr().out)[1])
     assert told == pytest.approx(scores[0]["loss"], abs=1e-4)
 

@@ -8,26 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import IO, Annotated, Any, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group, Overrides
 from transduce.config import Common
 from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
-from transduce.data.text.parallel_text import blocks
 from transduce.errors import InputError
 from transduce.hub import PREFIX
-from transduce.tasks.config import NOT_GREEDY, GenerationConfig, SearchConfig
+from transduce.tasks.config import GREEDY
 from transduce.threads import keep_memory
 
-if TYPE_CHECKING:
-    from transduce.tasks.load import KindT
-else:  # torch takes seconds to import, and --help does without
-    KindT = TypeVar("KindT")
-
+TaskT = TypeVar("TaskT")
 ItemT = TypeVar("ItemT")
-ConfigT = TypeVar("ConfigT", SearchConfig, GenerationConfig)
 
 Run = Positional[
     Annotated[
@@ -70,7 +64,7 @@ class Machine:
     """bf16 is faster where the hardware has it, and int8 on CPUs, with large matrices in 8 bits; a
     few outputs change."""
 
-    def load(self, kind: type[KindT], run: Path, lm: Path | None = None) -> KindT:
+    def load(self, kind: type[TaskT], run: Path, lm: Path | None = None) -> TaskT:
         """Load a run as a task of this kind.
 
         Raises:
@@ -124,50 +118,27 @@ class SearchOptions:
     either end of one is the end of a word."""
     settings: Group[Overrides]
 
-    def resolve(self, runs: Path) -> tuple[dict[str, Any], SearchConfig]:
-        """The experiment of the first run, and its search with what the command line names instead.
+    def overrides(self) -> dict[str, Any]:
+        """The settings that the command line names.
 
         Raises:
-            InputError: flags do not go together, or a run or its search is not whole.
+            InputError: some do not go together.
         """
-        from transduce.run import load_run
-        from transduce.tasks.load import own_decoding
-
-        first = each_run(runs)[0]
-        run = load_run(first)
-        decoding = self.applied(own_decoding(first, run))
-        if (self.lm is None) == (decoding.lm_weight > 0):
-            given = "there is no --lm" if self.lm is None else f"lm={self.lm}"
-            raise InputError(
-                f"--lm and --lm-weight go together, but {given} and "
-                f"lm_weight={decoding.lm_weight}; "
-                "try --lm LM --lm-weight 0.3"
-            )
-        return run.experiment, decoding
-
-    def applied(self, own: SearchConfig) -> SearchConfig:
-        """A run's own search with what the command line names instead."""
-        config = overridden(own, self.settings, self.forbid)
-        if not self.greedy:
-            return config
-        several = [name for name in ("beam_size", "n_best") if self.settings.get(name, 1) != 1]
-        others = [
-            name
-            for name, value in self.settings.items()
-            if name in (*NOT_GREEDY, *several) and value
-        ]
-        if others:
+        others = [name for name in GREEDY if self.settings.get(name, 1) not in (0, 1, "none")]
+        if self.greedy and others:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
             raise InputError(
                 f"--greedy takes the likeliest token each time, so leave it or {flags} out"
             )
-        return config.greedy()
+        return with_phrases(self.settings | (GREEDY if self.greedy else {}), self.forbid)
 
 
-def overridden(own: ConfigT, settings: Overrides, forbid: Path | None) -> ConfigT:
-    """Change the settings that the command line names, and add forbidden phrases of a file."""
-    phrases = {"forbid": read_phrases(forbid)} if forbid else {}
-    return own.changed(**settings, **phrases)
+def with_phrases(settings: dict[str, Any], forbid: Path | None) -> dict[str, Any]:
+    """Add the forbidden phrases of a file, one a line, to settings."""
+    if forbid is None:
+        return settings
+    lines = (line.removesuffix("\r") for line in read_side(forbid))
+    return {**settings, "forbid": [line for line in lines if line.strip()]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,49 +157,42 @@ class Columns:
     def __bool__(self) -> bool:
         return self.prefix or self.require
 
-    def check(self, line: str, number: int, what: str) -> None:
-        """Raise InputError where a line of an input and a prefix has more tabs."""
-        n = line.count("\t") + 1
-        if self.prefix and not self.require and n > 2:
-            raise InputError(
-                f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs"
-            )
+    def split(self, line: str, number: int, what: str) -> tuple[str, str, list[str]]:
+        """The input, the prefix and the phrases of a line.
 
-    def split(
-        self, lines: Sequence[str]
-    ) -> tuple[list[str], list[str] | None, list[list[str]] | None]:
-        """The inputs, prefixes and phrases of lines; None: there are none of these."""
+        Raises:
+            InputError: a line of an input and a prefix has more tabs.
+        """
         if not self:
-            return list(lines), None, None
-        rows = [[*line.split("\t"), ""] for line in lines]
-        prefixes = [row[1] if self.prefix else "" for row in rows]
-        phrases = [
-            [phrase for phrase in row[1 + self.prefix :] if phrase.strip()] * self.require
-            for row in rows
-        ]
-        return [row[0] for row in rows], prefixes, phrases
-
-
-def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | InputError]:
-    """Yield each decoded line, or its InputError."""
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield decode_line(line.removesuffix(b"\n"), name, number)
-        except InputError as error:
-            yield error
+            return line, "", []
+        text, *cells = line.split("\t")
+        if not self.require and len(cells) > 1:
+            raise InputError(
+                f"line {number} must be {what}<TAB>PREFIX, but it has {len(cells) + 1} columns; "
+                "remove tabs"
+            )
+        prefix = cells.pop(0) if self.prefix and cells else ""
+        return text, prefix, [cell for cell in cells if cell.strip()]
 
 
 def lines_or_errors(path: Path) -> Iterator[str | InputError]:
     """The lines of a file, or of standard input, as they come, or their InputErrors."""
-    return each_or_error(_raw_lines(path), side_name(path))
+    return each_or_error(_raw_lines(path), path)
+
+
+def each_or_error(lines: Iterable[bytes], path: Path) -> Iterator[str | InputError]:
+    """Yield each decoded line of a file, or its InputError."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield decode_line(line.removesuffix(b"\n"), side_name(path), number)
+        except InputError as error:
+            yield error
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    return (
-        bounded_lines(sys.stdin.buffer.readline, side_name(path))
-        if path == STDIN
-        else raw_lines(path)
-    )
+    if path != STDIN:
+        return raw_lines(path)
+    return bounded_lines(sys.stdin.buffer.readline, side_name(path))
 
 
 class Lines:
@@ -241,6 +205,10 @@ class Lines:
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
         self.copies = dict[Path, IO[bytes]]()
+        for path in paths:
+            if path not in self.copies and not path.is_file():
+                self.copies[path] = TemporaryFile()  # noqa: SIM115
+                self.copies[path].writelines(_raw_lines(path))
 
     def __del__(self) -> None:
         for copy in self.copies.values():
@@ -248,25 +216,9 @@ class Lines:
 
     def __iter__(self) -> Iterator[str | InputError]:
         for path in self.paths:
-            if path not in self.copies and (path == STDIN or not path.is_file()):
-                self.copies[path] = TemporaryFile()  # noqa: SIM115
-                self.copies[path].writelines(_raw_lines(path))
             if copy := self.copies.get(path):
                 copy.seek(0)
-            yield from each_or_error(copy or raw_lines(path), side_name(path))
-
-
-def checked_lines(*paths: Path) -> Iterator[str]:
-    """The lines of files, one after the other, when all are known to be UTF-8; none stays in
-    memory.
-
-    Raises:
-        InputError: one of them is not UTF-8.
-    """
-    lines = Lines(*paths)
-    for line in lines:
-        checked(line)
-    return map(checked, lines)
+            yield from each_or_error(copy or raw_lines(path), path)
 
 
 def read_side(path: Path) -> list[str]:
@@ -285,15 +237,6 @@ def checked(item: ItemT | InputError) -> ItemT:
     return item
 
 
-def read_phrases(path: Path) -> tuple[str, ...]:
-    """The phrases of a file, one a line, without blank lines.
-
-    Raises:
-        InputError: one of them is not UTF-8.
-    """
-    return tuple(phrase for line in read_side(path) if (phrase := line.removesuffix("\r")).strip())
-
-
 def check_stdin(paths: Sequence[Path]) -> None:
     """Raise InputError where - stands for several files."""
     if (n := list(paths).count(STDIN)) > 1:
@@ -305,13 +248,6 @@ def check_stdin(paths: Sequence[Path]) -> None:
 def side_name(path: Path) -> str:
     """What messages call a file."""
     return "standard input" if path == STDIN else str(path)
-
-
-def chunks(items: Iterable[ItemT], size: int, done: int = 0) -> Iterator[tuple[int, list[ItemT]]]:
-    """Cut items into chunks of a size, each with the number of items before it."""
-    for some in blocks(items, size):
-        yield done, some
-        done += len(some)
 
 
 def check_new(directory: Path) -> None:

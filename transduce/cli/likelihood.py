@@ -1,12 +1,13 @@
 """`transduce score likelihood` and `transduce rerank`: scores of given outputs by a run."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -21,20 +22,14 @@ from transduce.cli.common import (
     local,
     side_name,
 )
-from transduce.cli.jobs import Division, Job, carry_out
-from transduce.cli.workers import Progress, Rows, Work
+from transduce.cli.jobs import Division, Job, Progress, Rows, carry_out
 from transduce.data.speech.manifest import manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
 
-Kind = Literal["text", "speech", "language model"]
-"""What a run was trained on."""
-
-TASKS = {
-    "language model": "transduce.tasks.generate:Generator",
-    "speech": "transduce.tasks.transcribe:Transcriber",
-    "text": "transduce.tasks.translate:Translator",
-}
+if TYPE_CHECKING:
+    from transduce.tasks.search import Output
+    from transduce.tasks.words import TokenScores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +43,11 @@ class Languages:
 
     def settings(self, *, backwards: bool = False) -> dict[str, str]:
         """Those that are named, as settings of a search."""
-        pair = (self.source_language, self.target_language)
-        source, target = reversed(pair) if backwards else pair
-        return {
-            name: code
-            for name, code in (("source_language", source), ("target_language", target))
-            if code
-        }
+        names = ["source_language", "target_language"]
+        if backwards:
+            names.reverse()
+        codes = (self.source_language, self.target_language)
+        return {name: code for name, code in zip(names, codes, strict=True) if code}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +96,20 @@ def score_likelihood(
             "files"
         )
     run = local(run)
-    kind = _kind(run)
-    if len(files) == 1 and kind != "language model":
-        raise InputError(
-            f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
-            "file; name both"
-        )
+    is_speech = _is_speech(run)
     texts = Lines(files[-1])
-    inputs = None if len(files) == 1 else _inputs(files[0], kind)
+    inputs = None if len(files) == 1 else _inputs(files[0], is_speech)
     if inputs is not None and (n := _length(inputs)) != (n_texts := _length(texts)):
         raise InputError(
             f"every input has one given text, but there are {n} inputs and {n_texts} texts"
         )
-    settings = languages.settings()
-    job = Likelihood(run=run, machine=machine, kind=kind, languages=settings, format=format)
+    job = Likelihood(
+        run=run,
+        machine=machine,
+        is_speech=is_speech,
+        languages=languages.settings(),
+        format=format,
+    )
     carry_out(job, Given(texts, inputs), division, inputs=files)
 
 
@@ -145,17 +138,23 @@ def rerank(
     """
     check_stdin([source, lists])
     run = local(run)
-    kind = _kind(run)
+    is_speech = _is_speech(run)
     texts = Lines(lists)
-    inputs = _inputs(source, kind)
-    n = _list_length(texts, inputs, side_name(lists), side_name(source))
-    settings = languages.settings(backwards=weighing.backwards)
-    job = Reranking(run=run, machine=machine, kind=kind, languages=settings, weighing=weighing)
+    inputs = _inputs(source, is_speech)
+    job = Reranking(
+        run=run,
+        machine=machine,
+        is_speech=is_speech,
+        languages=languages.settings(backwards=weighing.backwards),
+        weighing=weighing,
+    )
+    n = _list_length(texts, inputs, lists, source)
     carry_out(job, Given(texts, inputs, n), division, inputs=[source, lists])
 
 
 Item = tuple[Any, list[str | InputError]]
-"""An input and its given texts; an error stands for a line that is not UTF-8."""
+"""An input, None for a language model, and its given texts; an error stands for a line that is not
+UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -168,97 +167,128 @@ class Given:
 
     def __iter__(self) -> Iterator[Item]:
         texts = iter(self.texts)
-        for each in repeat("") if self.inputs is None else self.inputs:
+        for given in repeat(None) if self.inputs is None else self.inputs:
             group = list(islice(texts, self.n))
             if not group:
                 return
-            yield each, group
+            yield given, group
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likelihood(Job):
+class Scoring(Job):
     """Given texts to score."""
 
-    UNIT = "line"
-    UNUSABLE = "lines could not be scored"
     CHUNK = 2000
 
-    kind: Kind
-    languages: dict[str, str] = field(default_factory=dict)
-    format: Literal["text", "json"] = "text"
+    is_speech: bool
+    languages: dict[str, str]
 
     def cost(self, item: Item) -> int:
         """Texts; the frames of a sound need the memory of twenty."""
-        return len(item[1]) * (20 if self.kind == "speech" else 1)
+        return len(item[1]) * (20 if self.is_speech else 1)
 
-    def state(self, item: Item) -> str:
-        """The length of a sound file."""
-        return (
-            str(Path(item[0]).stat().st_size)
-            if self.kind == "speech" and Path(item[0]).is_file()
-            else ""
-        )
+    def name(self, item: Item) -> str:
+        """The input, with the length of a sound file, and its texts."""
+        size = os.path.getsize(item[0]) if self.is_speech and os.path.isfile(item[0]) else ""
+        return f"{item} {size}"
 
-    def load(self) -> Work:
+    def load(self) -> Any:
         """Load the run, and check the settings with no text at all."""
-        task = self.loaded(TASKS[self.kind])
+        task = self.machine.load(object, self.run)
         self.scored(task, [])
-        return partial(self.rows, task)
+        return task
 
     def rows(self, task: Any, start: int, items: list[Item], progress: Progress) -> Rows:
-        results = _each(partial(self.scored, task), items)
+        results = self.each(task, items)
         progress(len(items), 0)
-        errors = [
-            (i, each) for i, each in enumerate(results, start + 1) if isinstance(each, InputError)
-        ]
         rows = (self.row(each, len(texts)) for each, (_, texts) in zip(results, items, strict=True))
-        return Rows("".join(rows), tuple(f"{self.UNIT} {i}: {error}" for i, error in errors))
+        return Rows(
+            "".join(rows),
+            tuple(
+                f"{self.UNIT} {i}: {each}"
+                for i, each in enumerate(results, start + 1)
+                if isinstance(each, InputError)
+            ),
+        )
 
-    def scored(self, task: Any, items: list[Item]) -> list[Any]:
+    def each(self, task: Any, items: list[Item]) -> list[Any]:
+        """The result of every item, or its error: a list with an error is halved and tried
+        again."""
+        try:
+            return list(self.scored(task, items))
+        except InputError as error:
+            if len(items) < 2:
+                return [error] * len(items)
+            half = len(items) // 2
+            return self.each(task, items[:half]) + self.each(task, items[half:])
+
+    @abstractmethod
+    def scored(self, task: Any, items: list[Item]) -> Iterable[Any]:
         """The result of every item.
 
         Raises:
             InputError: one of them cannot be scored.
         """
-        inputs = [checked(given) for given, _ in items]
-        texts = [checked(text) for _, (text,) in items]
-        if self.kind == "language model":
-            return list(task.score(texts))
-        return list(task.score(inputs, texts, **self.languages))
 
+    @abstractmethod
     def row(self, result: Any, n: int) -> str:
-        """What is written of an item of n texts."""
-        error = isinstance(result, InputError)
-        if self.format == "text":
-            return "\n" if error else f"{result.log_prob:.4f}\t{len(result.tokens)}\n"
-        plain: dict[str, object] = {"log_prob": None, "tokens": [], "error": str(result)}
-        if not error:
+        """What is written of an item of n texts, or of its error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihood(Scoring):
+    """Given texts, one for each input."""
+
+    UNIT = "line"
+    UNUSABLE = "lines could not be scored"
+
+    format: Literal["text", "json"]
+
+    def scored(self, task: Any, items: list[Item]) -> Iterable["TokenScores"]:
+        from transduce.tasks.generate import Generator
+
+        texts = [checked(text) for _, (text,) in items]
+        if isinstance(task, Generator):
+            return task.score(texts)
+        inputs = [checked(given) for given, _ in items]
+        if None in inputs:
+            raise InputError(
+                f"likelihood takes SRC and HYP of a run with an encoder, as {self.run} is, but got "
+                "one file; name both"
+            )
+        scores: list[TokenScores] = task.score(inputs, texts, **self.languages)
+        return scores
+
+    def row(self, result: "TokenScores | InputError", n: int) -> str:
+        plain: dict[str, object]
+        if isinstance(result, InputError):
+            if self.format == "text":
+                return "\n"
+            plain = {"log_prob": None, "tokens": [], "error": str(result)}
+        elif self.format == "text":
+            return f"{result.log_prob:.4f}\t{len(result.tokens)}\n"
+        else:
             plain = {"log_prob": result.log_prob, "tokens": plain_tokens(result)}
         return json.dumps(plain, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reranking(Likelihood):
-    """Lists of outputs to bring into another order."""
+class Reranking(Scoring):
+    """Lists of outputs to bring into another order, the best first."""
 
     UNIT = "list"
     UNUSABLE = "lists could not be reranked"
 
     weighing: Weighing
 
-    def scored(self, task: Any, items: list[Item]) -> list[Any]:
-        """The lists, the best output first.
-
-        Raises:
-            InputError: one of them cannot be scored.
-        """
+    def scored(self, task: Any, items: list[Item]) -> Iterable["list[Output]"]:
         from transduce.tasks.search import Output
 
         inputs = [checked(given) for given, _ in items]
         rows = [[_scored(checked(text)) for text in texts] for _, texts in items]
         lists = [[Output(text, score=score) for score, text in row] for row in rows]
         weighing = self.weighing
-        reranked = task.rerank(
+        reranked: list[list[Output]] = task.rerank(
             inputs,
             lists,
             weight=weighing.weight,
@@ -266,10 +296,9 @@ class Reranking(Likelihood):
             backwards=weighing.backwards,
             **self.languages,
         )
-        return list(reranked)
+        return reranked
 
-    def row(self, result: Any, n: int) -> str:
-        """What is written of a list of n outputs."""
+    def row(self, result: "list[Output] | InputError", n: int) -> str:
         if isinstance(result, InputError):
             return "\n" * (n if self.weighing.all else 1)
         if not self.weighing.all:
@@ -277,31 +306,17 @@ class Reranking(Likelihood):
         return "".join(f"{output.score:.4f}\t{output.text}\n" for output in result)
 
 
-def _each(scored: Callable[[list[Item]], list[Any]], items: list[Item]) -> list[Any]:
-    """The result of every item, or its error: a list with an error is halved and tried again."""
-    try:
-        return scored(items)
-    except InputError as error:
-        if len(items) < 2:
-            return [error] * len(items)
-        half = len(items) // 2
-        return _each(scored, items[:half]) + _each(scored, items[half:])
-
-
-def _kind(runs: Path) -> Kind:
+def _is_speech(runs: Path) -> bool:
     from transduce.run import load_run
 
-    run = load_run(each_run(runs)[0])
-    if run.model.encoder is None:
-        return "language model"
-    return "text" if run.feature_extractor is None else "speech"
+    return load_run(each_run(runs)[0]).feature_extractor is not None
 
 
-def _inputs(source: Path, kind: Kind) -> Iterable[Any]:
-    return manifest_audio(source) if kind == "speech" and source.suffix == ".tsv" else Lines(source)
+def _inputs(source: Path, is_speech: bool) -> Iterable[Any]:
+    return manifest_audio(source) if is_speech and source.suffix == ".tsv" else Lines(source)
 
 
-def _list_length(texts: Lines, inputs: Iterable[Any], name: str, source: str) -> int:
+def _list_length(texts: Lines, inputs: Iterable[Any], lists: Path, source: Path) -> int:
     """The number of texts of each input.
 
     Raises:
@@ -310,13 +325,14 @@ def _list_length(texts: Lines, inputs: Iterable[Any], name: str, source: str) ->
     for line in islice(texts, 1):  # a file of another kind has no line that can be used
         if isinstance(line, str):
             _scored(line)
-    n_rows, n_inputs = _length(texts), _length(inputs)
+    n_rows = _length(texts)
+    n_inputs = _length(inputs)
     n, rest = divmod(n_rows, max(1, n_inputs))
     if rest or (n_inputs and not n):
         raise InputError(
             f"a list has equally many outputs for every input, but there are {n_rows} lines in "
-            f"{name} and "
-            f"{n_inputs} in {source}; make it with --n-best N --scores"
+            f"{side_name(lists)} and {n_inputs} in {side_name(source)}; make it with --n-best N "
+            "--scores"
         )
     return max(1, n)  # of no input there are no outputs
 
@@ -337,6 +353,5 @@ def _scored(line: str) -> tuple[float, str]:
     except ValueError as error:
         raise InputError(
             "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores "
-            "writes it, "
-            f"but it is {line!r:.60}"
+            f"writes it, but it is {line!r:.60}"
         ) from error

@@ -1,24 +1,21 @@
-"""Journals of large outputs, and `transduce merge` of their parts."""
+"""Outputs that are not complete yet, parts of outputs, and `transduce merge`, which joins them."""
 
 import fcntl
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from io import BufferedIOBase, BufferedRandom
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, BinaryIO
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.output import check_output, first_few
-from transduce.cli.workers import Rows
-from transduce.config import differences, environment_count
+from transduce.config import differences, environment_count, from_dict, to_dict
 from transduce.errors import InputError
 
 SLURM = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT")
@@ -29,8 +26,8 @@ TORCHRUN = ("RANK", "WORLD_SIZE")
 class Share:
     """Part `number`, counted from 1, of `total`."""
 
-    number: int
-    total: int
+    number: int = 1
+    total: int = 1
 
     def span(self, n: int) -> tuple[int, int]:
         """Its inputs, of n: the index of the first and that behind the last."""
@@ -47,9 +44,9 @@ def parse_share(text: str) -> Share:
     Raises:
         InputError: it is none.
     """
-    first, _, second = text.partition("/")
-    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
-        return Share(int(first), int(second))
+    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if match and 1 <= int(match[1]) <= int(match[2]):
+        return Share(int(match[1]), int(match[2]))
     raise InputError(
         f"--part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is {text!r}"
     )
@@ -59,145 +56,88 @@ def share_of_environment(environment: Mapping[str, str]) -> Share | None:
     """The share of this task of a SLURM array, of this process of torchrun, or of both; else None.
 
     Raises:
-        InputError: the tasks of the array are not numbered in even steps.
+        InputError: the tasks of the array are not numbered one by one.
     """
-    index = 0
-    total = 1
+    share = None
     if set(SLURM) <= environment.keys():
         task, first, total = (environment_count(environment, name) for name in SLURM)
-        step = environment_count(environment, "SLURM_ARRAY_TASK_STEP", "1", least=1)
-        index, rest = divmod(task - first, step)
-        if rest or not 0 <= index < total:
+        share = Share(task - first + 1, total)
+        if not 1 <= share.number <= total:
             raise InputError(
-                f"the tasks of an array must be numbered in even steps, as --array=1-{total} does, "
-                f"but task {task} is "
-                f"one of {total} from {first} up; name the part: --part I/N"
+                f"the tasks of an array must be numbered one by one, as --array=1-{total} does, "
+                f"but task {task} is one of {total} from {first} up; name the part: --part I/N"
             )
-    elif not set(TORCHRUN) <= environment.keys():
-        return None
     if set(TORCHRUN) <= environment.keys():
-        rank, ranks = (environment_count(environment, name) for name in TORCHRUN)
-        if rank >= ranks:
-            raise InputError(
-                f"RANK must be less than WORLD_SIZE, but they are {rank} and {ranks}; start it "
-                "with torchrun"
-            )
-        index, total = index * ranks + rank, total * ranks
-    return Share(index + 1, total)
+        rank, size = (environment_count(environment, name) for name in TORCHRUN)
+        outer = share or Share()
+        share = Share((outer.number - 1) * size + rank + 1, outer.total * size)
+    return share
 
 
-@dataclass(frozen=True)
-class Header:
-    """The first line of a journal, as JSON."""
+@dataclass
+class Done:
+    """How much of a job stands in a file of rows, as JSON beside it."""
 
     job: dict[str, Any]
-    """What all parts have in common: settings, hashes of the run and of the whole input."""
-    share: Share
+    """All that decides the output: settings, hashes of the run and of the whole input."""
+    part: list[int]
+    """Its number and how many there are."""
+    n_inputs: int = 0
+    n_bytes: int = 0
+    n_errors: int = 0
 
     @property
     def span(self) -> tuple[int, int]:
         """The inputs of this part."""
-        return self.share.span(int(self.job["n_inputs"]))
+        return Share(*self.part).span(self.job["n_inputs"])
 
 
-class Entry(NamedTuple):
-    """A line of a journal, as JSON: a chunk that is done."""
-
-    n_inputs: int
-    inputs: str
-    """A hash of its inputs."""
-    errors: list[str]
-    text: str
+def progress_file(rows: Path) -> Path:
+    """The file that says how much of a job stands in a file of rows."""
+    return rows.with_name(f"{rows.name}.progress")
 
 
-def read_header(file: BufferedIOBase, path: Path) -> Header:
-    """Read the first line of a journal.
+class Unfinished:
+    """Rows that are being written, and how much of the job they are; see `open_unfinished`."""
 
-    Raises:
-        InputError: it is none.
-    """
-    try:
-        plain = json.loads(file.readline())
-        header = Header(dict(plain["job"]), Share(*map(int, plain["part"])))
-        assert header.span
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        raise InputError(
-            f"{path} must begin as what this command has written, but it does not; move it, or "
-            "name another --output"
-        ) from error
-    return header
-
-
-def read_entries(file: BufferedIOBase) -> Iterator[Entry]:
-    """Read the chunks behind the header, up to a line that a crash has torn."""
-    while (line := file.readline()).endswith(b"\n"):
-        try:
-            entry = Entry(*json.loads(line))
-        except (ValueError, TypeError):
-            return
-        yield entry
-
-
-class Journal:
-    """Chunks that are done, in the order of the input: an open file; see `open_journal`."""
-
-    def __init__(self, path: Path, file: BufferedRandom) -> None:
+    def __init__(self, path: Path, file: BinaryIO, done: Done) -> None:
         self.path = path
         self.file = file
-        self.n_chunks = 0
-        self.n_errors = 0
+        self.done = done
 
-    def write(self, plain: object) -> None:
-        """Write a line, and wait for the disk."""
-        self.file.write(json.dumps(plain).encode() + b"\n")
+    def append(self, n_inputs: int, text: str, n_errors: int) -> None:
+        """Write rows, and wait for the disk."""
+        from transduce.files import write_file
+
+        self.file.write(text.encode())
         self.file.flush()
         os.fsync(self.file.fileno())
+        self.done.n_inputs += n_inputs
+        self.done.n_bytes = self.file.tell()
+        self.done.n_errors += n_errors
+        write_file(progress_file(self.path), json.dumps(to_dict(self.done)))
 
-    def resume(self, items: Iterator[Any], fingerprint: Callable[[list[Any]], str]) -> int:
-        """Count the inputs that are done, up to the first chunk whose inputs have changed."""
-        n = 0
-        end = self.file.tell()
-        for entry in read_entries(self.file):
-            if fingerprint(list(islice(items, entry.n_inputs))) != entry.inputs:
-                break
-            n += entry.n_inputs
-            self.n_chunks += 1
-            self.n_errors += len(entry.errors)
-            end = self.file.tell()
-        self.file.truncate(end)
-        return n
+    def rename(self, output: Path) -> None:
+        """Make the rows, which are complete, the output."""
+        self.path.replace(output)
+        progress_file(self.path).unlink()
 
-    def append(self, n_inputs: int, inputs: str, rows: Rows) -> None:
-        """Write a chunk."""
-        self.n_chunks += 1
-        self.n_errors += len(rows.errors)
-        self.write(Entry(n_inputs, inputs, list(rows.errors), rows.text))
-
-    def texts(self) -> Iterator[str]:
-        """The rows of all chunks."""
-        self.file.seek(0)
-        self.file.readline()
-        return (entry.text for entry in read_entries(self.file))
+    def remove(self) -> None:
+        """Remove the rows and what is known of them."""
+        self.path.unlink()
+        progress_file(self.path).unlink(missing_ok=True)
 
 
 @contextmanager
-def open_journal(path: Path, header: Header, *, is_part: bool) -> Iterator[Journal]:
-    """Open or begin the journal of a job, which no other process writes meanwhile; without chunks
-    it is removed.
-
-    A journal of another job begins anew, unless it is a part.
+def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
+    """Open or begin the rows of a job, which no other process writes meanwhile.
 
     Raises:
-        InputError: its name is taken by another file, another process writes it, or it is a part of
-            another job.
+        InputError: another process writes them, or they are those of another job.
     """
+    from transduce.files import read_json
+
+    progress = progress_file(path)
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,33 +148,60 @@ def open_journal(path: Path, header: Header, *, is_part: bool) -> Iterator[Journ
             ) from error
         except OSError:  # a file system without locks
             pass
-        file.seek(0)
-        is_new = not path.stat().st_size
-        changed = [] if is_new else differences(read_header(file, path).job, header.job)
-        if changed and is_part:
+        if progress.exists():
+            before = from_dict(Done, read_json(progress), str(progress))
+            if changed := differences(before.job, done.job):
+                raise InputError(
+                    f"an output is made with the same input and settings from beginning to end, "
+                    f"but {path} was begun with others: {'; '.join(changed)}; remove it and "
+                    f"{progress.name}, or name another --output"
+                )
+            done = before
+        size = file.seek(0, os.SEEK_END)
+        if size < done.n_bytes or (size and not progress.exists()):
             raise InputError(
-                f"a part must belong to one job with the others, but {path} was made with other "
-                "settings: "
-                f"{'; '.join(changed)}; name another --output, or remove it"
+                f"{path} must be as this command has left it, but it is not; move it, or name "
+                "another --output"
             )
-        journal = Journal(path, file)
-        if is_new or changed:
-            file.truncate(0)
-            journal.write({"job": header.job, "part": [header.share.number, header.share.total]})
+        file.truncate(done.n_bytes)
         try:
-            yield journal
+            yield Unfinished(path, file, done)
         finally:
-            if not journal.n_chunks:
-                path.unlink()
+            if not progress.exists():  # not even the first rows came
+                path.unlink(missing_ok=True)
 
 
-def write_rows(output: Path, texts: Iterable[str]) -> None:
-    """Write rows as one file, whole or not at all."""
-    from transduce.files import writing_whole
+def is_plain(output: Path) -> bool:
+    """Whether an output is or becomes a usual file, and no pipe and no device."""
+    return output.is_file() or not output.exists()
 
-    with writing_whole(output) as file:
-        for text in texts:
-            file.write(text.encode())
+
+def check_output(output: Path, inputs: Sequence[Path] = ()) -> None:
+    """Check that an output has a folder, is none, and is no input, standard input among them.
+
+    Raises:
+        InputError: it has none, or it is one.
+    """
+    if output.is_dir():
+        raise InputError(
+            f"an output must be a file, but {output} is a directory; name a file in it"
+        )
+    if not (folder := output.absolute().parent).is_dir():
+        raise InputError(
+            f"an output's folder must exist, but {folder} does not; make it, or name another "
+            "--output"
+        )
+    if not output.is_file():
+        return
+    read = {str(path): path.stat() for path in inputs if os.path.exists(path)}
+    with suppress(OSError, ValueError, AttributeError):  # no standard input, or one that is no file
+        read["standard input"] = os.fstat(sys.stdin.fileno())
+    for name, status in read.items():
+        if os.path.samestat(status, output.stat()):
+            raise InputError(
+                f"an output must not replace what is read, but {output} is {name}; name another "
+                "--output"
+            )
 
 
 def merge(
@@ -246,106 +213,85 @@ def merge(
 
     The parts stay; the exit code is 1 if some of the input could not be used.
     """
-    check_output(output, ())
+    from transduce.files import writing_whole
+
+    check_output(output)
     parts = _parts(output)
-    errors: list[str] = []
-
-    def texts() -> Iterator[str]:
-        for _, path in parts:
-            with path.open("rb") as file:
-                read_header(file, path)
-                for entry in read_entries(file):
-                    errors.extend(entry.errors)
-                    yield entry.text
-
-    job = parts[0][0].job
-    if "figures" in job:
-        from transduce.tasks.perplexity import Perplexity
-
-        write_rows(
-            output,
-            [f"{Perplexity(**job['figures']).with_nats(map(float, ''.join(texts()).split()))}\n"],
-        )
-    else:
-        write_rows(output, texts())
-    print(f"{output}: {len(parts)} parts, {job['n_inputs']} inputs", file=sys.stderr)
-    if errors:
-        with first_few() as is_shown:
-            for error in filter(is_shown, errors):
-                print(f"transduce: {error}", file=sys.stderr)
-        print(
-            f"transduce: {len(errors)} of {job['n_inputs']} inputs could not be used",
-            file=sys.stderr,
-        )
+    with writing_whole(output) as file:
+        for path in parts:
+            with path.open("rb") as rows:
+                shutil.copyfileobj(rows, file)
+    n_inputs = next(iter(parts.values())).job["n_inputs"]
+    n_errors = sum(done.n_errors for done in parts.values())
+    print(f"{output}: {len(parts)} parts, {n_inputs} inputs", file=sys.stderr)
+    if n_errors:
+        print(f"transduce: {n_errors} of {n_inputs} inputs could not be used", file=sys.stderr)
         sys.exit(1)
 
 
-def _parts(output: Path) -> list[tuple[Header, Path]]:
+def _parts(output: Path) -> dict[Path, Done]:
     """The parts of an output, in order.
 
     Raises:
-        InputError: one is missing or unfinished, or they do not belong together.
+        InputError: one is missing or not complete, or they do not belong together.
     """
     named = re.compile(re.escape(output.name) + r"\.part-\d+-of-\d+")
     paths = sorted(path for path in output.parent.iterdir() if named.fullmatch(path.name))
     if not paths:
         raise InputError(
             f"merge joins files such as {Share(1, 4).file(output).name}, but there is none in "
-            f"{output.parent}; "
-            "name what --output named"
+            f"{output.parent}; name what --output named"
         )
-    headers = [(_finished(path), path) for path in paths]
-    first = headers[0][0]
-    for header, path in headers:
-        changed = differences(
-            {"parts": first.share.total, **first.job}, {"parts": header.share.total, **header.job}
-        )
-        if changed:
+    parts = {path: _read_done(path) for path in paths}
+    first = parts[paths[0]]
+    for path, done in parts.items():
+        if changed := differences(
+            {"parts": first.part[1], **first.job}, {"parts": done.part[1], **done.job}
+        ):
             raise InputError(
                 f"parts must belong to one job, but {path} and {paths[0]} do not: "
                 f"{'; '.join(changed)}; remove those that are of no use"
             )
-    parts = {header.share.number: (header, path) for header, path in headers}
-    missing = [number for number in range(1, first.share.total + 1) if number not in parts]
+    total = first.part[1]
+    missing = [str(i) for i in range(1, total + 1) if Share(i, total).file(output) not in parts]
     if missing:
-        numbers = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
         raise InputError(
-            f"merge needs all {first.share.total} parts of {output}, but these are missing: "
-            f"{numbers}; "
-            "run the same command for them (--part I/N)"
+            f"merge needs all {total} parts of {output}, but these are missing: "
+            f"{', '.join(missing[:10])}{', ...' * (len(missing) > 10)}; run the same command for "
+            "them (--part I/N)"
         )
-    return [parts[number] for number in sorted(parts)]
+    return parts
 
 
-def _finished(path: Path) -> Header:
-    """The header of a part that is finished.
+def _read_done(rows: Path) -> Done:
+    """What is known of the rows of a part.
 
     Raises:
-        InputError: it is none, or not finished.
+        InputError: they are not complete.
     """
-    with path.open("rb") as file:
-        header = read_header(file, path)
-        n = sum(entry.n_inputs for entry in read_entries(file))
-    start, stop = header.span
-    if n != stop - start:
+    from transduce.files import read_json
+
+    progress = progress_file(rows)
+    done = from_dict(Done, read_json(progress), str(progress))
+    start, stop = done.span
+    if done.n_inputs != stop - start or rows.stat().st_size != done.n_bytes:
         raise InputError(
-            f"{path} must have the rows of {stop - start} inputs, but it has those of {n}; "
-            "fetch it again, or run the same command for it"
+            f"{rows} must have the rows of {stop - start} inputs, but it has those of "
+            f"{done.n_inputs}, or was cut; fetch it again, or run the same command for it"
         )
-    return header
+    return done
 
 
 def run_fingerprint(path: Path) -> str:
     """Hash all files of a run that decoding reads, or a file of n-grams."""
     from transduce.checkpoints import weights_path
-    from transduce.data.text.tokenizer_files import FILES, side_files
-    from transduce.run import CONFIG, STATISTICS
+    from transduce.run import USED
 
+    files = [path] if path.is_file() else [*(path / name for name in USED), weights_path(path)]
     digest = sha256()
-    for name in (CONFIG, STATISTICS, *FILES, *side_files("source"), *side_files("target")):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            digest.update(name.encode() + sha256((path / name).read_bytes()).digest())
-    with (path if path.is_file() else weights_path(path)).open("rb") as file:
-        while block := file.read(1 << 24):
-            digest.update(block)
+    for file in filter(Path.is_file, files):
+        digest.update(file.name.encode())
+        with file.open("rb") as raw:
+            while block := raw.read(1 << 24):
+                digest.update(block)
     return digest.hexdigest()

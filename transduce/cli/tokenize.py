@@ -1,7 +1,8 @@
 """`transduce tokenize RUN`: text as its tokens, for tools that count them."""
 
-from transduce.cli.common import STDIN, Files, Flag, OptionalFile, Run, checked_lines
-from transduce.cli.output import open_output, progress_bar
+from itertools import chain
+
+from transduce.cli.common import STDIN, Files, Flag, Run, checked, lines_or_errors
 from transduce.errors import InputError
 
 
@@ -10,7 +11,6 @@ def tokenize(
     files: Files = (),
     *,
     source: Flag = False,
-    output: OptionalFile = None,
 ) -> None:
     """Write lines as the tokens of a run, with a space between: what n-gram models for --lm are
     made of.
@@ -20,7 +20,6 @@ def tokenize(
     Args:
         files: Text, plain or .gz, one after the other; - is standard input, as is none.
         source: Take the tokens of what the run reads, not of what it writes.
-        output: Where the lines go; standard output if not given.
     """
     from transduce.run import load_run
 
@@ -31,8 +30,5 @@ def tokenize(
             f"tokens need a tokenizer, but {run} has none for its "
             f"{'source' if source else 'target'}"
         )
-    lines = checked_lines(*files or [STDIN])
-    with open_output(output, files) as out, progress_bar(unit="line", total=None) as bar:
-        for line in lines:
-            out.write(" ".join(tokenizer.tokens(tokenizer.encode([line])[0])) + "\n")
-            bar.update()
+    for line in map(checked, chain.from_iterable(map(lines_or_errors, files or [STDIN]))):
+        print(*tokenizer.tokens(tokenizer.encode([line])[0]))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import soundfile
 
@@ -26,10 +26,8 @@ from transduce.cli.common import (
     local,
     side_name,
 )
-from transduce.cli.jobs import Division, Job, carry_out
-from transduce.cli.output import first_few
+from transduce.cli.jobs import Division, Progress, Rows, SearchJob, carry_out, first_few
 from transduce.cli.translate import check_token_scores
-from transduce.cli.workers import Progress, Rows
 from transduce.config import Common
 from transduce.data.speech.audio import check_microphone, record
 from transduce.data.speech.manifest import manifest_audio
@@ -41,21 +39,9 @@ if TYPE_CHECKING:
     from transduce.tasks.request import Details
     from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.transcript import Audio, Sound
-else:  # torch takes seconds to import, and --help does without
-    Audio = Details = Sound = Transcriber = Any
-
-SOUND = re.compile(
-    rb"RIFF|RIFX|RF64|riff|FORM|\.snd|dns\.|fLaC|OggS|ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]|caff|wvpk|\x1aE\xdf\xa3|....ftyp",
-    re.DOTALL,
-)
-"""The first bytes of sound: WAV, AIFF, AU, FLAC, Ogg, MP3, CAF; WavPack, Matroska and MP4, which
-libsndfile refuses by name."""
-
-BEGINNING = 1 << 12
-"""Bytes of standard input that show whether it is sound or names."""
 
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Bytes that no line of names holds."""
+"""Bytes that no line of names holds, and every sound file within its first ones."""
 
 
 class TranscriptionSettings(Overrides):
@@ -104,14 +90,14 @@ class TranscriptionOutput:
             )
 
     @property
-    def details(self) -> Details:
+    def details(self) -> "Details":
         """What outputs carry besides their text."""
         from transduce.tasks.request import Details
 
         return Details(token_scores=self.token_scores, word_times=self.word_times)
 
-    def check(self, n_files: int, n_best: int | None, run: Path, ctc_weight: float | None) -> None:
-        """Raise InputError where the format or the run does not suit the outputs."""
+    def check(self, n_files: int, n_best: int) -> None:
+        """Raise InputError where the format does not suit the outputs."""
         if self.format in ("srt", "vtt") and n_files != 1:
             raise InputError(
                 f"subtitles belong to one file, but {n_files} were named; run it once for each"
@@ -120,11 +106,6 @@ class TranscriptionOutput:
             raise InputError(
                 f"several outputs need --format json, but it is {self.format}; leave out --n-best, "
                 "or add it"
-            )
-        if self.word_times and ctc_weight == 0:
-            raise InputError(
-                f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave "
-                "them out"
             )
 
 
@@ -184,28 +165,25 @@ def transcribe(
     live.check(files, columns, division)
     if live.microphone:
         check_microphone()
-    sounds: list[Audio] = list(_listed(files, columns) if columns else _given(files))
-    run = local(run)
-    lm = search.lm and local(search.lm)
-    experiment, decoding = search.resolve(run)
-    output.check(
-        len(sounds) + live.microphone,
-        search.settings.get("n_best"),
-        run,
-        experiment.get("ctc_weight"),
+    sounds = list(_listed(files, columns) if columns else _given(files))
+    output.check(len(sounds) + live.microphone, search.settings.get("n_best", 0))
+    job = Transcription(
+        run=local(run),
+        lm=search.lm and local(search.lm),
+        machine=machine,
+        settings=search.overrides(),
+        output=output,
+        columns=columns,
     )
     if live.microphone:
         sounds.append(_recorded())
-    job = Transcription(
-        run=run, lm=lm, machine=machine, decoding=decoding, output=output, columns=columns
-    )
     if live.stream:
         _stream(job, sounds)
     else:
         carry_out(job, sounds, division, inputs=files)
 
 
-def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
+def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
     """Print every segment as soon as it is there.
 
     Raises:
@@ -213,10 +191,11 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
     """
     from transduce.tasks.transcript import Transcript
 
-    transcriber: Transcriber = job.loaded()
+    transcriber = job.load()
     n_bad = 0
     n_cues = 0
     format = job.output.format
+    write = STREAM.get(format, WRITE[format])
     print(HEAD.get(format, ""), end="", flush=True)
     with first_few() as is_shown:
         for sound in job.read(transcriber, files):
@@ -224,13 +203,9 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
                 n_bad += 1
                 if is_shown(error := as_line(sound.error)):
                     print(f"transduce: {error}", file=sys.stderr)
-            for segment in transcriber.in_order(sound, job.decoding, details=job.output.details):
+            for segment in transcriber.in_order(sound, details=job.output.details):
                 transcript = Transcript(sound.path, [segment])
-                row = (
-                    srt(transcript, n_cues)
-                    if format == "srt"
-                    else STREAM.get(format, WRITE[format])(transcript)
-                )
+                row = srt(transcript, n_cues) if format == "srt" else write(transcript)
                 n_cues += row.count(" --> ")
                 print(row, end="", flush=True)
     if n_bad:
@@ -239,59 +214,62 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transcription(Job):
+class Transcription(SearchJob):
     """Sound files to transcribe, or lines of lists of them with columns."""
 
-    TASK = "transduce.tasks.transcribe:Transcriber"
     UNIT = "segment"
     UNUSABLE = "files could not be transcribed"
     CHUNK = 10_000_000  # bytes: five minutes of most WAV files, more where sound is compressed
 
-    decoding: SearchConfig
     output: TranscriptionOutput
     columns: Columns
 
-    def name(self, item: Audio) -> str:
-        """Its path; what has none is its content."""
-        return sha256(item.getvalue()).hexdigest() if isinstance(item, _Named) else str(item)
+    def load(self) -> "Transcriber":
+        """Load the run."""
+        from transduce.tasks.transcribe import Transcriber
 
-    def state(self, item: Audio) -> str:
-        """Its length: a file that is fetched again changes its own part alone."""
-        return str(self.cost(item))
+        return self.loaded(Transcriber)
 
-    def cost(self, item: Audio) -> int:
+    def name(self, item: "Audio") -> str:
+        """Its path and length; what has no path is its content."""
+        if isinstance(item, _Named):
+            return sha256(item.getvalue()).hexdigest()
+        return f"{item} {self.cost(item)}"
+
+    def cost(self, item: "Audio") -> int:
         """Its bytes; 0 where there are none."""
         if isinstance(item, _Named):
             return item.getbuffer().nbytes
         path = str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
-        return (
-            os.path.getsize(path) if os.path.isfile(path) else 0
-        )  # Path.is_file raises for a name that is too long
+        return os.path.getsize(path) if os.path.isfile(path) else 0
 
     def read(
-        self, transcriber: Transcriber, files: Sequence[Audio], start: int = 0
-    ) -> Iterator[Sound]:
+        self, transcriber: "Transcriber", files: "Sequence[Audio]", start: int = 0
+    ) -> "Iterator[Sound]":
         """Read sounds one after the other; `start` came before the first one."""
         if not self.columns:
-            return transcriber.read(files, self.decoding, first_sound=start)
-        sounds, prefixes, phrases = self.columns.split([str(line) for line in files])
+            return transcriber.read(files, first_sound=start)
+        parts = [self.columns.split(str(line), i, "SOUND") for i, line in enumerate(files, 1)]
         return transcriber.read(
-            sounds, self.decoding, prefix=prefixes, require=phrases, first_sound=start
+            [sound for sound, _, _ in parts],
+            prefix=[prefix for _, prefix, _ in parts],
+            require=[phrases for _, _, phrases in parts],
+            first_sound=start,
         )
 
     def rows(
-        self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress
+        self, transcriber: "Transcriber", start: int, files: "list[Audio]", progress: Progress
     ) -> Rows:
         """Transcribe sounds."""
 
-        def read() -> Iterator[Sound]:
+        def read() -> "Iterator[Sound]":
             for sound in self.read(transcriber, files, start):
                 if not sound.request.part:
                     progress(0, sound.n_segments - 1)
                 yield sound
 
         transcripts = transcriber.transcripts(
-            read(), self.decoding, progress=lambda n, _: progress(n, 0), details=self.output.details
+            read(), progress=lambda n, _: progress(n, 0), details=self.output.details
         )
         head = HEAD.get(self.output.format, "") if start == 0 else ""
         rows = map(WRITE[self.output.format], transcripts)
@@ -302,12 +280,12 @@ class Transcription(Job):
 class _Named(io.BytesIO):
     """The bytes of a sound file that has no path, with its name in messages."""
 
-    def __init__(self, name: str, content: bytes = b"") -> None:
+    def __init__(self, name: str, content: bytes) -> None:
         super().__init__(content)
         self.name = name
 
 
-def _given(files: Sequence[Path]) -> Iterator[Audio]:
+def _given(files: Sequence[Path]) -> "Iterator[Audio]":
     """The sounds of files: a manifest stands for the sound that it names, - for standard input."""
     for file in files:
         for audio in _standard_input() if file == STDIN else [file]:
@@ -330,11 +308,8 @@ def _listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
                     f"{line}; with --prefix or --require, a FILE is a list that names sound"
                 )
             line = line.removesuffix("\r")
-            try:
-                columns.check(line, number, "SOUND")
-            except InputError as error:
-                raise InputError(f"{side_name(file)}: {error}") from error
-            if not line.partition("\t")[0].strip():
+            name, _, _ = columns.split(line, number, f"{side_name(file)}: SOUND")
+            if not name.strip():
                 raise InputError(
                     f"{side_name(file)}: line {number} must begin with the name of a sound; add "
                     "it, or remove the line"
@@ -342,35 +317,17 @@ def _listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
             yield line
 
 
-def _standard_input() -> Iterator[Audio]:
-    """Sound, if the first bytes look like it; else names of files, one a line.
-
-    Raises:
-        InputError: it is neither.
-    """
-    raw = sys.stdin.buffer.read(BEGINNING)
-    if SOUND.match(raw) or not NO_NAME.search(raw):  # else it need not have an end
-        raw += sys.stdin.buffer.read()
-    raw = raw.removeprefix(codecs.BOM_UTF8)
-    if not NO_NAME.search(raw):
-        for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else [], start=1):
-            name = line.removesuffix(b"\r")
-            yield (
-                Path(os.fsdecode(name))
-                if name
-                else _Named(f"line {number} of standard input, which is blank,")
-            )
-    elif SOUND.match(raw):
+def _standard_input() -> "Iterator[Audio]":
+    """One sound file, or names of files, one a line."""
+    raw = sys.stdin.buffer.read()
+    if NO_NAME.search(raw, 0, 4096):
         yield _Named("standard input", raw)
     else:
-        raise InputError(
-            "standard input must be a sound file, or names of files, one a line, but it is binary "
-            "and begins with "
-            f"{raw[:4].hex(' ')}; convert the sound to WAV, or name its file"
-        )
+        for name in raw.removeprefix(codecs.BOM_UTF8).splitlines():
+            yield Path(os.fsdecode(name))
 
 
-def _recorded() -> Audio:
+def _recorded() -> "Audio":
     """Record from the microphone until Enter or Ctrl-C."""
 
     def wait() -> None:
@@ -379,7 +336,7 @@ def _recorded() -> Audio:
             sys.stdin.readline()
 
     samples, rate = record(wait)
-    file = _Named("microphone")
+    file = _Named("microphone", b"")
     soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
     file.seek(0)
     return file

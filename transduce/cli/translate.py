@@ -1,10 +1,7 @@
 """`transduce translate RUN`: lines in, their translations out."""
 
 import json
-import logging
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
@@ -18,14 +15,12 @@ from transduce.cli.common import (
     Machine,
     Runs,
     SearchOptions,
-    chunks,
-    each_run,
+    checked,
     lines_or_errors,
     local,
 )
 from transduce.cli.interactive import check_interactive, interact
-from transduce.cli.jobs import Division, Job, carry_out, stream
-from transduce.cli.workers import Progress, Rows
+from transduce.cli.jobs import Division, Progress, Rows, SearchJob, carry_out
 from transduce.config import Common
 from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
@@ -34,11 +29,6 @@ from transduce.tasks.formats import plain_output
 if TYPE_CHECKING:
     from transduce.tasks.search import Output
     from transduce.tasks.translate import Translator
-
-logger = logging.getLogger("transduce")
-
-PICTURES = 100
-"""Lines that have a picture, where they are wanted: each takes a third of a second."""
 
 
 class TranslationSettings(Overrides):
@@ -80,36 +70,12 @@ class TranslationOutput:
     """Put a tab and pairs such as 0-0 1-2 behind each translation, or them into json: the number of
     a source word, and that of the word written from it; for carrying markup over, or for seeing
     what was left out."""
-    alignment_pictures: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Draw where the decoder looks while it writes the best translation of each of the first 100
-    lines, token by token, as DIR/0001.png ...: to see what a word was written from, or why one is
-    missing."""
     token_scores: bool = False
     """Put the log-probability of every token, and a confidence of every word, into json, to see
     where the model was unsure."""
 
     def __post_init__(self) -> None:
         check_token_scores(self.token_scores, self.format)
-
-    def make_folder(self, run: Path) -> None:
-        """Make the folder of pictures, if they are wanted.
-
-        Raises:
-            InputError: there is an ensemble, or a file of this name.
-        """
-        if not self.alignment_pictures:
-            return
-        if len(each_run(run)) > 1:
-            raise InputError(
-                f"pictures show where one model looks, but {run} are several; name one, or leave "
-                "out the pictures"
-            )
-        if self.alignment_pictures.exists() and not self.alignment_pictures.is_dir():
-            raise InputError(
-                f"pictures go into a folder, but {self.alignment_pictures} is a file; name another "
-                "one"
-            )
-        self.alignment_pictures.mkdir(parents=True, exist_ok=True)
 
     def row(self, line: str, outputs: "list[Output]") -> str:
         """What is written of a line and its outputs."""
@@ -147,25 +113,24 @@ def translate(
     """
     if interactive:
         check_interactive({"FILE": files, "--output": division.output})
-    run = local(run)
-    lm = search.lm and local(search.lm)
-    _, decoding = search.resolve(run)
-    output.make_folder(run)
     job = Translation(
-        run=run, lm=lm, machine=machine, decoding=decoding, output=output, columns=columns
+        run=local(run),
+        lm=search.lm and local(search.lm),
+        machine=machine,
+        settings=search.overrides(),
+        output=output,
+        columns=columns,
     )
     if interactive:
-        work = job.load()
-        return interact(
-            lambda line, number: print(
-                work(number, [line], lambda *_: None).text, end="", flush=True
-            )
-        )
-    if files or division.output or division.share():
-        # an output goes on where it was stopped, for which the whole input is needed
+        translator = job.load()
+
+        def answer(line: str, number: int) -> None:
+            print(job.rows(translator, number, [line], lambda *_: None).text, end="", flush=True)
+
+        return interact(answer)
+    if files or division.output:  # to go on where it was stopped takes the whole input
         return carry_out(job, Lines(*files or [STDIN]), division, inputs=files or [STDIN])
-    lines = chunks(lines_or_errors(STDIN), 1 if sys.stdin.isatty() else job.CHUNK)
-    stream(job, lines, None, n_workers=division.workers or 1, quiet=sys.stdin.isatty())
+    carry_out(job, lines_or_errors(STDIN), division)
 
 
 def check_token_scores(token_scores: bool, format: str) -> None:
@@ -177,17 +142,21 @@ def check_token_scores(token_scores: bool, format: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translation(Job):
+class Translation(SearchJob):
     """Lines to translate, each a text or the error that there is in place of one."""
 
-    TASK = "transduce.tasks.translate:Translator"
     UNIT = "line"
     UNUSABLE = "lines could not be translated"
     CHUNK = 2000
 
-    decoding: SearchConfig
     output: TranslationOutput
     columns: Columns
+
+    def load(self) -> "Translator":
+        """Load the run."""
+        from transduce.tasks.translate import Translator
+
+        return self.loaded(Translator)
 
     def rows(
         self,
@@ -196,47 +165,30 @@ class Translation(Job):
         items: list[str | InputError],
         progress: Progress,
     ) -> Rows:
-        """Translate lines."""
-        lines = [item if isinstance(item, str) else "" for item in items]
-        errors = [item if isinstance(item, InputError) else None for item in items]
-        for i, line in enumerate(lines):
-            try:
-                self.columns.check(line, start + i + 1, "SOURCE")
-            except InputError as error:
-                errors[i] = error
-                lines[i] = ""
-        lines, prefixes, phrases = self.columns.split(lines)
-        outputs = translator.translate(
-            lines,
-            self.decoding,
-            prefix=prefixes,
-            require=phrases,
-            first_line=start + 1,
-            progress=lambda n: progress(n, 0),
-            token_scores=self.output.token_scores,
-            alignments=self.output.alignments,
-        )
-        if self.output.alignment_pictures:
-            self._draw(self.output.alignment_pictures, translator, start, lines, outputs)
-        rows = map(self.output.row, lines, outputs)
-        return Rows("".join(rows), tuple(str(error) for error in errors if error))
+        """Translate lines; one that cannot be used is blank."""
+        from transduce.tasks.request import Details
+        from transduce.tasks.states import in_order
 
-    def _draw(
-        self,
-        folder: Path,
-        translator: "Translator",
-        start: int,
-        lines: list[str],
-        outputs: "list[list[Output]]",
-    ) -> None:
-        """Draw pictures of the lines whose numbers are small enough; `start` lines came before."""
-        for number, (line, best) in enumerate(zip(lines, outputs, strict=True), start=start + 1):
-            if number > PICTURES:
-                return logger.warning("there are pictures of the first %d lines alone", PICTURES)
-            if line.strip():
-                try:
-                    (look,) = translator.with_decoding(self.decoding).align([line], best[:1])
-                except InputError as error:  # too long for learned positions
-                    logger.warning("line %d has no picture: %s", number, error)
-                else:
-                    look.draw(folder / f"{number:04}.png", f"line {number}")
+        parts = []
+        errors = []
+        for number, item in enumerate(items, start + 1):
+            try:
+                parts.append(self.columns.split(checked(item), number, "SOURCE"))
+            except InputError as error:
+                parts.append(("", "", []))
+                errors.append(str(error))
+        lines = [line for line, _, _ in parts]
+        outputs = []
+        for numbered in translator.stream(
+            lines,
+            prefix=[prefix for _, prefix, _ in parts],
+            require=[phrases for _, _, phrases in parts],
+            first_line=start + 1,
+            details=Details(
+                token_scores=self.output.token_scores, alignments=self.output.alignments
+            ),
+        ):
+            outputs.append(numbered)
+            progress(1, 0)
+        rows = map(self.output.row, lines, in_order(outputs))
+        return Rows("".join(rows), tuple(errors))

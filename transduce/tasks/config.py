@@ -12,8 +12,17 @@ from transduce.errors import InputError
 RULES = {each.name for each in fields(RulesConfig)}
 """Fields of SearchConfig that are rules for the tokens of an output."""
 
-NOT_GREEDY = ("beam_groups", "sample", "temperature", "top_k", "top_p", "mbr")
-"""Fields of SearchConfig that greedy search leaves at their defaults."""
+GREEDY: dict[str, Any] = {
+    "beam_size": 1,
+    "n_best": 1,
+    "beam_groups": 1,
+    "sample": False,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "mbr": "none",
+}
+"""Fields of SearchConfig that make it greedy."""
 
 LONGEST = 1_000_000
 """Tokens of an output."""
@@ -181,10 +190,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
 
     def greedy(self) -> "SearchConfig":
         """The same, but searched greedily."""
-        off: dict[str, Any] = {
-            each.name: each.default for each in fields(self) if each.name in NOT_GREEDY
-        }
-        return replace(self, beam_size=1, n_best=1, **off)
+        return self.changed(**GREEDY)
 
 
 @dataclass(frozen=True, kw_only=True)

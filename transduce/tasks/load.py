@@ -30,7 +30,7 @@ from transduce.tasks.search import last_position
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
-KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillMask)
+KindT = TypeVar("KindT")
 
 Directories = Path | str | Sequence[Path | str]
 """One run, or those of an ensemble; hub:USER/NAME[@REVISION] is one that was published (pip install

@@ -1,13 +1,13 @@
 """Predictions of a text by a decoder alone: nats per token, perplexity, bits per byte."""
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from transduce.config import at_least
@@ -15,7 +15,6 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.language import encode_text
 from transduce.engine.select import Engine
 from transduce.errors import InputError
-from transduce.model.config import TransformerConfig
 from transduce.tasks.states import token_log_probs
 
 
@@ -45,10 +44,6 @@ class Perplexity:
         """Comparable between tokenizers."""
         return self.nats / math.log(2) / self.n_bytes
 
-    def with_nats(self, nats: Iterable[float]) -> "Perplexity":
-        """The same text at another cost, the sum of these."""
-        return replace(self, nats=sum(nats))
-
     def __str__(self) -> str:
         return (
             f"perplexity {self.perplexity:.3f} per token, {self.nats_per_token:.4f} nats per "
@@ -57,26 +52,7 @@ class Perplexity:
         )
 
 
-@dataclass(frozen=True)
-class StridedWindows:
-    """A batch of windows, `stride` tokens apart; the last `n_counted` predictions of each count."""
-
-    tokens: Integer[np.ndarray, " L"]
-    width: int
-    """The inputs of a window, and the token after them."""
-    stride: int
-    n_counted: int
-
-    @torch.inference_mode()
-    def nats(self, model: Engine) -> float:
-        """The cost of the predictions that count, summed in float64."""
-        tokens = torch.from_numpy(self.tokens.astype(np.int64)).to(model.device)
-        rows: Int[Tensor, "B T"] = tokens.unfold(0, self.width, self.stride)
-        states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -self.n_counted :]
-        targets = rows[:, -self.n_counted :].flatten()
-        return -token_log_probs(model, states.flatten(0, 1), targets).double().sum().item()
-
-
+@torch.inference_mode()
 def measure_perplexity(
     model: Engine,
     tokenizer: Tokenizer,
@@ -103,23 +79,7 @@ def measure_perplexity(
         InputError: no token to predict, a stride outside 1 ... window, or a window longer than
         learned positions.
     """
-    batches, uncosted = strided_windows(
-        model.config, tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens
-    )
-    return uncosted.with_nats(batch.nats(model) for batch in batches)
-
-
-def strided_windows(
-    config: TransformerConfig,
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    window: int | None = None,
-    stride: int | None = None,
-    batch_tokens: int = 4096,
-) -> tuple[list[StridedWindows], Perplexity]:
-    """The windows of `measure_perplexity`, in batches, and the perplexity without its nats."""
-    config = config.for_stack(config.decoder)
+    config = model.config.for_stack(model.config.decoder)
     limit = config.max_positions
     window = window or limit
     stride = stride or max(1, window // 2)
@@ -135,6 +95,11 @@ def strided_windows(
         raise InputError(
             f"perplexity needs a token to predict, but the text has {len(text)} characters"
         )
+    nats = 0.0
+    for rows, n in _windows(stream, window, stride, max(1, batch_tokens // window)):
+        ids: Int[Tensor, "B T"] = torch.from_numpy(rows.astype(np.int64)).to(model.device)
+        states = model.decoder_states(ids[:, :-1])[:, -n:].flatten(0, 1)
+        nats -= token_log_probs(model, states, ids[:, -n:].flatten()).double().sum().item()
     has_bos = tokenizer.bos_id is not None
     unpredicted = "" if has_bos else tokenizer.decode([stream[:1].tolist()])[0]
     signature = "|".join(
@@ -148,23 +113,20 @@ def strided_windows(
             f"version:{version('transduce')}",
         )
     )
-    batches = list(_windows(stream, window, stride, max(1, batch_tokens // window)))
-    return batches, Perplexity(
-        0.0, n_tokens, len(text.encode()) - len(unpredicted.encode()), signature
-    )
+    return Perplexity(nats, n_tokens, len(text.encode()) - len(unpredicted.encode()), signature)
 
 
 def _windows(
     stream: Integer[np.ndarray, " L"], window: int, stride: int, batch_size: int
-) -> Iterator[StridedWindows]:
-    """The first window, whole windows in batches, and the rest."""
+) -> Iterator[tuple[Integer[np.ndarray, "B T"], int]]:
+    """Windows with the token behind each, in batches, and how many predictions of each count: the
+    first window, whole ones, and the rest."""
     first = stream[: window + 1]
-    yield StridedWindows(first, len(first), stride, len(first) - 1)
+    yield first[None], len(first) - 1
     starts = range(stride, len(stream) - window, stride)
     for i in range(0, len(starts), batch_size):
         some = starts[i : i + batch_size]
-        yield StridedWindows(stream[some[0] : some[-1] + window + 1], window + 1, stride, stride)
+        yield np.stack([stream[start : start + window + 1] for start in some]), stride
     n_left = len(stream) - 1 - window - stride * len(starts)
     if n_left > 0:
-        rest = stream[stride * (len(starts) + 1) :]
-        yield StridedWindows(rest, len(rest), stride, n_left)
+        yield stream[None, stride * (len(starts) + 1) :], n_left

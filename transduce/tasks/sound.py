@@ -47,11 +47,13 @@ class SoundTask(Seq2SeqTask[Audio]):
         super().__init__(model, tokenizer, decoding)
         self.feature_extractor = feature_extractor
         self.lexicon = tuple(lexicon)
+        self.trained_seconds = self.decoding.max_seconds
+        """A little more than the longest recording of the training."""
 
     def read(
         self,
         sounds: Sequence[Audio],
-        decoding: SearchConfig,
+        decoding: SearchConfig | None = None,
         *,
         prefix: Sequence[str] | None = None,
         require: Sequence[Sequence[str]] | None = None,
@@ -74,15 +76,16 @@ class SoundTask(Seq2SeqTask[Audio]):
                 in which of several they are. A wider beam finds better places for them.
             first_sound: the number of sounds[0], where these are a part of all sounds.
         """
+        decoding = decoding or self.decoding
         prefixes = per_line(prefix, len(sounds), "prefix", "")
         phrases = per_line(require, len(sounds), "require", [])
-        if self.decoding.max_seconds < decoding.max_seconds < WHOLE:
+        if self.trained_seconds < decoding.max_seconds < WHOLE:
             logger.warning(
                 "segments of up to %g s are longer than what the run was trained on, %g s with "
                 "some reserve; expect "
                 "errors, or leave out max_seconds",
                 decoding.max_seconds,
-                self.decoding.max_seconds,
+                self.trained_seconds,
             )
         if decoding.no_speech_threshold and not detects_speech(self.engine, self.tokenizer):
             logger.warning(

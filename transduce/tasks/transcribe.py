@@ -93,7 +93,7 @@ class Transcriber(SoundTask):
     def transcripts(
         self,
         sounds: Iterable[Sound],
-        decoding: SearchConfig,
+        decoding: SearchConfig | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
         details: Details | None = None,

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, islice
@@ -56,8 +56,6 @@ class Translator(Seq2SeqTask[str]):
         *,
         prefix: Sequence[str] | None = None,
         require: Sequence[Sequence[str]] | None = None,
-        first_line: int = 1,
-        progress: Callable[[int], object] | None = None,
         token_scores: bool = False,
         alignments: bool = False,
         **settings: Any,
@@ -72,27 +70,20 @@ class Translator(Seq2SeqTask[str]):
                 a space ends it.
             require: the phrases in each translation, [] for none. A wider beam finds better places
                 for them.
-            first_line: the number of lines[0], for warnings.
-            progress: called with 1 for every line that is done.
             token_scores: give every output the log-probabilities of its tokens and the confidence
                 of its words.
             alignments: give every output the source words that its words were written from.
         """
-        outputs = []
-        for numbered in self.stream(
-            lines,
-            decoding,
-            prefix=prefix,
-            require=require,
-            first_line=first_line,
-            token_scores=token_scores,
-            alignments=alignments,
-            **settings,
-        ):
-            outputs.append(numbered)
-            if progress:
-                progress(1)
-        return in_order(outputs)
+        details = Details(token_scores=token_scores, alignments=alignments)
+        return in_order(
+            self.stream(
+                lines,
+                self._merged(decoding, settings),
+                prefix=prefix,
+                require=require,
+                details=details,
+            )
+        )
 
     def stream(
         self,
@@ -102,8 +93,7 @@ class Translator(Seq2SeqTask[str]):
         prefix: Sequence[str] | None = None,
         require: Sequence[Sequence[str]] | None = None,
         first_line: int = 1,
-        token_scores: bool = False,
-        alignments: bool = False,
+        details: Details | None = None,
         **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index and the n best translations of a line, as batches finish: first blank, then
@@ -111,7 +101,7 @@ class Translator(Seq2SeqTask[str]):
 
         Args:
             first_line: the number of lines[0], for warnings.
-            prefix, require, token_scores, alignments, settings: see `translate`.
+            prefix, require, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines", of_text=True)
         task = self.with_decoding(self._merged(decoding, settings))
@@ -125,8 +115,7 @@ class Translator(Seq2SeqTask[str]):
             )
             for i in range(len(lines))
         ]
-        details = Details(token_scores=token_scores, alignments=alignments)
-        return task._stream(lines, requests, details, first_line)
+        return task._stream(lines, requests, details or Details(), first_line)
 
     def _stream(
         self, lines: Sequence[str], requests: Sequence[Request], details: Details, first_line: int
