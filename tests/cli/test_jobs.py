@@ -223,7 +223,7 @@ class Echo(Job):
     UNIT = "line"
     CHUNK = 500
 
-    def loaded(self, task=""):
+    def load(self):
         return None
 
     def rows(self, task, start, items, progress):
@@ -428,8 +428,8 @@ def test_the_environment_counts_for_files_alone_and_where_nothing_is_said(folder
     assert run(*command, "--part", "3/2") == run(*command, "--part", "3/2", "--output", tmp_path / "x") == 2
     assert run(*command, "--part", "all", "--output", tmp_path / "no" / "x") == 2
     assert capsys.readouterr().err.splitlines() == [
-        "transduce: the tasks of an array must be numbered one by one, as --array=1-3 does, but task 9 is one of 3 "
-        "from 1 up; name the part: --part I/N",
+        "transduce: tasks of an array must be numbered one by one, and processes as torchrun does it, but this one would do "
+        "part 26 of 9; name the part: --part I/N",
         "transduce: a part is a file, but --part 3/2 has no --output; add --output FILE",
         "transduce: --part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is '3/2'",
         f"transduce: an output's folder must exist, but {tmp_path / 'no'} does not; make it, or name another --output",

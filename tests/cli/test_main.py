@@ -17,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 
 import transduce as td
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run
-from transduce.cli import translate
 from transduce.cli.main import main
 from transduce.cli.translate import TranslationSearch, TranslationSettings
 from transduce.tasks import seq2seq
@@ -65,39 +64,35 @@ def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsy
     assert capsys.readouterr().err == told
 
 
-def test_pictures_show_the_looks_that_alignments_are_made_of(run, tmp_path, capsys, monkeypatch, caplog):
-    """What is drawn, read by the labels beside it, gives the pairs that are printed; blank lines have no picture."""
-    drawn, attention_map, folder = [], seq2seq.attention_map, tmp_path / "new" / "pictures"
+def test_pictures_show_the_looks_that_alignments_are_made_of(run, tmp_path, capsys, monkeypatch):
+    """What is drawn, read by the labels beside it, gives the pairs that are printed."""
+    drawn, attention_map = [], seq2seq.attention_map
 
     def draw(*parts):
         drawn.append(parts)
         if len(drawn) == 1:  # it takes half a second
             attention_map(*parts)
-        else:
-            parts[-1].touch()
 
     monkeypatch.setattr(seq2seq, "attention_map", draw)
-    monkeypatch.setattr(translate, "PICTURES", len(LINES))
-    (tmp_path / "in").write_text("".join(f"{line}\tMach den alten Brief auf. \n" for line in [*LINES, LINES[0]]))
+    lines = [line for line in LINES if line.strip()]
+    (tmp_path / "in").write_text("".join(f"{line}\tMach den alten Brief auf. \n" for line in lines))
     command = ["translate", str(run), str(tmp_path / "in"), "--prefix", "--length-ratio", "0.5", "--device", "cpu"]
-    assert main([*command, "--alignments", "--alignment-pictures", str(folder)]) == 0
-    assert caplog.messages == [f"there are pictures of the first {len(LINES)} lines alone"]
+    assert main([*command, "--alignments"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.split("\n")]
-    spoken = [number for number, line in enumerate(LINES, start=1) if line.strip()]
-    assert sorted(path.name for path in folder.iterdir()) == [f"{number:04}.png" for number in spoken]
-    assert imread(folder / "0001.png").std() > 0
-    for number, (weights, target, source, title, _) in zip(spoken, drawn, strict=True):
+    translator = td.load_translator(run)
+    outputs = translator.translate(lines, length_ratio=0.5, prefix=["Mach den alten Brief auf. "] * len(lines))
+    looks = translator.align(lines, [best for best, *_ in outputs])
+    for number, look in enumerate(looks):
+        look.draw(tmp_path / f"{number}.png", f"line {number}")
+        weights, target, source, title, _ = drawn[number]
         assert re.fullmatch(rf"line {number}\nlayer \d of 2, mean over heads", title)
         torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target)))
         words, pairs = [[i for i, token in enumerate(side) if token[0] == "▁"] for side in (source, target)], []
         for n, (a, b) in enumerate(pairwise([*words[1], len(target) - (target[-1] == "</s>")])):
-            looks = [weights[a:b, c:d].sum() for c, d in pairwise([*words[0], len(source) - 1])]
-            pairs.append(f"{looks.index(max(looks))}-{n}")
-        assert len(pairs) > 4 and rows[number - 1][1] == " ".join(pairs)
-    (tmp_path / "file").touch()
-    for runs, where, wrong in ((run, tmp_path / "file", "is a file"), (f"{run},{run}", folder, "several")):
-        assert main(["translate", str(runs), "--alignment-pictures", str(where)]) == 2
-        assert wrong in capsys.readouterr().err
+            sums = [weights[a:b, c:d].sum() for c, d in pairwise([*words[0], len(source) - 1])]
+            pairs.append(f"{sums.index(max(sums))}-{n}")
+        assert len(pairs) > 4 and rows[number][1] == " ".join(pairs)
+    assert imread(tmp_path / "0.png").std() > 0
 
 
 @pytest.mark.parametrize("first", ["a", "-"])
@@ -243,7 +238,8 @@ def test_options_replace_what_the_run_says_and_nothing_else():
     own = td.SearchConfig(beam_size=7, alpha=1.6, length_extra=3)
 
     def applied(*, greedy: bool = False, **settings) -> td.SearchConfig:
-        return TranslationSearch(greedy=greedy, settings=TranslationSettings(settings)).applied(own)
+        search = TranslationSearch(greedy=greedy, settings=TranslationSettings(settings))
+        return own.changed(**search.overrides())
 
     assert applied() == own
     assert applied(greedy=True) == td.SearchConfig(beam_size=1, alpha=1.6, length_extra=3)

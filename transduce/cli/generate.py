@@ -1,8 +1,10 @@
 """`transduce generate` and `transduce score perplexity`: texts and scores of language models."""
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -185,10 +187,9 @@ class Generation(SearchJob):
                     row = {"prompt": prompt, "text": "".join(parts)}
                     print(json.dumps(row, ensure_ascii=False), flush=True)
                     continue
-                print(rule + prompt, end="", flush=True)
-                for part in parts:
-                    print(part, end="", flush=True)
-                print(flush=True)
+                for part in chain([rule + prompt], parts, ["\n"]):
+                    sys.stdout.write(part)
+                    sys.stdout.flush()
                 rule = RULE
 
     def _streams(self, generator: "Generator", prompt: str, number: int) -> Iterator[Iterable[str]]:

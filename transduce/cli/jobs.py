@@ -106,7 +106,7 @@ class Job(ABC):
         key = to_dict(self)
         del key["machine"]["device"]
         for name in ("batch_tokens", "batch_size"):  # not the output
-            key.get("decoding", {}).pop(name, None)
+            key.get("settings", {}).pop(name, None)
         key |= {
             "kind": type(self).__name__,
             "run": "+".join(map(run_fingerprint, each_run(self.run))),
@@ -204,7 +204,7 @@ def carry_out(
     n_workers = min(division.workers or default_workers(job, n_chunks), n_chunks)
     if output is None or not is_plain(output):
         return _print(job, cut(items, job.cost, limit), output, n_workers, key["n_inputs"])
-    output = output.resolve() if output.is_symlink() else output
+    output = Path(os.path.realpath(output)) if output.is_symlink() else output
     path = share.file(output) if share else output.with_name(f"{output.name}.unfinished")
     part = share or Share()
     with open_unfinished(path, Done(key, [part.number, part.total])) as unfinished:

@@ -89,6 +89,8 @@ def score_likelihood(
         format: text: log-probability, a tab, number of tokens. json: an object per line, with the
             log-probability of every token.
     """
+    from transduce.run import load_run
+
     check_stdin(files)
     if len(files) not in (1, 2):
         raise InputError(
@@ -96,7 +98,13 @@ def score_likelihood(
             "files"
         )
     run = local(run)
-    is_speech = _is_speech(run)
+    contents = load_run(each_run(run)[0])
+    is_speech = contents.feature_extractor is not None
+    if len(files) == 1 and contents.model.encoder is not None:
+        raise InputError(
+            f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
+            "file; name both"
+        )
     texts = Lines(files[-1])
     inputs = None if len(files) == 1 else _inputs(files[0], is_speech)
     if inputs is not None and (n := _length(inputs)) != (n_texts := _length(texts)):
@@ -136,9 +144,11 @@ def rerank(
         lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line
             of SRC.
     """
+    from transduce.run import load_run
+
     check_stdin([source, lists])
     run = local(run)
-    is_speech = _is_speech(run)
+    is_speech = load_run(each_run(run)[0]).feature_extractor is not None
     texts = Lines(lists)
     inputs = _inputs(source, is_speech)
     job = Reranking(
@@ -251,11 +261,6 @@ class Likelihood(Scoring):
         if isinstance(task, Generator):
             return task.score(texts)
         inputs = [checked(given) for given, _ in items]
-        if None in inputs:
-            raise InputError(
-                f"likelihood takes SRC and HYP of a run with an encoder, as {self.run} is, but got "
-                "one file; name both"
-            )
         scores: list[TokenScores] = task.score(inputs, texts, **self.languages)
         return scores
 
@@ -304,12 +309,6 @@ class Reranking(Scoring):
         if not self.weighing.all:
             return f"{result[0].text}\n"
         return "".join(f"{output.score:.4f}\t{output.text}\n" for output in result)
-
-
-def _is_speech(runs: Path) -> bool:
-    from transduce.run import load_run
-
-    return load_run(each_run(runs)[0]).feature_extractor is not None
 
 
 def _inputs(source: Path, is_speech: bool) -> Iterable[Any]:

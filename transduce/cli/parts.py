@@ -56,22 +56,25 @@ def share_of_environment(environment: Mapping[str, str]) -> Share | None:
     """The share of this task of a SLURM array, of this process of torchrun, or of both; else None.
 
     Raises:
-        InputError: the tasks of the array are not numbered one by one.
+        InputError: tasks or processes are not numbered one by one.
     """
-    share = None
+    index = 0
+    total = 1
     if set(SLURM) <= environment.keys():
         task, first, total = (environment_count(environment, name) for name in SLURM)
-        share = Share(task - first + 1, total)
-        if not 1 <= share.number <= total:
-            raise InputError(
-                f"the tasks of an array must be numbered one by one, as --array=1-{total} does, "
-                f"but task {task} is one of {total} from {first} up; name the part: --part I/N"
-            )
+        index = task - first
+    elif not set(TORCHRUN) <= environment.keys():
+        return None
     if set(TORCHRUN) <= environment.keys():
         rank, size = (environment_count(environment, name) for name in TORCHRUN)
-        outer = share or Share()
-        share = Share((outer.number - 1) * size + rank + 1, outer.total * size)
-    return share
+        index = index * size + rank
+        total *= size
+    if not 0 <= index < total:
+        raise InputError(
+            "tasks of an array must be numbered one by one, and processes as torchrun does it, but "
+            f"this one would do part {index + 1} of {total}; name the part: --part I/N"
+        )
+    return Share(index + 1, total)
 
 
 @dataclass
