@@ -93,9 +93,9 @@ class Job(ABC):
         """How much work an input is."""
         return 1
 
-    def key(self, items: Iterable[Any]) -> tuple[dict[str, Any], int]:
-        """All that decides the output: settings, hashes of the run and of the inputs; their
-        cost."""
+    def key(self, items: Iterable[Any]) -> tuple[dict[str, Any], int, int]:
+        """All that decides the output: settings, hashes of the run and of the inputs; how many
+        inputs there are, and their cost."""
         n = 0
         cost = 0
         digest = sha256()
@@ -111,10 +111,9 @@ class Job(ABC):
             "kind": type(self).__name__,
             "run": "+".join(map(run_fingerprint, each_run(self.run))),
             "lm": self.lm and run_fingerprint(self.lm),
-            "n_inputs": n,
             "inputs": digest.hexdigest(),
         }
-        return key, cost
+        return key, n, cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,17 +196,18 @@ def carry_out(
     output = division.output
     if output is not None:
         check_output(output, inputs)
-    key, cost = job.key(items)
+    key, n, cost = job.key(items)
     cost = cost // (share.total if share else 1)
     limit = max(1, min(job.CHUNK, -(-cost // (division.workers or 1))))
     n_chunks = max(1, -(-cost // limit))
     n_workers = min(division.workers or default_workers(job, n_chunks), n_chunks)
     if output is None or not is_plain(output):
-        return _print(job, cut(items, job.cost, limit), output, n_workers, key["n_inputs"])
+        return _print(job, cut(items, job.cost, limit), output, n_workers, n)
     output = Path(os.path.realpath(output)) if output.is_symlink() else output
     path = share.file(output) if share else output.with_name(f"{output.name}.unfinished")
     part = share or Share()
-    with open_unfinished(path, Done(key, [part.number, part.total])) as unfinished:
+    done = Done(key, n, (part.number, part.total))
+    with open_unfinished(path, done) as unfinished:
         _complete(job, items, unfinished, limit, n_workers)
         if job.key(items)[0] != key:
             unfinished.remove()
@@ -217,8 +217,8 @@ def carry_out(
             )
         if not share:
             unfinished.rename(output)
-        n = unfinished.done.n_inputs
-    _end(job, unfinished.done.n_errors, n)
+        done = unfinished.done
+    _end(job, done.n_errors, done.n_inputs)
 
 
 def _complete(

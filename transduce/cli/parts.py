@@ -83,7 +83,9 @@ class Done:
 
     job: dict[str, Any]
     """All that decides the output: settings, hashes of the run and of the whole input."""
-    part: list[int]
+    n_total: int
+    """The inputs of all parts."""
+    part: tuple[int, int] = (1, 1)
     """Its number and how many there are."""
     n_inputs: int = 0
     n_bytes: int = 0
@@ -92,7 +94,7 @@ class Done:
     @property
     def span(self) -> tuple[int, int]:
         """The inputs of this part."""
-        return Share(*self.part).span(self.job["n_inputs"])
+        return Share(*self.part).span(self.n_total)
 
 
 def progress_file(rows: Path) -> Path:
@@ -224,7 +226,7 @@ def merge(
         for path in parts:
             with path.open("rb") as rows:
                 shutil.copyfileobj(rows, file)
-    n_inputs = next(iter(parts.values())).job["n_inputs"]
+    n_inputs = next(iter(parts.values())).n_total
     n_errors = sum(done.n_errors for done in parts.values())
     print(f"{output}: {len(parts)} parts, {n_inputs} inputs", file=sys.stderr)
     if n_errors:
