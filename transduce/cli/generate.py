@@ -27,7 +27,8 @@ from transduce.cli.common import (
     with_phrases,
 )
 from transduce.cli.interactive import check_interactive, interact
-from transduce.cli.jobs import Division, Progress, Rows, SearchJob, carry_out
+from transduce.cli.jobs import Progress, Rows, SearchJob
+from transduce.cli.large_files import Division, carry_out
 from transduce.config import Common
 from transduce.errors import InputError
 from transduce.tasks.config import GenerationConfig

@@ -22,7 +22,8 @@ from transduce.cli.common import (
     local,
     side_name,
 )
-from transduce.cli.jobs import Division, Job, Progress, Rows, carry_out
+from transduce.cli.jobs import Job, Progress, Rows
+from transduce.cli.large_files import Division, carry_out
 from transduce.data.speech.manifest import manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens

@@ -26,7 +26,8 @@ from transduce.cli.common import (
     local,
     side_name,
 )
-from transduce.cli.jobs import Division, Progress, Rows, SearchJob, carry_out, first_few
+from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
+from transduce.cli.large_files import Division, carry_out
 from transduce.cli.translate import check_token_scores
 from transduce.config import Common
 from transduce.data.speech.audio import check_microphone, record
