@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that wants a GPU, in parts of under ten minutes each, resumable; a part prints its rows for recipes/README.md.
+# All that wants a GPU, in parts of under ten minutes each, resumable; a part prints figures for recipes/results.tsv.
 #
 #   bash scripts/gpu.sh                      every part, one after the other
 #   bash scripts/gpu.sh multi30k_en_de_1     these parts; --list names them all

@@ -62,7 +62,8 @@ def docs(tmp_path):
         "docs/conf.py": (DOCS / "conf.py").read_text(),
         "docs/tutorials/1_squares.py": PAGE,
         "docs/tutorials/strokes.py": STROKES,
-        "notes/NOTES.md": "# Notes\n\n## Part\n\nBack to [more](../docs/more.md) and [code](code.py).\n",
+        "notes/NOTES.md": "# Notes\n\n## Part\n\nBack to [more](../docs/more.md), [code](code.py) and [squares].\n"
+        "\n[squares]: ../docs/tutorials/1_squares.py\n",
         "notes/code.py": "print(1)\n",
     }
     for name, text in files.items():
@@ -138,7 +139,8 @@ def test_a_site_is_built_without_the_network(docs, tmp_path):
     for link in ("../more.html", "../repository/notes/NOTES.html#part", "../_images/1_squares_3_1.png"):
         assert f'"{link}"' in page, link
     assert (out / "_images" / "1_squares_3_1.png").exists()
-    assert 'href="../../more.html"' in (out / "repository" / "notes" / "NOTES.html").read_text()
+    notes = (out / "repository" / "notes" / "NOTES.html").read_text()
+    assert 'href="../../more.html"' in notes and 'href="../../tutorials/1_squares.html"' in notes
     assert "print" in (out / "repository" / "notes" / "code.py.html").read_text()
     assert (
         '<svg xmlns="http://www.w3.org/2000/svg"><a href="repository/notes/code.py.html">'

@@ -43,8 +43,8 @@ TUTORIALS = "tutorials/**/[0-9]*_*.py"
 """In docs/."""
 REFERENCES = {"transduce": "import transduce as td", "transduce.experiment": "from transduce import experiment as ex"}
 """Public modules, and how they are imported."""
-LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")
-"""The path in a Markdown link to a file."""
+LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])|(?<=\]: )[^)\s#:]+(?=$|#)", re.MULTILINE)
+"""The path in a Markdown link to a file, also where a link is only defined."""
 DRAWING = re.compile(r"^\[!\[[^\]]*\]\((\S+\.svg)\)\]\(\1\)$", re.MULTILINE)
 """A drawing that leads to itself: on the site it stands in the page, so that its own links work."""
 LINK_OF_SVG = re.compile(r'(?<=href=")[^"#:]+(?=")')

@@ -1,0 +1,35 @@
+"""Every link of a page to a file or a heading of the repository leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipes" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]+`", lambda code: code[0].replace("](", "] ("), text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for name, anchor in LINK.findall(prose(page)):
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page}: {name}"
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{page}: {name}#{anchor}"
+
+
+def test_a_heading_has_its_anchor(tmp_path):
+    (tmp_path / "page.md").write_text("# From the paper's layers, to `c_d`\n\n```\n# no heading\n```\n\n## Read-me\n")
+    assert anchors(tmp_path / "page.md") == {"from-the-papers-layers-to-c_d", "read-me"}
