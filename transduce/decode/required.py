@@ -1,12 +1,10 @@
 """Phrases that outputs must hold, in any tokens, and the beam search that sees to it."""
 
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -117,7 +115,7 @@ class RequiredBeams(Beams):
         self.required = required
 
     def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
-        """2 * beam_size continuations: the first half are ends, the second half goes on."""
+        """Continuations that are ends, then beam_size that go on."""
         n_sentences, n_rows = offset.shape
         vocab_size = scores.size(1)
         total = (scores.view(n_sentences, n_rows, -1) + offset[:, :, None]).flatten(1)
@@ -129,17 +127,11 @@ class RequiredBeams(Beams):
         complete = progress >= needed[:, None]
         ends = torch.arange(total.size(1), device=total.device) % vocab_size == self.eos_id
         total, complete = self._allowed(total, complete, ends)
-        if (missing := 2 * self.config.beam_size - total.size(1)) > 0:
-            total = F.pad(total, (0, missing), value=-torch.inf)
-            progress, complete, ends = (
-                F.pad(each, (0, missing)) for each in (progress, complete, ends)
-            )
         last_bank = max(1, self.config.beam_size - 1) - 1
-        bank = (progress * last_bank // needed.clamp_min(1)[:, None]).masked_fill(
-            complete, last_bank
-        )
+        bank = progress * last_bank // needed.clamp_min(1)[:, None]
+        bank = bank.masked_fill(complete, last_bank)
         best, index = share_out(total, progress, ends.expand_as(total), bank, self.config.beam_size)
-        return Continuations(best, index % vocab_size, (index // vocab_size).clamp_max(n_rows - 1))
+        return Continuations(best, index % vocab_size, index // vocab_size)
 
     def _allowed(self, total: Tensor, complete: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
         """Leave out incomplete ends; at the bound, all that is incomplete if anything is complete.
@@ -159,37 +151,27 @@ class RequiredBeams(Beams):
 def share_out(
     total: Float[Tensor, "A M"], progress: Tensor, ends: Tensor, bank: Tensor, beam_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Values and places of the beam_size best ends, and of as many that go on, bank by bank.
+    """Values and places of ends among the beam_size best of the last bank, then of as many that go
+    on: the furthest, then the best of each bank from the last to the first, then the second best.
 
     Args:
         total: log-probability of every continuation; the others are of its shape.
     """
-    n_banks = max(1, beam_size - 1)
-    best = [total.masked_fill(bank != i, -torch.inf).topk(2 * beam_size) for i in range(n_banks)]
-    log_prob = torch.stack([each.values for each in best], dim=1)  # (A, banks, n)
-    index = torch.stack([each.indices for each in best], dim=1)
-    is_end = ends.gather(1, index.flatten(1)).view_as(index)
-    finished = (
-        log_prob.masked_fill(~is_end, -torch.inf)[:, :, :beam_size].flatten(1).topk(beam_size)
-    )
-    finished_index = index[:, :, :beam_size].flatten(1).gather(1, finished.indices)
-
-    reached = progress.masked_fill((total == -torch.inf) | ends, -1)
-    is_furthest = (reached == reached.amax(dim=1, keepdim=True)) & (reached >= 0)
-    furthest = total.masked_fill(~is_furthest, -torch.inf).max(dim=1)
-    active = ~is_end & (log_prob > -torch.inf)
-    order = (
-        active.long().cumsum(dim=2) * n_banks
-        + torch.arange(n_banks, device=total.device).flip(0)[:, None]
-    )
-    first = (index == furthest.indices[:, None, None]) & active
-    order = order.masked_fill(first, 0).masked_fill(~active, sys.maxsize).flatten(1)
-    without = first.flatten(1).any(dim=1) | (furthest.values == -torch.inf)
-    order = torch.cat((order, without[:, None] * sys.maxsize), dim=1)
-    index = torch.cat((index.flatten(1), furthest.indices[:, None]), dim=1)
-    chosen = order.topk(beam_size, largest=False)
-    going_index = index.gather(1, chosen.indices)
-    going = total.gather(1, going_index).masked_fill(chosen.values == sys.maxsize, -torch.inf)
-    return torch.cat((finished.values, going), dim=1), torch.cat(
-        (finished_index, going_index), dim=1
+    size = min(beam_size, total.size(1))
+    banks = range(max(1, beam_size - 1))
+    finished = total.masked_fill(bank != banks[-1], -torch.inf).topk(size)
+    ended = finished.values.masked_fill(~ends.gather(1, finished.indices), -torch.inf)
+    going = total.masked_fill(ends, -torch.inf)
+    reached = progress.masked_fill(going == -torch.inf, -1)
+    is_furthest = reached == reached.amax(dim=1, keepdim=True)
+    furthest = going.masked_fill(~is_furthest, -torch.inf).max(dim=1, keepdim=True)
+    best = [going.masked_fill(bank != i, -torch.inf).topk(size) for i in reversed(banks)]
+    values, index = (torch.stack(each, dim=2).flatten(1) for each in zip(*best, strict=True))
+    values = values.masked_fill(index == furthest.indices, -torch.inf)
+    values = torch.cat((furthest.values, values), dim=1)
+    index = torch.cat((furthest.indices, index), dim=1)
+    order = (values == -torch.inf).byte().sort(dim=1, stable=True).indices[:, :beam_size]
+    return (
+        torch.cat((ended, values.gather(1, order)), dim=1),
+        torch.cat((finished.indices, index.gather(1, order)), dim=1),
     )
