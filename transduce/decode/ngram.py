@@ -1,12 +1,14 @@
 """N-gram models with backoff, from ARPA files."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from transduce.decode.scorer import Places, Scores, Tokens
@@ -48,12 +50,9 @@ class NGrams:
     ) -> None:
         self.bos_id = bos_id
         self.device = device
-        self.unknown = len(tokens)
-        words = {word: i for i, word in enumerate(tokens)} | {
-            "<s>": bos_id,
-            "</s>": eos_id,
-            "<unk>": self.unknown,
-        }
+        unknown = len(tokens)
+        words = {word: i for i, word in enumerate(tokens)}
+        words |= {"<s>": bos_id, "</s>": eos_id, "<unk>": unknown}
         self.order = 0
         self.backoffs: dict[tuple[int, ...], float] = {}
         following: dict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
@@ -62,44 +61,40 @@ class NGrams:
             if past and past not in self.backoffs:
                 raise InputError(
                     f"the {len(gram)}-grams of an ARPA file must begin with {len(past)}-grams that "
-                    "it has, "
-                    "but one does not; make it anew"
+                    "it has, but one does not; make it anew"
                 )
             self.backoffs[gram] = backoff * math.log(10)
             following[past][gram[-1]] = log_prob * math.log(10)
             self.order = len(gram)
         self.following = {
-            past: (torch.tensor([*values]), torch.tensor([*values.values()]))
+            past: (np.array([*values]), np.array([*values.values()], dtype=np.float32))
             for past, values in following.items()
         }
         known = {*following[()]}
-        if not known & {*range(len(tokens))} - {bos_id, eos_id}:
+        if not known & {*range(unknown)} - {bos_id, eos_id}:
             raise InputError(
                 "an n-gram model is an ARPA file whose words are the run's tokens, but it has "
                 f"{'none of them' if known else 'no 1-grams'}; make its text with transduce "
                 "tokenize RUN"
             )
-        self.absent = torch.tensor(
-            [i for i in range(len(tokens)) if i not in known], dtype=torch.long
-        )
+        self.words = np.array([i if i in known else unknown for i in range(unknown)])
+        """By token, the word of the model."""
         self._row = lru_cache(maxsize=CACHED)(self._log_probs)
 
     def log_probs(self, past: Int[Tensor, "N L"]) -> Scores:
         """The log-probabilities of every next token after these, BOS included."""
-        past = torch.where(torch.isin(past.cpu(), self.absent), self.unknown, past.cpu())
-        rows = [self._row(tuple(ids)) for ids in past.tolist()]
-        return torch.stack(rows)[:, : self.unknown].to(self.device)
+        rows = [self._row(tuple(ids)) for ids in self.words[past.numpy(force=True)].tolist()]
+        return torch.from_numpy(np.stack(rows)[:, self.words]).to(self.device)
 
-    def _log_probs(self, past: tuple[int, ...]) -> Float[Tensor, " _"]:
-        """The same after one past; that of an unknown word is last."""
+    def _log_probs(self, past: tuple[int, ...]) -> np.ndarray:
+        """Those of every next word after one past; that of an unknown word is last."""
         if past:
             row = self._row(past[1:]) + self.backoffs.get(past, 0.0)
         else:
-            row = torch.full((self.unknown + 1,), MISSING * math.log(10))
+            row = np.full(len(self.words) + 1, MISSING * math.log(10), dtype=np.float32)
         if past in self.following:
             ids, log_probs = self.following[past]
             row[ids] = log_probs
-        row[self.absent] = row[self.unknown].clone()
         return row
 
 
@@ -121,19 +116,17 @@ def _read(
                 )
             n = n + 1 if section.isdecimal() else 0
         elif n and line.strip():
-            log_prob, *rest = [
-                field for field in line.strip("\r\n").replace("\t", " ").split(" ") if field
-            ]
+            log_prob, *rest = re.split("[ \t]+", line.strip(" \t\r\n"))
             gram = tuple(words[word] for word in rest[:n] if word in words)
             try:
                 values = float(log_prob), float(rest[n]) if len(rest) > n else 0.0
-                if math.isnan(sum(values)):
-                    raise ValueError
-            except ValueError as error:
+            except ValueError:
+                values = math.nan, 0.0
+            if math.isnan(sum(values)):
                 raise InputError(
                     f"a line of {n}-grams must have a number, words and a number, but it is "
                     f"{line!r:.60}"
-                ) from error
+                )
             if len(gram) == n:
                 yield gram, *values
     if n:
