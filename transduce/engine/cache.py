@@ -87,7 +87,7 @@ class KVCache:
         cache.memory_lengths = self.memory_lengths
         for number, layer in enumerate(cache.layers):
             layer.length = self.length
-            layer.dropped = self.length - self.stored
+            layer.stored = self.stored
             layer.buffers = list(self.past[number])
             if self.memory is not None:
                 layer.memory = self.memory[number, 0], self.memory[number, 1]

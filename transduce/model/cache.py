@@ -16,8 +16,11 @@ class LayerCache:
     """
 
     def __init__(self, window: int | None = None) -> None:
-        self.window, self.length, self.dropped = window, 0, 0
-        """Positions so far, and how many of them no query sees any more, which are not kept."""
+        self.window = window
+        self.length = 0
+        """Positions so far."""
+        self.stored = 0
+        """Positions whose keys and values are there: the last ones. Or, of linear attention, 1."""
         self.buffers: list[Tensor] = []
         """Keys and values, with room for more positions; none before the first. Or, of linear
         attention, `state` alone."""
@@ -27,56 +30,32 @@ class LayerCache:
     def append(
         self, key: Float[Tensor, "N H T E"], value: Float[Tensor, "N H T E"]
     ) -> tuple[Float[Tensor, "N H L E"], Float[Tensor, "N H L E"]]:
-        """Write T new positions in place, and return all L positions, or those that a query of the
-        new ones may see."""
-        if self.window is not None and (
-            not self.buffers or self.n_kept + key.size(2) > self.buffers[0].size(2)
-        ):
-            return self._append_last((key, value), self.window)
-        end = self.n_kept + key.size(2)
-        if not self.buffers:
-            self.buffers = [
-                new.new_empty(new.size(0), new.size(1), max(16, 2 * end), new.size(3))
-                for new in (key, value)
-            ]
-        self.make_room(key.size(2))
+        """Write T new positions in place, and return all L positions, or at least those that a
+        query of the new ones may see."""
+        self._make_room(key, value)
+        end = self.stored + key.size(2)
         for buffer, new in zip(self.buffers, (key, value), strict=True):
-            buffer[:, :, self.n_kept : end] = new
+            buffer[:, :, self.stored : end] = new
+        self.stored = end
         self.length += key.size(2)
         keys, values = self.buffers
         return keys[:, :, :end], values[:, :, :end]
 
-    def _append_last(self, new: tuple[Tensor, Tensor], window: int) -> tuple[Tensor, Tensor]:
-        """What `append` does where the new positions do not fit: only what later queries see
-        stays."""
-        past = [
-            buffer[:, :, max(0, self.n_kept - window + 1) : self.n_kept] for buffer in self.buffers
-        ]
-        keys, values = (
-            (torch.cat(pair, dim=2) for pair in zip(past, new, strict=True)) if past else new
-        )
-        last = [part[:, :, max(0, part.size(2) - window + 1) :] for part in (keys, values)]
-        self.buffers = [part.new_empty(*part.shape[:2], 2 * window, part.size(3)) for part in last]
-        for buffer, part in zip(self.buffers, last, strict=True):
-            buffer[:, :, : part.size(2)] = part
-        self.length += new[0].size(2)
-        self.dropped = self.length - last[0].size(2)
-        return keys, values
-
-    @property
-    def n_kept(self) -> int:
-        """Positions whose keys and values are there."""
-        return self.length - self.dropped
-
-    def make_room(self, n_positions: int) -> None:
-        """See to it that so many positions more fit into the buffers, which are there."""
-        end, small = self.n_kept + n_positions, self.buffers
-        if end > small[0].size(2):
-            self.buffers = [
-                old.new_empty(old.size(0), old.size(1), 2 * end, old.size(3)) for old in small
-            ]
-            for large, old in zip(self.buffers, small, strict=True):
-                large[:, :, : self.n_kept] = old[:, :, : self.n_kept]
+    def _make_room(self, *new: Tensor) -> None:
+        """See to it that these positions fit into the buffers, behind those that they may see."""
+        n, window = new[0].size(2), self.window
+        least = 16 if window is None else 2 * window
+        capacity = self.buffers[0].size(2) if self.buffers else 0
+        beyond_window = window is not None and capacity > least  # after a long prompt
+        if self.stored + n <= capacity and not beyond_window:
+            return
+        past = self.stored if window is None else min(self.stored, window - 1)
+        capacity = max(least, 2 * (past + n) if window is None else past + n)
+        old = self.buffers
+        self.buffers = [part.new_empty(*part.shape[:2], capacity, part.size(3)) for part in new]
+        for small, large in zip(old, self.buffers, strict=False):
+            large[:, :, :past] = small[:, :, self.stored - past : self.stored]
+        self.stored = past
 
     @property
     def state(self) -> Float[Tensor, "N H 1 E V"] | None:
@@ -86,16 +65,17 @@ class LayerCache:
 
     def advance(self, state: Float[Tensor, "N H 1 E V"], n_positions: int) -> None:
         """Go on by so many positions, after which linear attention's state is this one."""
-        self.buffers, self.length = [state], self.length + n_positions
+        self.buffers = [state]
+        self.stored = 1
+        self.length += n_positions
 
     @torch.no_grad()
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         """Let row m continue from the past of row rows[m]; rows may repeat or be left out."""
         for i, buffer in enumerate(self.buffers):
             self.buffers[i] = buffer.new_empty(rows.size(0), *buffer.shape[1:])
-            torch.index_select(
-                buffer[:, :, : self.n_kept], 0, rows, out=self.buffers[i][:, :, : self.n_kept]
-            )
+            used = self.buffers[i][:, :, : self.stored]
+            torch.index_select(buffer[:, :, : self.stored], 0, rows, out=used)
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Keep the memory of these sentences only."""
