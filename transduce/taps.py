@@ -52,3 +52,7 @@ class Taps:
             one.cross_attention, one.self_attention = self.cross_attention, self.self_attention
         one.router_scores = None if self.balance_losses is None else []
         return one
+
+
+NO_TAPS = Taps()
+"""Keeps nothing."""

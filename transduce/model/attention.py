@@ -3,17 +3,18 @@
 The only place with boolean masks, which are named `visible`: True = may look.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transduce.errors import InputError
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.linear import FusedLinear
 from transduce.model.positions import rotate
-from transduce.taps import Taps
+from transduce.taps import NO_TAPS, Taps
 
 Queries = Float[Tensor, "B H T E"]
 Keys = Float[Tensor, "B K S E"]
@@ -48,14 +49,12 @@ def attend(
     """
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
-        # in bf16 the kernel is slower, and the queries' gradient mostly noise; in fp16 it may
-        # overflow
+        # in bf16 the kernel is slower, and the queries' gradient noise; in fp16 it may overflow
+        again = partial(
+            attend, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout
+        )
         with torch.autocast("cpu", enabled=False):
-            float32 = (x.float() for x in (query, key, value))
-            heads = attend(
-                *float32, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout
-            )
-            return heads.to(query.dtype)
+            return again(query.float(), key.float(), value.float()).to(query.dtype)
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys
         key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
@@ -66,19 +65,13 @@ def attend(
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1
         )
-    visible = _visible(
-        n_queries, n_keys, key_lengths, causal and n_queries > 1, window, query.device
-    )
-    # heads that share keys fold into the queries, which copies nothing and suits every kernel
+    looks_back = causal and n_queries > 1
+    visible = _visible(n_queries, n_keys, key_lengths, looks_back, window, query.device)
     if groups > 1 and visible is not None and visible.size(-2) > 1:
         visible = torch.cat([visible] * groups, dim=-2)
-    query = query.unflatten(1, (-1, groups)).flatten(2, 3)
-    if few:
-        heads = _attend_few(query, key, value, visible)
-    else:
-        heads = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, dropout_p=dropout
-        )
+    # heads that share keys fold into the queries, which copies nothing and suits every kernel
+    kernel = _attend_few if few else partial(F.scaled_dot_product_attention, dropout_p=dropout)
+    heads = kernel(query.unflatten(1, (-1, groups)).flatten(2, 3), key, value, visible)
     return heads.unflatten(2, (groups, n_queries)).flatten(1, 2)
 
 
@@ -240,6 +233,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
         self.d_head, self.causal, self.window = config.d_head, causal, config.window
+        self.attend = partial(attend, causal=causal, window=config.window)
         self.linear = config.attention == "linear"
         self.dropout = config.attention_dropout
         key_width = config.kv_heads * self.d_head
@@ -254,7 +248,7 @@ class SelfAttention(nn.Module):
         lengths: Int[Tensor, " N"] | None = None,
         cache: LayerCache | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
-        taps: Taps | None = None,
+        taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "N T D"]:
         """Attend within each row.
 
@@ -264,43 +258,29 @@ class SelfAttention(nn.Module):
             cache: holds the positions before `x`, or their sums; those of `x` are added to it. Its
                 keys are rotated.
             rotation: the angles of the positions of `x`, where positions are rotary.
-            taps: keeps the attention weights of the positions of `x` to one another.
-
-        Raises:
-            InputError: taps want the weights, but the attention is linear, which forms none.
+            taps: keeps the attention weights of the positions of `x` to one another; linear
+                attention has none.
         """
         query, key, value = (_split(part, self.d_head) for part in self.qkv.split(self.qkv(x)))
         if self.norm is not None:
             query, key = self.norm.query(query), self.norm.key(key)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        if taps is not None and taps.self_attention is not None:
-            if self.linear:
-                raise InputError(
-                    "attention weights are those of a softmax, but attention='linear' forms none"
-                )
+        if taps.self_attention is not None:
+            assert not self.linear
             visible = _visible(x.size(1), x.size(1), lengths, self.causal, self.window, x.device)
             taps.self_attention.append(_weights(query, key, visible))
         if self.linear:
-            state = None if cache is None else cache.state
-            heads, state = attend_linearly(
-                query, key, value, key_lengths=lengths, causal=self.causal, state=state
-            )
+            past = None if cache is None else cache.state
+            linearly = partial(attend_linearly, key_lengths=lengths, causal=self.causal)
+            heads, state = linearly(query, key, value, state=past)
             if cache is not None:
                 cache.advance(state, x.size(1))
             return self.output(_join(heads))
         if cache is not None:
             key, value = cache.append(key, value)
         dropout = self.dropout if self.training else 0.0
-        heads = attend(
-            query,
-            key,
-            value,
-            key_lengths=lengths,
-            causal=self.causal,
-            window=self.window,
-            dropout=dropout,
-        )
+        heads = self.attend(query, key, value, key_lengths=lengths, dropout=dropout)
         return self.output(_join(heads))
 
 
@@ -333,7 +313,7 @@ class CrossAttention(nn.Module):
         key: Keys,
         value: Keys,
         lengths: Int[Tensor, " B"] | None,
-        taps: Taps | None = None,
+        taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "N T D"]:
         """Attend to the projected memory. The beams of a sentence fold into the queries."""
         n_rows, n_steps, _ = x.shape
@@ -341,11 +321,9 @@ class CrossAttention(nn.Module):
         query = _split(query, self.d_head)  # (B, H, beams * T, E)
         if self.norm is not None:
             query = self.norm.query(query)
-        if taps is not None and taps.cross_attention is not None:
+        if taps.cross_attention is not None:
             visible = _visible(query.size(2), key.size(2), lengths, False, None, x.device)
-            weights = _weights(query, key, visible).unflatten(
-                2, (-1, n_steps)
-            )  # (B, H, beams, T, S)
+            weights = _weights(query, key, visible).unflatten(2, (-1, n_steps))
             taps.cross_attention.append(weights.transpose(1, 2).flatten(0, 1))
         dropout = self.dropout if self.training else 0.0
         heads = attend(query, key, value, key_lengths=lengths, dropout=dropout)

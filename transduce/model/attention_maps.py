@@ -57,6 +57,10 @@ def self_attention(
             f"encoder={model.encoder is not None} and decoder={model.decoder is not None}; give "
             "the one that fits"
         )
+    if model.config.attention == "linear":
+        raise InputError(
+            "attention weights are those of a softmax, but attention='linear' forms none"
+        )
     taps = Taps(self_attention=True)
     if target_in is None:
         model.encode(source, source_lengths, taps=taps)

@@ -15,7 +15,7 @@ from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import zero_padding
 from transduce.model.linear import FusedLinear
-from transduce.taps import Taps
+from transduce.taps import NO_TAPS, Taps
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -100,13 +100,11 @@ class Experts(nn.Module):
         self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.n_experts))
 
-    def forward(
-        self, x: Float[Tensor, "N T D"], taps: Taps | None = None
-    ) -> Float[Tensor, "N T D"]:
+    def forward(self, x: Float[Tensor, "N T D"], taps: Taps = NO_TAPS) -> Float[Tensor, "N T D"]:
         """Every position through its experts; `taps` keep the scores for `balance_loss`."""
         with torch.autocast(x.device.type, enabled=False):  # else rounding might choose the expert
             scores = self.router(x.to(self.router.weight.dtype))
-        if taps is not None and taps.router_scores is not None:
+        if taps.router_scores is not None:
             taps.router_scores.append(scores)
         weights, chosen = scores.topk(self.n_chosen)
         choices, order = chosen.flatten().sort(stable=True)  # positions of the first expert first
@@ -184,7 +182,7 @@ class Layer(nn.Module):
         memory_lengths: Int[Tensor, " B"] | None = None,
         cache: LayerCache | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
-        taps: Taps | None = None,
+        taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "N T D"]:
         """One layer.
 
@@ -284,7 +282,7 @@ class ConformerLayer(Layer):
         *,
         lengths: Int[Tensor, " N"] | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
-        taps: Taps | None = None,
+        taps: Taps = NO_TAPS,
         **_: Any,
     ) -> Float[Tensor, "N T D"]:
         """One layer of an encoder; the arguments are those of `Layer`."""

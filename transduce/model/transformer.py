@@ -20,7 +20,7 @@ from transduce.model.init import initialize
 from transduce.model.inputs import ConvolvedInput, FrameInput, TokenInput
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, norm
 from transduce.model.positions import Positions
-from transduce.taps import Taps
+from transduce.taps import NO_TAPS, Taps
 
 
 class Memory(NamedTuple):
@@ -38,11 +38,8 @@ class Stack(nn.Module):
         self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool
     ) -> None:
         super().__init__()
-        self.causal, self.recompute = causal, config.recompute
-        self.experts_per_token, self.balance_weight = (
-            config.experts_per_token,
-            config.balance_weight,
-        )
+        self.causal = causal
+        self.config = config
         self.positions = Positions(config.for_stack(stack))
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
@@ -60,7 +57,7 @@ class Stack(nn.Module):
         lengths: Int[Tensor, " N"] | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
-        taps: Taps | None = None,
+        taps: Taps = NO_TAPS,
         after_layer: Callable[[int, Tensor], Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Vectors to states. With a cache, `x` is only what follows the cached positions.
@@ -74,46 +71,57 @@ class Stack(nn.Module):
             after_layer: called with the number of a layer, from 1, and its states; returns the next
                 layer's input.
         """
-        states, memory_lengths = memory if memory is not None else (None, None)
-        if cache is not None and cache.memory_lengths is not None:
+        states, memory_lengths = memory or (None, None)
+        if cache is not None:
+            if cache.memory_lengths is None:
+                cache.memory_lengths = memory_lengths
             memory_lengths = cache.memory_lengths
-        elif cache is not None:
-            cache.memory_lengths = memory_lengths
+        attended = states, memory_lengths
         start = cache.length if cache else 0
         rotation = self.positions.rotation(start, start + x.size(1))
 
-        def compute(number: int, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-            own = None if taps is None else taps.of_layer(number)
-            x = self.layers[number](
-                x,
-                lengths=None if self.causal else lengths,
-                memory=states,
-                memory_lengths=memory_lengths,
-                cache=None if cache is None else cache.layers[number],
-                rotation=rotation,
-                taps=own,
-            )
-            return x, own.router_scores or [] if own is not None else []
-
-        if self.recompute and self.training and torch.is_grad_enabled() and cache is None:
-            compute = partial(checkpoint, compute, use_reentrant=False)
+        recompute = self.config.recompute and self.training and torch.is_grad_enabled()
+        layer = self._layer
+        if recompute and cache is None:
+            layer = partial(checkpoint, self._layer, use_reentrant=False)
         x = self.dropout(self.embedding_norm(self.positions(x, start)))
-        # in evaluation caches grow and lengths vary; the trainer knows whether those of its batches
-        # do
-        with (
-            nullcontext()
-            if self.training or torch.compiler.is_compiling()
-            else without_cudnn_attention
-        ):
+        # in evaluation lengths vary; the trainer knows whether those of its batches do
+        fixed = self.training or torch.compiler.is_compiling()
+        with nullcontext() if fixed else without_cudnn_attention:
             for number in range(len(self.layers)):
-                x, router_scores = compute(number, x)
-                for scores in router_scores:
-                    assert taps is not None and taps.balance_losses is not None
-                    loss = balance_loss(scores, self.experts_per_token, lengths)
-                    taps.balance_losses.append(self.balance_weight * loss)
+                x, router_scores = layer(number, x, lengths, attended, cache, rotation, taps)
+                if taps.balance_losses is not None:
+                    taps.balance_losses += self._balance(router_scores, lengths)
                 if after_layer is not None:
                     x = after_layer(number + 1, x)
         return self.normed(x)
+
+    def _layer(
+        self,
+        number: int,
+        x: Tensor,
+        lengths: Tensor | None,
+        memory: tuple[Tensor | None, Tensor | None],
+        cache: Cache | None,
+        rotation: Tensor | None,
+        taps: Taps,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The states after a layer, and the scores of its router if it has one."""
+        of_layer = taps.of_layer(number)
+        x = self.layers[number](
+            x,
+            lengths=None if self.causal else lengths,
+            memory=memory[0],
+            memory_lengths=memory[1],
+            cache=None if cache is None else cache.layers[number],
+            rotation=rotation,
+            taps=of_layer,
+        )
+        return x, of_layer.router_scores or []
+
+    def _balance(self, router_scores: list[Tensor], lengths: Tensor | None) -> list[Tensor]:
+        n_chosen, weight = self.config.experts_per_token, self.config.balance_weight
+        return [weight * balance_loss(scores, n_chosen, lengths) for scores in router_scores]
 
     def normed(self, x: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
         """States after the final norm, which pre-norm stacks have."""
@@ -145,9 +153,8 @@ class Transformer(nn.Module):
                 config, config.decoder, causal=True, cross=config.encoder is not None
             )
         last = self.target_input if self.target_input is not None else self.source_input
-        self.vocab_size = (
-            config.vocab_size
-        )  # rows of `output` that stand for tokens; more may follow
+        self.vocab_size = config.vocab_size
+        """Rows of `output` that stand for tokens; more may follow."""
         if isinstance(last, TokenInput):
             self.output = (
                 nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
@@ -210,29 +217,25 @@ class Transformer(nn.Module):
         if source is None:
             raise InputError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
-        logits = None if taps is None else taps.ctc_logits
-        reads = bool(self.config.ctc_layers) and (
-            self.ctc_condition is not None or logits is not None
+        taps = taps or NO_TAPS
+        reads = self.ctc_condition is not None or taps.ctc_logits is not None
+        read = (
+            partial(self._read_ctc, taps.ctc_logits) if self.config.ctc_layers and reads else None
         )
-        after_layer = partial(self._read_ctc, logits) if reads else None
-        return Memory(
-            self.encoder(vectors, lengths=lengths, taps=taps, after_layer=after_layer), lengths
-        )
+        return Memory(self.encoder(vectors, lengths=lengths, taps=taps, after_layer=read), lengths)
 
-    def _read_ctc(self, kept: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
+    def _read_ctc(self, taken: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
         """Return the input of the encoder's next layer; the CTC head reads the states of this one
         if it is of ctc_layers."""
         if layer not in self.config.ctc_layers:
             return states
         assert self.encoder is not None
         logits = self.ctc_logits(self.encoder.normed(states))
-        if kept is not None:
-            kept.append(logits)
-        return (
-            states
-            if self.ctc_condition is None
-            else states + self.ctc_condition(logits.softmax(-1))
-        )
+        if taken is not None:
+            taken.append(logits)
+        if self.ctc_condition is None:
+            return states
+        return states + self.ctc_condition(logits.softmax(-1))
 
     def decode(
         self,
@@ -267,6 +270,7 @@ class Transformer(nn.Module):
         """
         if self.decoder is None or self.target_input is None:
             raise InputError("decode() needs a decoder, but this model was built with decoder=None")
+        taps = taps or NO_TAPS
         vectors, _ = self.target_input(target_in)
         return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, taps=taps)
 
