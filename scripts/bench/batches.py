@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from bench.decoding import SIZES, rival
+from bench.marian import Marian, import_marian
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -29,7 +30,6 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.engine.select import engine_for
-from transduce.interop.marian import Marian, import_marian
 
 
 class Older(ModelScorer):

@@ -29,6 +29,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from bench.marian import Marian, import_marian
 from bench.memory import added_by
 from bench.turns import compare
 from torch import Tensor
@@ -46,7 +47,6 @@ from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.device import computes_bf16
 from transduce.engine.select import engine_for
-from transduce.interop.marian import Marian, import_marian
 from transduce.kernels import library
 
 Batch = tuple[Tensor, Tensor]

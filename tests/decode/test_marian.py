@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.marian import Marian, import_marian
 from torch import Tensor
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -21,7 +22,6 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
-from transduce.interop.marian import Marian, import_marian
 from transduce.interop.weights import residual_order
 from transduce.model.positions import sinusoidal
 

@@ -54,7 +54,7 @@ def export(
             model, directory, source=source, target=target, suppress=decoding.get("suppress", ())
         )
     elif to == "marian":
-        from transduce.interop.marian import export_marian
+        from transduce.interop.encoder_decoder import export_marian
 
         if not export_marian(model, directory, source=source, target=target, decoding=decoding):
             lacking = "SentencePiece models"

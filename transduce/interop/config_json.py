@@ -76,6 +76,9 @@ FIXED: dict[str, Collection[Any]] = {
     "use_bidirectional_attention": [None, False],
     "clip_qkv": [None],
     "_remove_final_layer_norm": [False],
+    "do_layer_norm_before": [True],
+    "enable_bias": [True],
+    "layer_norm_elementwise_affine": [True],
 }
 """The values of settings that a Transformer here can have."""
 
@@ -102,7 +105,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "gemma": BIASLESS | {"scale_embeddings": True},
     "phi3": BIASLESS,
     "olmo": BIASLESS | {"norm": "layer", "norm_eps": 1e-5},
-    "opt": {"positions": "learned", "scale_embeddings": False},
+    "opt": {"norm_position": "pre", "positions": "learned", "scale_embeddings": False},
     "xglm": {"norm_position": "pre", "sinusoids": "tensor2tensor", "first_position": 2},
     "marian": {},
     "m2m_100": {"norm_position": "pre", "sinusoids": "tensor2tensor"},

@@ -16,43 +16,16 @@ from torch import Tensor
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
-from transduce.interop.names import CTRANSLATE2, named_weights
-from transduce.interop.pretrained import check_carried, check_tokens
+from transduce.interop.pretrained import check_exportable
+from transduce.interop.weights import CTRANSLATE2, named_weights
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Stack, Transformer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 """CTranslate2's names of our activations."""
 
-CARRIED = {
-    "encoder",
-    "decoder",
-    "d_model",
-    "n_heads",
-    "n_kv_heads",
-    "head_width",
-    "qk_norm",
-    "d_ff",
-    "activation",
-    "gated",
-    "bias",
-    "qkv_bias",
-    "output_bias",
-    "norm",
-    "norm_position",
-    "norm_eps",
-    "embedding_norm",
-    "scale_embeddings",
-    "tie",
-    "positions",
-    "max_positions",
-    "first_position",
-    "sinusoids",
-    "rotary_theta",
-    "rotary_factor",
-    "rotary_bands",
-}
-"""The fields of TransformerConfig that CTranslate2 knows; all others must have their defaults."""
+LACKING = ("attention", "window", "n_experts", "conformer_kernel", "ctc")
+"""The fields of TransformerConfig that CTranslate2 does not know."""
 
 
 def export_ctranslate2(
@@ -70,7 +43,7 @@ def export_ctranslate2(
         InputError: the library is not installed, or the model has a part that CTranslate2 lacks.
     """
     config = model.config
-    check_exportable(config)
+    check(config)
     special = {"bos_token": target.bos_id, "eos_token": target.eos_id, "unk_token": target.unk_id}
     vocabulary = vocabulary_of(target, config.vocab_size)
     settings: dict[str, Any] = {
@@ -106,7 +79,7 @@ def write_ctranslate2(
     Raises:
         InputError: as for `export_ctranslate2`.
     """
-    check_exportable(model.config)
+    check(model.config)
     require("ctranslate2", "this export", "ctranslate2")
     from ctranslate2.specs.model_spec import index_spec
     from ctranslate2.specs.transformer_spec import TransformerDecoderModelSpec, TransformerSpec
@@ -131,15 +104,14 @@ def write_ctranslate2(
     spec.save(str(directory))
 
 
-def check_exportable(config: TransformerConfig) -> None:
+def check(config: TransformerConfig) -> None:
     """Raise InputError where a model has a part that CTranslate2 lacks; the message names it."""
-    check_tokens(config, "CTranslate2")
+    check_exportable(config, "CTranslate2", LACKING)
     if config.encoder is not None and config.qk_norm:
         raise InputError(
             "CTranslate2 does not normalize the keys of a memory, but qk_norm=True; it cannot be "
             "exported"
         )
-    check_carried(config, CARRIED, "CTranslate2")
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> list[str]:
@@ -164,6 +136,7 @@ def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
     assert stack is not None
+    config = config.for_stack(config.decoder if stack.causal else config.encoder)
     options = {
         "pre_norm": config.norm_position == "pre",
         "activation": Activation[ACTIVATIONS[config.activation]],

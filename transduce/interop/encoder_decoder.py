@@ -1,33 +1,55 @@
-"""Read encoder-decoder models of text as transformers saves them; most come from fairseq.
+"""Read encoder-decoder models of text as transformers saves them, and write Marian's.
 
-They are M2M-100, NLLB, BART, mBART, Pegasus and Blenderbot, and the weights of Marian. The numbers
-stay the same.
+They are Marian (opus-mt), M2M-100, NLLB, BART, mBART, Pegasus and Blenderbot. The numbers stay the
+same.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError
-from transduce.files import read_json, regular
-from transduce.interop.config_json import our_config, our_fields
+from transduce.files import write_file
+from transduce.interop.config_json import known_fields, our_config, our_fields, their_settings
 from transduce.interop.generation import (
+    GENERATION,
     Generation,
+    generation_settings,
     read_decoding,
-    read_generation,
     require_settings,
 )
-from transduce.interop.names import ENCODER_DECODER
-from transduce.interop.pretrained import TOKENIZER, Imported, read_optional
+from transduce.interop.pretrained import (
+    TOKENIZER,
+    Imported,
+    check_same,
+    piece_tokenizer,
+    read_optional,
+    read_table,
+    write_model,
+    write_settings,
+)
 from transduce.interop.settings import BARTSettings, MarianSettings
-from transduce.interop.weights import fill_transformer, read_tensors, share_table
+from transduce.interop.weights import (
+    ENCODER_DECODER,
+    fill_transformer,
+    named_weights,
+    read_tensors,
+    reorder_residual,
+    residual_order,
+    share_table,
+)
+from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
 LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
@@ -44,17 +66,35 @@ M2M100 = {
 its models for WMT21."""
 
 
+TABLES = [f"model.{half}.embed_tokens.weight" for half in ("encoder", "decoder")]
+SHARED = "model.shared.weight"
+
+
 def read_model(directory: Path, settings: BARTSettings) -> Transformer:
     """Read the weights, in one file or in shards, of the model that config.json describes.
 
     Raises:
         InputError: the model has parts that a Transformer here lacks, or there are no weights.
+    Source: Junczys-Dowmunt et al. (2018), Marian; Fan et al. (2021), M2M-100; NLLB team (2022);
+    Lewis et al. (2020), BART; Liu et al. (2020), mBART; file format of transformers'
+    save_pretrained.
     """
-    weights = read_tensors(directory)
+    fairseq_learned = settings.model_type in ("bart", "mbart")
+    weights = read_tensors(directory, without_position=2 if fairseq_learned else 0)
     bias = weights.pop("final_logits_bias", None)
     if bias is not None and bias.any():
         weights["final_logits_bias"] = bias.flatten()
-    ours = our_fields(settings) | {"output_bias": "final_logits_bias" in weights}
+    config = _our_config(settings, directory, "final_logits_bias" in weights)
+    if config.tie == "all":
+        weights = share_table(weights, [SHARED, *TABLES, "lm_head.weight"], directory)
+    if SHARED in weights:
+        weights = dict.fromkeys(TABLES, weights[SHARED]) | weights
+    return fill_transformer(config, ENCODER_DECODER, weights, directory)
+
+
+def _our_config(settings: BARTSettings, directory: Path, output_bias: bool) -> TransformerConfig:
+    """Translate the settings of config.json."""
+    ours = our_fields(settings) | {"output_bias": output_bias}
     if isinstance(settings, MarianSettings) and not settings.share_encoder_decoder_embeddings:
         ours["decoder"]["input"] = {
             "vocab_size": settings.decoder_vocab_size or settings.vocab_size
@@ -63,44 +103,44 @@ def read_model(directory: Path, settings: BARTSettings) -> Transformer:
         ours["tie"] = "all"
     if settings.model_type == "m2m_100":
         ours["first_position"] = settings.pad_token_id + 1
-    config = our_config(ours, directory)
-    tables = [f"model.{half}.embed_tokens.weight" for half in ("encoder", "decoder")]
-    shared = "model.shared.weight"
-    if config.tie == "all":
-        weights = share_table(weights, [shared, *tables, "lm_head.weight"], directory)
-    if shared in weights:
-        weights = dict.fromkeys(tables, weights[shared]) | weights
-    if (
-        config.positions == "learned" and settings.model_type != "blenderbot"
-    ):  # the first two rows stand for none
-        weights |= {
-            name: table[2:]
-            for name, table in weights.items()
-            if name.endswith("embed_positions.weight")
-        }
-    return fill_transformer(config, ENCODER_DECODER, weights, directory)
+    return our_config(ours, directory)
 
 
-def read_run(directory: Path, settings: BARTSettings) -> Imported:
-    """Read a model and its tokenizer.
+def read_run(
+    directory: Path, settings: BARTSettings, model: Transformer, generation: Generation
+) -> Imported:
+    """Add the tokenizers to a model, and how it is searched.
 
     Raises:
-        InputError: the directory holds another kind of model, one with parts that a Transformer
-            here lacks, or no safetensors; or a file of the tokenizer is missing or does not fit the
-            model.
-    Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al.
-    (2020), mBART.
+        InputError: a file of the tokenizers is missing or does not fit the model.
     """
-    model = read_model(directory, settings)
-    generation = read_generation(directory, settings)
-    source, target = _tokenizers(directory, generation, settings.vocab_size)
+    make = _marian_tokenizers if isinstance(settings, MarianSettings) else _tokenizers
+    source, target = make(directory, generation, settings.vocab_size, model.vocab_size)
     n_forced = 1 if target.opens_by_language else len(target.opening)
-    return Imported(
-        model,
-        source,
-        target,
-        read_decoding(directory, generation, settings.vocab_size, n_forced=n_forced),
+    decoding = read_decoding(directory, generation, model.vocab_size, n_forced=n_forced)
+    return Imported(model, source, target, decoding)
+
+
+def _marian_tokenizers(
+    directory: Path, generation: Generation, source_size: int, target_size: int
+) -> tuple[ImportedTokenizer, ImportedTokenizer]:
+    """Those of source.spm, target.spm, vocab.json and perhaps target_vocab.json."""
+    starts = (generation.pad_token_id, generation.end_id)
+    require_settings(
+        directory,
+        generation,
+        ("forced_bos_token_id", "null", generation.forced_bos_token_id is None),
+        (
+            "decoder_start_token_id",
+            "pad_token_id or eos_token_id",
+            generation.decoder_start_token_id in starts,
+        ),
     )
+    separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
+    table = "target_vocab.json" if separate else "vocab.json"
+    source = piece_tokenizer(directory, generation, source_size, "source.spm")
+    target = piece_tokenizer(directory, generation, target_size, "target.spm", table)
+    return target if source.model == target.model else source, target
 
 
 class Vocabulary(NamedTuple):
@@ -146,7 +186,7 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
 
 
 def _tokenizers(
-    directory: Path, generation: Generation, size: int
+    directory: Path, generation: Generation, size: int, _: int
 ) -> tuple[ImportedTokenizer, ImportedTokenizer]:
     """Those of source and target, with the languages that the files name, if any."""
     settings = read_optional(directory / TOKENIZER)
@@ -162,7 +202,7 @@ def _tokenizers(
         ("forced_bos_token_id", "a special token", forced in marks),
         ("decoder_start_token_id", "a special token", generation.decoder_start_token_id in marks),
     )
-    tags = {i: name for name, i in vocabulary.languages.items()}
+    tags: dict[int | None, str] = {i: name for name, i in vocabulary.languages.items()}
     behind = any(i in tags for i in vocabulary.closing)
     if kind.startswith("NllbTokenizer"):  # which makes its own of what tokenizer.json says
         behind = bool(settings.get("legacy_behaviour"))
@@ -180,25 +220,18 @@ def _tokenizers(
         opening=[] if forced is None or forced in tags else [forced],
         place="bos" if forced is None and kind.startswith("MBartTokenizer") else "opening",
     )
-    source_language = settings.get("src_lang")
-    target_language = (
-        settings.get("tgt_lang") if forced is None else tags.get(forced, settings.get("tgt_lang"))
-    )
-    return (
-        source.with_language(source_language)
-        if source_language in vocabulary.languages
-        else source,
-        target.with_language(target_language)
-        if target_language in vocabulary.languages
-        else target,
-    )
+    if (language := settings.get("src_lang")) in vocabulary.languages:
+        source = source.with_language(language)
+    if (language := tags.get(forced, settings.get("tgt_lang"))) in vocabulary.languages:
+        target = target.with_language(language)
+    return source, target
 
 
 def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
     """A tokenizer.json without the tokens for which a model has no vector.
 
-    These are added tokens, and the one right behind its last one.     So bart-large-cnn has no
-    vector for <mask>. More tokens than these would be those of another model.
+    These are added tokens, and the one right behind its last one. So bart-large-cnn has no vector
+    for <mask>. More tokens than these would be those of another model.
     """
     beyond = {token["content"] for token in plain["added_tokens"] if token["id"] >= size}
     if isinstance(vocab := plain["model"]["vocab"], dict):
@@ -232,40 +265,113 @@ def _around(library: LibraryTokenizer, end: int) -> tuple[list[int], list[int]]:
     return encoding.ids[:n_before], [i for i in behind if i != end]
 
 
-def piece_tokenizer(
+def export_marian(
+    model: Transformer,
     directory: Path,
-    generation: Generation,
-    vocab_size: int,
-    model: str,
-    table: str = "vocab.json",
     *,
-    opening: Sequence[int] = (),
-) -> ImportedTokenizer:
-    """The tokenizer of a SentencePiece model, and of a table with the ids of its pieces.
+    source: Tokenizer | None,
+    target: Tokenizer,
+    decoding: dict[str, Any] | None = None,
+) -> bool:
+    """Write what MarianMTModel.from_pretrained reads, and, with SentencePiece,
+    MarianTokenizer.from_pretrained.
 
     Args:
-        opening: ids that stand before every text.
-    """
-    pieces = read_table(directory / table, vocab_size)
-    spm = regular(directory / model).read_bytes()
-    special = generation.special_ids(unk=pieces.index("<unk>"))
-    return ImportedTokenizer.of_pieces(spm, pieces, special=special, opening=opening)
+        source: of the encoder; the same as `target` where both sides share one.
+        target: of the decoder.
+        decoding: how the run searches, as fields of SearchConfig.
 
-
-def read_table(path: Path, size: int) -> list[str]:
-    """The pieces of a vocab.json by their ids, which are below `size`; "" where there is none.
+    Returns:
+        Whether the tokenizers are there, too.
 
     Raises:
-        InputError: it is something else, or has an id beyond.
+        InputError: the model is no Marian model; the message says why.
     """
-    pieces = [""] * size
-    for piece, i in read_json(path).items():
-        if type(i) is not int or not 0 <= i < size:
-            raise InputError(
-                f"{path} must have an id of 0 to {size - 1} for every piece, but {piece!r} has "
-                f"{i!r}"
-            )
-        pieces[i] = piece
-    if "<unk>" not in pieces:
-        raise InputError(f"{path} must have the piece <unk>, but it has not")
-    return pieces
+    config = model.config
+    theirs = _their_config(config, target)
+    model = deepcopy(model)
+    reorder_residual(model, residual_order(config.d_model).argsort())
+    weights = named_weights(model, ENCODER_DECODER)
+    weights.setdefault("final_logits_bias", torch.zeros(config.vocab_size))
+    weights["final_logits_bias"] = weights["final_logits_bias"][None]
+    if config.tie != "none":
+        del weights["lm_head.weight"]
+    if config.tie == "all":
+        weights["model.shared.weight"] = weights.pop("model.decoder.embed_tokens.weight")
+        del weights["model.encoder.embed_tokens.weight"]
+    write_model(directory, theirs, weights)
+    if source is None or sentencepiece_of(source) is None or sentencepiece_of(target) is None:
+        return False
+    _write_tokenizers(directory, source, target, config.max_positions)
+    search = {
+        "decoder_start_token_id": target.bos_id,
+        "eos_token_id": target.eos_id,
+        "pad_token_id": target.pad_id,
+        "max_length": config.max_positions,
+    }
+    write_settings(
+        directory / GENERATION, search | generation_settings(decoding or {}, target.suppressed)
+    )
+    return True
+
+
+def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Translate our fields into the settings of config.json, as far as it has them.
+
+    Raises:
+        InputError: the model has not both halves over tokens, or parts that Marian lacks.
+    """
+    encoder, decoder = config.encoder, config.decoder
+    if encoder is None or decoder is None or not isinstance(encoder.input, Tokens):
+        raise InputError(
+            "a Marian model turns tokens into tokens, but this model does not; it cannot be "
+            "exported as one"
+        )
+    start, end = tokenizer.required("bos_id", "eos_id")
+    theirs = their_settings(config, "marian", "MarianMTModel") | {
+        "vocab_size": encoder.input.vocab_size,
+        "decoder_vocab_size": config.vocab_size,
+        "encoder_layers": encoder.n_layers,
+        "share_encoder_decoder_embeddings": config.tie == "all",
+        "decoder_start_token_id": start,
+        "eos_token_id": end,
+        "pad_token_id": end if tokenizer.pad_id is None else tokenizer.pad_id,
+        "forced_eos_token_id": None,
+    }
+    nowhere = Path("config.json")
+    stored = known_fields(MarianSettings, theirs, nowhere)
+    check_same(_our_config(stored, nowhere, config.output_bias), config, set(), "Marian")
+    return theirs
+
+
+def _write_tokenizers(
+    directory: Path, source: Tokenizer, target: Tokenizer, max_positions: int
+) -> None:
+    """Write SentencePiece models, tables of their ids and tokenizer_config.json."""
+    tables = {"vocab.json": source.tokens(range(source.vocab_size))}
+    target_table = target.tokens(range(target.vocab_size))
+    separate = target_table != tables["vocab.json"]
+    if separate:
+        tables["target_vocab.json"] = target_table
+    for name, table in tables.items():
+        pieces = {piece: i for i, piece in enumerate(table) if piece}
+        write_file(directory / name, json.dumps(pieces, ensure_ascii=False, indent=0) + "\n")
+    for name, tokenizer in {"source.spm": source, "target.spm": target}.items():
+        write_file(directory / name, sentencepiece_of(tokenizer) or b"")
+    pad, unk, eos = target.tokens(target.required("pad_id", "unk_id", "eos_id"))
+    settings = {
+        "tokenizer_class": "MarianTokenizer",
+        "separate_vocabs": separate,
+        "model_max_length": max_positions,
+        "pad_token": pad,
+        "unk_token": unk,
+        "eos_token": eos,
+    }
+    write_settings(directory / TOKENIZER, settings)
+
+
+def sentencepiece_of(tokenizer: Tokenizer) -> bytes | None:
+    """The SentencePiece model of a tokenizer; None: it is of another kind."""
+    if isinstance(tokenizer, ImportedTokenizer):
+        return tokenizer.sentencepiece()
+    return tokenizer.model if isinstance(tokenizer, SentencePieceTokenizer) else None

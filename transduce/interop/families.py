@@ -1,18 +1,29 @@
 """Read a directory as transformers' save_pretrained writes it, by the module for its settings."""
 
 from pathlib import Path
+from typing import Any
 
-from transduce.interop import encoder_decoder, language_models, marian, speech
+from transduce.interop import encoder_decoder, language_models, speech
 from transduce.interop.config_json import read_settings
+from transduce.interop.generation import read_generation
 from transduce.interop.pretrained import Imported
 from transduce.interop.settings import (
     BARTSettings,
     LanguageModelSettings,
-    MarianSettings,
     Settings,
     SpeechSettings,
 )
 from transduce.model.transformer import Transformer
+
+MODULES: dict[type[Settings], Any] = {
+    LanguageModelSettings: language_models,
+    BARTSettings: encoder_decoder,
+    SpeechSettings: speech,
+}
+
+
+def _module(settings: Settings) -> Any:
+    return next(module for kind, module in MODULES.items() if isinstance(settings, kind))
 
 
 def read_model(directory: Path) -> Transformer:
@@ -23,12 +34,8 @@ def read_model(directory: Path) -> Transformer:
             Transformer here lacks.
     """
     settings = read_settings(directory)
-    if isinstance(settings, LanguageModelSettings):
-        return language_models.read_model(directory, settings)
-    if isinstance(settings, BARTSettings):
-        return encoder_decoder.read_model(directory, settings)
-    assert isinstance(settings, SpeechSettings)
-    return speech.read_model(directory, settings)
+    model: Transformer = _module(settings).read_model(directory, settings)
+    return model
 
 
 def read_run(directory: Path, settings: Settings) -> Imported:
@@ -41,11 +48,8 @@ def read_run(directory: Path, settings: Settings) -> Imported:
         InputError: as `read_model`; or a file of the tokenizer is missing or does not fit the
             model.
     """
-    if isinstance(settings, LanguageModelSettings):
-        return language_models.read_run(directory, settings)
-    if isinstance(settings, MarianSettings):
-        return marian.read_run(directory, settings)
-    if isinstance(settings, BARTSettings):
-        return encoder_decoder.read_run(directory, settings)
-    assert isinstance(settings, SpeechSettings)
-    return speech.read_run(directory, settings)
+    module = _module(settings)
+    model = module.read_model(directory, settings)
+    generation = read_generation(directory, settings)
+    imported: Imported = module.read_run(directory, settings, model, generation)
+    return imported

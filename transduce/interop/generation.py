@@ -6,7 +6,6 @@ A setting that would change outputs, and has no equal here, is refused by its na
 """
 
 import json
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +18,6 @@ from transduce.interop.settings import EncoderDecoderSettings, Settings, Whisper
 from transduce.model.config import TransformerConfig
 
 GENERATION = "generation_config.json"
-
-logger = logging.getLogger("transduce")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,45 +122,6 @@ DRAWN: dict[str, Any] = {
 }
 """The same of settings that count where tokens are drawn."""
 
-WITHOUT_EFFECT = {
-    "_commit_hash",
-    "_from_model_config",
-    "transformers_version",
-    "bos_token_id",
-    "cache_config",
-    "cache_implementation",
-    "max_cache_len",
-    "use_cache",
-    "prefill_chunk_size",
-    "low_memory",
-    "compile_config",
-    "disable_compile",
-    "continuous_batching_config",
-    "remove_invalid_values",
-    "use_mtp",
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "return_dict_in_generate",
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_ensemble_weight",
-    "assistant_lookbehind",
-    "is_assistant",
-    "max_matching_ngram_size",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "prompt_lookup_num_tokens",
-    "speculation_type",
-    "target_lookbehind",
-    "alignment_heads",
-    "no_timestamps_token_id",
-    "prev_sot_token_id",
-    "task_to_id",
-}
-"""Settings that say how outputs are computed, not what they are."""
-
 
 def read_generation(directory: Path, settings: Settings) -> Generation:
     """Read generation_config.json, or, in older directories, its settings in config.json.
@@ -175,25 +133,15 @@ def read_generation(directory: Path, settings: Settings) -> Generation:
         InputError: a setting has no equal here, or an encoder-decoder model has several ends of
             texts.
     """
-    known = {*vars(Generation()), *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
     path = directory / GENERATION
     config = read_json(directory / CONFIG)
-    stored = (
-        read_json(path)
-        if path.is_file()
-        else {name: config[name] for name in known if name in config}
-    )
-    stored = {name: value for name, value in stored.items() if value is not None}
-    if unknown := [name for name in stored if name not in known]:
-        logger.warning(
-            "%s has %s, which nothing here knows: not read", path, ", ".join(sorted(unknown))
-        )
-    config |= vars(settings)
-    inherited = {name: config[name] for name in IN_CONFIG if name in config}
-    plain = inherited | stored
+    stored = read_json(path) if path.is_file() else config
+    plain = config | vars(settings)
+    plain = {name: plain[name] for name in IN_CONFIG if name in plain}
+    plain |= {name: value for name, value in stored.items() if value is not None}
     for name, value in (NEUTRAL | (DRAWN if plain.get("do_sample") else {})).items():
-        own = name in OF_WHISPER and isinstance(settings, WhisperSettings)
-        if not own and plain.get(name, value) != value:
+        known = name in OF_WHISPER and isinstance(settings, WhisperSettings)
+        if not known and plain.get(name, value) != value:
             raise refusal(directory, name, json.dumps(value), plain[name])
     generation = known_fields(Generation, plain, path)
     if isinstance(settings, EncoderDecoderSettings):
@@ -262,16 +210,11 @@ def read_decoding(
     }
     most = g.max_new_tokens
     if most is None and g.max_length is not None:
-        most = (
-            g.max_length - n_given
-            if n_positions is None
-            else min(g.max_length, n_positions - n_given)
-        )
+        most = g.max_length if n_positions is None else min(g.max_length + n_given, n_positions)
+        most -= n_given
     if most is not None:  # its last token may have to be the end
-        decoding |= {
-            "length_ratio": 0.0,
-            "length_extra": most - n_forced - (g.forced_eos_token_id is not None),
-        }
+        extra = most - n_forced - (g.forced_eos_token_id is not None)
+        decoding |= {"length_ratio": 0.0, "length_extra": extra}
     return decoding
 
 

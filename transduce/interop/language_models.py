@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as LibraryTokenizer
-from torch import Tensor
 
 from transduce.config import shown
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.files import copy_weights
 from transduce.interop.config_json import (
     CONFIG,
     known_fields,
@@ -27,8 +25,7 @@ from transduce.interop.config_json import (
     require_value,
     their_settings,
 )
-from transduce.interop.generation import read_generation, read_sampling
-from transduce.interop.names import GPT2, LLAMA, OPT, PHI3, XGLM, named_weights
+from transduce.interop.generation import Generation, read_sampling
 from transduce.interop.pretrained import (
     TOKENIZER,
     Imported,
@@ -49,7 +46,16 @@ from transduce.interop.settings import (
     Settings,
     XGLMSettings,
 )
-from transduce.interop.weights import fill_transformer, read_tensors, share_table
+from transduce.interop.weights import (
+    GPT2,
+    LLAMA,
+    OPT,
+    PHI3,
+    XGLM,
+    fill_transformer,
+    named_weights,
+    read_tensors,
+)
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
@@ -65,10 +71,6 @@ BANDS = ("low_freq_factor", "high_freq_factor", "original_max_position_embedding
 """The settings of rotary_bands."""
 
 
-TABLES = ["model.decoder.embed_tokens.weight", "lm_head.weight"]
-POSITIONS = "model.decoder.embed_positions.weight"
-
-
 def read_model(directory: Path, settings: Settings) -> Transformer:
     """Read the weights, in one file or in shards, as a model in evaluation mode.
 
@@ -79,12 +81,11 @@ def read_model(directory: Path, settings: Settings) -> Transformer:
     al. (2024), Phi-3; Groeneveld et al. (2024), OLMo; Zhang et al. (2022), OPT; Lin et al. (2022),
     XGLM; file format of transformers' save_pretrained.
     """
-    if isinstance(settings, OPTSettings):
-        return _read_opt(directory, settings)
     kind = settings.model_type
     config = _our_config(settings, directory)
-    names = {"gpt2": GPT2, "phi3": PHI3, "xglm": XGLM}.get(kind, LLAMA)
-    weights = read_tensors(directory, "transformer." if kind == "gpt2" else "model.")
+    names = {"gpt2": GPT2, "phi3": PHI3, "xglm": XGLM, "opt": OPT}.get(kind, LLAMA)
+    prefix = "transformer." if kind == "gpt2" else "model."
+    weights = read_tensors(directory, prefix, without_position=2 if kind == "opt" else 0)
     optional = r"norm\.weight" if kind == "olmo" else "$^"  # its norms have no weights
     model = fill_transformer(config, names, weights, directory, optional=optional)
     if kind == "gemma":  # which stores what is added to 1
@@ -100,20 +101,18 @@ def _our_config(settings: Settings, directory: Path) -> TransformerConfig:
     ours = our_fields(settings)
     if isinstance(settings, GPT2Settings):
         ours["d_ff"] = settings.n_inner or 4 * settings.n_embd
-    if isinstance(settings, XGLMSettings):
-        require_value(
-            settings, "pad_token_id", [0, 1], directory
-        )  # any other would make a position zero
+    if isinstance(settings, XGLMSettings):  # any other would make a position zero
+        require_value(settings, "pad_token_id", [0, 1], directory)
+    if isinstance(settings, OPTSettings):
+        require_value(settings, "word_embed_proj_dim", [None, settings.hidden_size], directory)
     if isinstance(settings, LlamaLikeSettings):
         ours |= _rotation(settings, directory)
         if not isinstance(settings, LlamaSettings):
             require_value(settings, "attention_bias", [False], directory)
     if isinstance(settings, Qwen2Settings):
         ours["window"] = _window(settings, directory)
-    if (
-        settings.model_type == "gemma" and ours["activation"] == "gelu"
-    ):  # its files mean the approximation
-        ours["activation"] = "gelu_tanh"
+    if settings.model_type == "gemma" and ours["activation"] == "gelu":
+        ours["activation"] = "gelu_tanh"  # its files mean the approximation
     return our_config(ours, directory)
 
 
@@ -154,55 +153,17 @@ def _window(settings: Qwen2Settings, directory: Path) -> int | None:
     return size if kinds[0] == "sliding_attention" else None
 
 
-def _read_opt(directory: Path, settings: OPTSettings) -> Transformer:
-    ours = our_fields(settings)
-    ours["norm_position"] = "pre" if settings.do_layer_norm_before else "post"
-    narrow = settings.word_embed_proj_dim not in (None, settings.hidden_size)
-    if narrow:
-        ours["tie"] = "none"
-    config = our_config(ours, directory)
-    weights = read_tensors(directory)
-    if narrow:
-        weights = _unproject(weights, settings, directory)
-    if POSITIONS in weights:
-        weights[POSITIONS] = weights[POSITIONS][2:]  # the first two rows stand for no position
-    optional = ["$^"]
-    optional += [] if settings.layer_norm_elementwise_affine else ["layer_norm"]
-    optional += [] if settings.enable_bias else [r"(proj|fc\d)\.bias"]
-    return fill_transformer(config, OPT, weights, directory, optional="|".join(optional))
-
-
-def _unproject(
-    weights: dict[str, Tensor], settings: OPTSettings, directory: Path
-) -> dict[str, Tensor]:
-    """Multiply a narrow table by the maps before and behind the layers."""
-    if settings.tie_word_embeddings:
-        weights = share_table(weights, TABLES, directory)
-    size = settings.vocab_size
-    width = settings.hidden_size
-    narrow = settings.word_embed_proj_dim or 0
-    parts = {
-        **{name: torch.empty(size, narrow) for name in TABLES},
-        "model.decoder.project_in.weight": torch.empty(width, narrow),
-        "model.decoder.project_out.weight": torch.empty(narrow, width),
-    }
-    copy_weights(parts, {name: weights[name] for name in parts if name in weights}, str(directory))
-    table, head, project_in, project_out = parts.values()
-    rest = {name: weight for name, weight in weights.items() if name not in parts}
-    return rest | dict(zip(TABLES, (table @ project_in.T, head @ project_out), strict=True))
-
-
-def read_run(directory: Path, settings: Settings) -> Imported:
-    """Read a model, its tokenizer and how prompts go on.
+def read_run(
+    directory: Path, settings: Settings, model: Transformer, generation: Generation
+) -> Imported:
+    """Add the tokenizer to a model, and how prompts go on.
 
     Raises:
-        InputError: as `read_model`; or there is no tokenizer, or nothing in it ends texts as
-            config.json says.
+        InputError: there is no tokenizer, or nothing in it ends texts as config.json says.
     """
-    model = read_model(directory, settings)
-    generation = read_generation(directory, settings)
+    tokenizer: Tokenizer
     if isinstance(settings, GPT2Settings):
-        tokenizer: Tokenizer = _gpt2_tokenizer(directory, settings)
+        tokenizer = _gpt2_tokenizer(directory, settings)
     else:
         tokenizer = _text_tokenizer(directory, generation.eos_token_id, model.vocab_size)
     return Imported(model, None, tokenizer, read_sampling(directory, generation, model.config))

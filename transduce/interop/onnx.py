@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import write_tokenizers
-from transduce.errors import InputError, require
+from transduce.errors import require
 from transduce.interop.config_json import CONFIG
-from transduce.interop.pretrained import check_tokens, write_settings
+from transduce.interop.pretrained import check_exportable, write_settings
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.layers import Layer
@@ -139,14 +139,7 @@ def export_onnx(
             are not written.
     """
     config = model.config
-    check_tokens(config, "ONNX")
-    for name in ("window", "n_experts", "attention"):
-        known = getattr(TransformerConfig, name)
-        if (value := getattr(config, name)) != known:
-            raise InputError(
-                f"ONNX is written with {name}={known} alone, but this model has {name}={value}; it "
-                "cannot be exported"
-            )
+    check_exportable(config, "ONNX", ("attention", "window", "n_experts"))
     require("onnx", "this export", "onnx")
     model = deepcopy(model).eval()
     for module in model.modules():

@@ -1,8 +1,7 @@
 """Directories as transformers' save_pretrained writes them, and what formats can express."""
 
 import json
-from collections.abc import Collection
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +11,12 @@ from torch import Tensor
 from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.files import read_json, write_file
+from transduce.files import read_json, regular, write_file
 from transduce.interop.config_json import CONFIG
+from transduce.interop.generation import Generation
 from transduce.interop.weights import WEIGHTS
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -75,6 +76,45 @@ def write_json_tokenizer(
     )
 
 
+def piece_tokenizer(
+    directory: Path,
+    generation: Generation,
+    vocab_size: int,
+    model: str,
+    table: str = "vocab.json",
+    *,
+    opening: Sequence[int] = (),
+) -> ImportedTokenizer:
+    """The tokenizer of a SentencePiece model, and of a table with the ids of its pieces.
+
+    Args:
+        opening: ids that stand before every text.
+    """
+    pieces = read_table(directory / table, vocab_size)
+    spm = regular(directory / model).read_bytes()
+    special = generation.special_ids(unk=pieces.index("<unk>"))
+    return ImportedTokenizer.of_pieces(spm, pieces, special=special, opening=opening)
+
+
+def read_table(path: Path, size: int) -> list[str]:
+    """The pieces of a vocab.json by their ids, which are below `size`; "" where there is none.
+
+    Raises:
+        InputError: it is something else, or has an id beyond.
+    """
+    pieces = [""] * size
+    for piece, i in read_json(path).items():
+        if type(i) is not int or not 0 <= i < size:
+            raise InputError(
+                f"{path} must have an id of 0 to {size - 1} for every piece, but {piece!r} has "
+                f"{i!r}"
+            )
+        pieces[i] = piece
+    if "<unk>" not in pieces:
+        raise InputError(f"{path} must have the piece <unk>, but it has not")
+    return pieces
+
+
 TRAINING = {
     "dropout",
     "attention_dropout",
@@ -97,7 +137,7 @@ def check_same(
             are stored.
         name: of the format.
     """
-    free = free | TRAINING | {"tie", "decoder.input.multiple"}
+    free = free | TRAINING | {"tie", "encoder.input.multiple", "decoder.input.multiple"}
     lines = differences(to_dict(stored), to_dict(config))
     if changed := [line for line in lines if line.split(":")[0] not in free]:
         raise InputError(
@@ -105,35 +145,14 @@ def check_same(
         )
 
 
-def check_carried(config: TransformerConfig, carried: Collection[str], name: str) -> None:
-    """Raise InputError where a model has a part that another format cannot express.
+def check_exportable(config: TransformerConfig, name: str, lacking: Sequence[str]) -> None:
+    """Raise InputError unless a model writes tokens, from tokens if it has an encoder, and has no
+    part that a format lacks.
 
     Args:
-        carried: the fields that the format has; those of `TRAINING` may have any value, too, and
-            all others must have their defaults. Both halves have the same kind of positions.
         name: of the format.
+        lacking: the fields that must have their defaults there.
     """
-    for half in ("encoder", "decoder"):
-        own = config.for_stack(getattr(config, half))
-        if (own.positions, own.max_positions) != (config.positions, config.max_positions):
-            raise InputError(
-                f"{name} knows one kind and number of positions, {config.positions!r} and "
-                f"{config.max_positions}, but "
-                f"the {half} of this model has {own.positions!r} and {own.max_positions}; it "
-                "cannot be exported as one"
-            )
-    for field in fields(TransformerConfig):
-        value = getattr(config, field.name)
-        if field.name not in TRAINING | {*carried} and value != field.default:
-            raise InputError(
-                f"{name} knows {field.name}={field.default!r} alone, but this model has "
-                f"{field.name}={value!r}; it "
-                "cannot be exported as one"
-            )
-
-
-def check_tokens(config: TransformerConfig, name: str) -> None:
-    """Raise InputError unless a model writes tokens, from tokens if it has an encoder."""
     if config.decoder is None:
         raise InputError(
             f"{name} runs a decoder, but this model is an encoder alone; it cannot be exported"
@@ -142,6 +161,13 @@ def check_tokens(config: TransformerConfig, name: str) -> None:
         raise InputError(
             f"{name} takes tokens, but this model's encoder takes frames; it cannot be exported"
         )
+    for field in lacking:
+        known = getattr(TransformerConfig, field)
+        if (value := getattr(config, field)) != known:
+            raise InputError(
+                f"{name} knows {field}={known!r} alone, but this model has {field}={value!r}; it "
+                "cannot be exported"
+            )
 
 
 def check_decoder_alone(config: TransformerConfig, name: str) -> None:

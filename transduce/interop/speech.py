@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,12 +27,10 @@ from transduce.interop.config_json import (
     require_equal,
     require_value,
 )
-from transduce.interop.encoder_decoder import piece_tokenizer
-from transduce.interop.generation import Generation, read_decoding, read_generation, refusal
-from transduce.interop.names import SPEECH2TEXT, WHISPER
-from transduce.interop.pretrained import TOKENIZER, Imported, read_optional
+from transduce.interop.generation import Generation, read_decoding, refusal
+from transduce.interop.pretrained import TOKENIZER, Imported, piece_tokenizer, read_optional
 from transduce.interop.settings import Speech2TextSettings, SpeechSettings, WhisperSettings
-from transduce.interop.weights import fill_transformer, read_tensors
+from transduce.interop.weights import SPEECH2TEXT, WHISPER, fill_transformer, read_tensors
 from transduce.model.inputs import ConvolvedInput
 from transduce.model.transformer import Transformer
 
@@ -92,39 +91,22 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
     if settings.d_model % 2:
         raise InputError(f"d_model must be even, but in {directory} it is {settings.d_model}")
     ours = our_fields(settings)
+    ours["max_positions"] = settings.max_target_positions
     ours["encoder"] |= {"positions": "sinusoidal", "max_positions": settings.max_source_positions}
+    weights = read_tensors(directory)
     if isinstance(settings, WhisperSettings):
         ours["encoder"]["input"] = {"n_features": settings.num_mel_bins, "conv_strides": [1, 2]}
-        ours["max_positions"] = settings.max_target_positions
+        optional = r"k_proj\.bias"  # which would change nothing
         config = our_config(ours, directory)
-        # a bias of keys would change nothing
-        return fill_transformer(
-            config, WHISPER, read_tensors(directory), directory, optional=r"k_proj\.bias"
-        )
+        return fill_transformer(config, WHISPER, weights, directory, optional=optional)
     assert isinstance(settings, Speech2TextSettings)
-    kernels = settings.conv_kernel_sizes
-    if len({*kernels}) != 1 or settings.input_channels != 1:
-        raise InputError(
-            f"conv_kernel_sizes must be one size and input_channels 1, but in {directory} they are "
-            f"{[*kernels]} and {settings.input_channels}"
-        )
-    ours["encoder"]["input"] = {
-        "n_features": settings.input_feat_per_channel,
-        "conv_strides": [2] * len(kernels),
-        "conv_kernel": kernels[0],
-        "conv_channels": settings.conv_channels // 2,
-        "conv_activation": "glu",
-    }
+    ours["encoder"]["input"] = _convolutions(settings, directory)
     ours |= {
         "max_positions": settings.max_source_positions,
         "first_position": settings.pad_token_id + 1,
     }
-    model = fill_transformer(
-        our_config(ours, directory), SPEECH2TEXT, read_tensors(directory), directory
-    )
-    if (
-        settings.scale_embedding
-    ):  # of the two halves of a gated convolution, the one that is no gate
+    model = fill_transformer(our_config(ours, directory), SPEECH2TEXT, weights, directory)
+    if settings.scale_embedding:  # of the two halves of a gated convolution, that without gate
         assert isinstance(model.source_input, ConvolvedInput)
         with torch.no_grad():
             for parameter in model.source_input.convolutions[-1].parameters():
@@ -132,18 +114,41 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
     return model
 
 
-def read_run(directory: Path, settings: SpeechSettings) -> Imported:
-    """Read the model, the settings of features and the tokenizer of a Whisper or a Speech2Text.
+def _convolutions(settings: Speech2TextSettings, directory: Path) -> dict[str, Any]:
+    """The fields of Frames of a Speech2Text."""
+    kernels = settings.conv_kernel_sizes
+    if len({*kernels}) != 1 or settings.input_channels != 1:
+        raise InputError(
+            f"conv_kernel_sizes must be one size and input_channels 1, but in {directory} they are "
+            f"{[*kernels]} and {settings.input_channels}"
+        )
+    return {
+        "n_features": settings.input_feat_per_channel,
+        "conv_strides": [2] * len(kernels),
+        "conv_kernel": kernels[0],
+        "conv_channels": settings.conv_channels // 2,
+        "conv_activation": "glu",
+    }
+
+
+def read_run(
+    directory: Path, settings: SpeechSettings, model: Transformer, generation: Generation
+) -> Imported:
+    """Add the settings of features and the tokenizer to a Whisper or a Speech2Text.
 
     Raises:
-        InputError: the directory lacks one of them, or as `read_model`.
+        InputError: the directory lacks one of them.
     """
-    return (_whisper if isinstance(settings, WhisperSettings) else _speech2text)(
-        directory, settings
-    )
+    read = _whisper if isinstance(settings, WhisperSettings) else _speech2text
+    features, tokenizer, decoding = read(directory, settings, generation)
+    return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
 
 
-def _whisper(directory: Path, settings: SpeechSettings) -> Imported:
+Parts = tuple[FeatureConfig, ImportedTokenizer, dict[str, Any]]
+"""Features, tokenizer and search of a model."""
+
+
+def _whisper(directory: Path, settings: SpeechSettings, generation: Generation) -> Parts:
     plain = _read_features(directory)
     require_value(plain, "do_normalize", [None, False], directory)
     features = FeatureConfig(
@@ -161,22 +166,30 @@ def _whisper(directory: Path, settings: SpeechSettings) -> Imported:
     if (n_frames := features.n_frames(0)) != 2 * settings.max_source_positions:
         raise InputError(
             "Whisper's sound must last for twice "
-            f"max_source_positions={settings.max_source_positions} frames, but in "
-            f"{directory} it is padded to {n_frames}"
+            f"max_source_positions={settings.max_source_positions} frames, but in {directory} it "
+            f"is padded to {n_frames}"
         )
-    model = read_model(directory, settings)
-    size = settings.vocab_size
-    generation = read_generation(directory, settings)
-    tokenizer = _whisper_tokenizer(directory, generation, size)
+    tokenizer = _whisper_tokenizer(directory, generation, settings.vocab_size)
     timestamps = generation.return_timestamps
-    n_given = 1 + len(tokenizer.opening) - timestamps
-    n_positions = settings.max_target_positions
-    decoding = read_decoding(directory, generation, size, n_given=n_given, n_positions=n_positions)
-    decoding |= {"max_seconds": features.pad_to, "timestamps": timestamps}
-    return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
+    decoding = read_decoding(
+        directory,
+        generation,
+        settings.vocab_size,
+        n_given=1 + len(tokenizer.opening) - timestamps,
+        n_positions=settings.max_target_positions,
+    )
+    return (
+        features,
+        tokenizer,
+        decoding
+        | {
+            "max_seconds": features.pad_to,
+            "timestamps": timestamps,
+        },
+    )
 
 
-def _speech2text(directory: Path, settings: SpeechSettings) -> Imported:
+def _speech2text(directory: Path, settings: SpeechSettings, generation: Generation) -> Parts:
     plain = _read_features(directory)
     if plain.do_ceptral_normalize and not (plain.normalize_means and plain.normalize_vars):
         raise InputError(
@@ -191,8 +204,6 @@ def _speech2text(directory: Path, settings: SpeechSettings) -> Imported:
         log_mel="kaldi",
         normalize="utterance" if plain.do_ceptral_normalize else "none",
     )
-    model = read_model(directory, settings)
-    generation = read_generation(directory, settings)
     if read_optional(directory / TOKENIZER).get("do_upper_case"):
         raise InputError(f"do_upper_case must be False, but in {directory} it is True")
     forced = generation.forced_bos_token_id
@@ -201,8 +212,8 @@ def _speech2text(directory: Path, settings: SpeechSettings) -> Imported:
         directory, generation, settings.vocab_size, "sentencepiece.bpe.model", opening=opening
     )
     decoding = read_decoding(directory, generation, settings.vocab_size, n_forced=len(opening))
-    decoding["max_seconds"] = features.hop * settings.max_source_positions
-    return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
+    seconds = features.hop * settings.max_source_positions
+    return features, tokenizer, decoding | {"max_seconds": seconds}
 
 
 def _read_features(directory: Path) -> FeatureSettings:

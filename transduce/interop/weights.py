@@ -1,4 +1,5 @@
-"""Weights of models of transformers: safetensors or pickles in, a Transformer out.
+"""Weights of models of other libraries: tables of names, a reader, and the order of the residual
+stream.
 
 Sinusoidal positions are all sines, then all cosines there, while in the paper and here sines and
 cosines alternate. But the order of the d_model dimensions is only a convention: when everything
@@ -7,7 +8,6 @@ reading reorders the weights, and the model needs no change.
 """
 
 import re
-import zipfile
 from pathlib import Path
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from transduce.errors import InputError
 from transduce.files import copy_weights, read_json, read_weights, regular
 from transduce.interop.config_json import CONFIG
-from transduce.interop.names import Names, named_weights
 from transduce.model.config import Sinusoids, TransformerConfig
+from transduce.model.inputs import TokenInput
+from transduce.model.linear import FusedLinear, split_rows
 from transduce.model.meta import blank_transformer, check_fits
 from transduce.model.positions import sinusoidal
 from transduce.model.transformer import Transformer
@@ -45,12 +46,160 @@ UNNEEDED = (
 holds them once."""
 
 
-def read_tensors(directory: Path, prefix: str = "model.") -> dict[str, Tensor]:
+Names = dict[str, str]
+"""By the name of a parameter, or of a module, or of one map of a fused module, its name there. {}
+is a layer's number."""
+
+GPT2: Names = {
+    "target_input.weight": "transformer.wte.weight",
+    "output": "lm_head.weight",
+    "decoder.positions.learned": "transformer.wpe.weight",
+    "decoder.norm": "transformer.ln_f",
+    "decoder.layers.{}.attention_sublayer.norm": "transformer.h.{}.ln_1",
+    "decoder.layers.{}.attention.qkv": "transformer.h.{}.attn.c_attn",
+    "decoder.layers.{}.attention.output": "transformer.h.{}.attn.c_proj",
+    "decoder.layers.{}.feed_forward_sublayer.norm": "transformer.h.{}.ln_2",
+    "decoder.layers.{}.feed_forward.wide": "transformer.h.{}.mlp.c_fc",
+    "decoder.layers.{}.feed_forward.narrow": "transformer.h.{}.mlp.c_proj",
+}
+
+LLAMA: Names = {
+    "target_input.weight": "model.embed_tokens.weight",
+    "output": "lm_head.weight",
+    "decoder.norm": "model.norm",
+    "decoder.layers.{}.attention_sublayer.norm": "model.layers.{}.input_layernorm",
+    "decoder.layers.{}.attention.qkv.q": "model.layers.{}.self_attn.q_proj",
+    "decoder.layers.{}.attention.qkv.k": "model.layers.{}.self_attn.k_proj",
+    "decoder.layers.{}.attention.qkv.v": "model.layers.{}.self_attn.v_proj",
+    "decoder.layers.{}.attention.norm.query": "model.layers.{}.self_attn.q_norm",
+    "decoder.layers.{}.attention.norm.key": "model.layers.{}.self_attn.k_norm",
+    "decoder.layers.{}.attention.output": "model.layers.{}.self_attn.o_proj",
+    "decoder.layers.{}.feed_forward_sublayer.norm": "model.layers.{}.post_attention_layernorm",
+    "decoder.layers.{}.feed_forward.wide.gate": "model.layers.{}.mlp.gate_proj",
+    "decoder.layers.{}.feed_forward.wide.value": "model.layers.{}.mlp.up_proj",
+    "decoder.layers.{}.feed_forward.narrow": "model.layers.{}.mlp.down_proj",
+}
+
+PHI3: Names = LLAMA | {
+    "decoder.layers.{}.attention.qkv": "model.layers.{}.self_attn.qkv_proj",
+    "decoder.layers.{}.feed_forward.wide": "model.layers.{}.mlp.gate_up_proj",
+}
+
+FAIRSEQ_STACK: Names = {
+    "positions.learned": "embed_positions.weight",
+    "embedding_norm": "layernorm_embedding",
+    "norm": "layer_norm",
+    "layers.{}.attention.qkv.q": "layers.{}.self_attn.q_proj",
+    "layers.{}.attention.qkv.k": "layers.{}.self_attn.k_proj",
+    "layers.{}.attention.qkv.v": "layers.{}.self_attn.v_proj",
+    "layers.{}.attention.output": "layers.{}.self_attn.out_proj",
+    "layers.{}.attention_sublayer.norm": "layers.{}.self_attn_layer_norm",
+    "layers.{}.cross.q": "layers.{}.encoder_attn.q_proj",
+    "layers.{}.cross.kv.k": "layers.{}.encoder_attn.k_proj",
+    "layers.{}.cross.kv.v": "layers.{}.encoder_attn.v_proj",
+    "layers.{}.cross.output": "layers.{}.encoder_attn.out_proj",
+    "layers.{}.cross_sublayer.norm": "layers.{}.encoder_attn_layer_norm",
+    "layers.{}.feed_forward.wide": "layers.{}.fc1",
+    "layers.{}.feed_forward.narrow": "layers.{}.fc2",
+    "layers.{}.feed_forward_sublayer.norm": "layers.{}.final_layer_norm",
+}
+"""The names in an encoder or a decoder of Marian and of the models from fairseq."""
+
+
+def _fairseq_decoder(prefix: str) -> Names:
+    """The table of a model whose decoder has this name."""
+    tables = {"target_input.weight": f"{prefix}.embed_tokens.weight", "output": "lm_head.weight"}
+    return tables | {
+        f"decoder.{ours}": f"{prefix}.{theirs}" for ours, theirs in FAIRSEQ_STACK.items()
+    }
+
+
+XGLM = _fairseq_decoder("model")
+OPT = _fairseq_decoder("model.decoder") | {"decoder.norm": "model.decoder.final_layer_norm"}
+ENCODER_DECODER: Names = {
+    **_fairseq_decoder("model.decoder"),
+    "source_input.weight": "model.encoder.embed_tokens.weight",
+    **{f"encoder.{ours}": f"model.encoder.{theirs}" for ours, theirs in FAIRSEQ_STACK.items()},
+    "output_bias": "final_logits_bias",
+}
+WHISPER = ENCODER_DECODER | {
+    "source_input.convolutions.0": "model.encoder.conv1",
+    "source_input.convolutions.1": "model.encoder.conv2",
+    "output": "proj_out.weight",
+}
+SPEECH2TEXT = ENCODER_DECODER | {
+    "source_input.convolutions.{}": "model.encoder.conv.conv_layers.{}"
+}
+
+CTRANSLATE2_STACK: Names = {
+    "positions.learned": "position_encodings.encodings",
+    "embedding_norm": "layernorm_embedding",
+    "norm": "layer_norm",
+    "layers.{}.attention_sublayer.norm": "layer_{}/self_attention/layer_norm",
+    "layers.{}.attention.qkv": "layer_{}/self_attention/linear_0",
+    "layers.{}.attention.norm.query": "layer_{}/self_attention/q_norm",
+    "layers.{}.attention.norm.key": "layer_{}/self_attention/k_norm",
+    "layers.{}.attention.output": "layer_{}/self_attention/linear_1",
+    "layers.{}.cross_sublayer.norm": "layer_{}/attention/layer_norm",
+    "layers.{}.cross.q": "layer_{}/attention/linear_0",
+    "layers.{}.cross.kv": "layer_{}/attention/linear_1",
+    "layers.{}.cross.output": "layer_{}/attention/linear_2",
+    "layers.{}.feed_forward_sublayer.norm": "layer_{}/ffn/layer_norm",
+    "layers.{}.feed_forward.wide.wide": "layer_{}/ffn/linear_0",
+    "layers.{}.feed_forward.wide.gate": "layer_{}/ffn/linear_0",
+    "layers.{}.feed_forward.wide.value": "layer_{}/ffn/linear_0_noact",
+    "layers.{}.feed_forward.narrow": "layer_{}/ffn/linear_1",
+}
+CTRANSLATE2: Names = {
+    "source_input.weight": "encoder/embeddings_0.weight",
+    "target_input.weight": "decoder/embeddings.weight",
+    "output": "decoder/projection.weight",
+    "output_bias": "decoder/projection.bias",
+    **{f"encoder.{ours}": f"encoder/{theirs}" for ours, theirs in CTRANSLATE2_STACK.items()},
+    **{f"decoder.{ours}": f"decoder/{theirs}" for ours, theirs in CTRANSLATE2_STACK.items()},
+}
+"""CTranslate2's names of specifications, with slashes, and of their weights."""
+
+
+def named_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
+    """The parameters of a model under the names of a family; they share memory with the model's.
+
+    Rows that only fill up a table of tokens are left out. A table that is tied stands under each of
+    its names. GPT-2's linear maps are stored transposed.
+    """
+    theirs: dict[str, Tensor] = {}
+    n_rows = {"target_input.weight": model.vocab_size, "output": model.vocab_size}
+    if isinstance(model.source_input, TokenInput):
+        n_rows["source_input.weight"] = model.source_input.tokens.vocab_size
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        weight = parameter.detach()
+        if name in names:
+            theirs[names[name]] = weight[: n_rows.get(name)]
+            continue
+        path, _, kind = name.rpartition(".")
+        numbers = re.findall(r"\d+", path)
+        module = path if path in names else re.sub(r"\d+", "{}", path)
+        parts = {module: weight}
+        if module not in names:
+            fused_maps = model.get_submodule(path)
+            assert isinstance(fused_maps, FusedLinear)
+            fused = split_rows(fused_maps, weight)
+            parts = {f"{module}.{part}": rows for part, rows in fused.items()}
+        for part, rows in parts.items():
+            stored = rows.t() if names is GPT2 else rows  # the vector of a norm stays as it is
+            theirs[f"{names[part].format(*numbers)}.{kind}"] = stored
+    return theirs
+
+
+def read_tensors(
+    directory: Path, prefix: str = "model.", *, without_position: int = 0
+) -> dict[str, Tensor]:
     """Read the weights by name, from one file or from the shards that an index lists.
 
     Args:
         prefix: What the names of all but the heads begin with. A file of a model without a head
             lacks it.
+        without_position: Rows of a table of positions that stand for none.
 
     Raises:
         InputError: there is no file of weights, or it is damaged.
@@ -66,13 +215,15 @@ def read_tensors(directory: Path, prefix: str = "model.") -> dict[str, Tensor]:
     else:
         raise InputError(
             f"weights are read from {WEIGHTS} or {PICKLE}, but {directory} has neither; write them "
-            "with transformers: "
-            "AutoModel.from_pretrained(NAME).save_pretrained(DIRECTORY)"
+            "with transformers: AutoModel.from_pretrained(NAME).save_pretrained(DIRECTORY)"
         )
-    if any(name.startswith(prefix) for name in weights):
-        return weights
+    if not any(name.startswith(prefix) for name in weights):
+        weights = {
+            name if name.startswith(HEADS) else prefix + name: weight
+            for name, weight in weights.items()
+        }
     return {
-        name if name.startswith(HEADS) else prefix + name: weight
+        name: weight[without_position:] if name.endswith("embed_positions.weight") else weight
         for name, weight in weights.items()
     }
 
@@ -90,9 +241,8 @@ def _shards(index: Path) -> list[str]:
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """Read tensors by name from a pickle, of which nothing is run."""
-    mapped = zipfile.is_zipfile(regular(path))  # older files can only be read whole
     try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        tensors = torch.load(regular(path), map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # torch raises nothing narrower
@@ -100,16 +250,14 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         reason = refused[0] if refused else type(error).__name__
         raise InputError(
             f"{path} must be a whole file of tensors alone, but torch.load with weights_only=True "
-            "refuses it: "
-            f"{reason}; take another copy, or {WEIGHTS}"
+            f"refuses it: {reason}; take another copy, or {WEIGHTS}"
         ) from error
-    plain = isinstance(tensors, dict) and all(
+    if not isinstance(tensors, dict) or not all(
         isinstance(name, str)
         and isinstance(w, Tensor)
         and (w.layout, w.device.type) == (torch.strided, "cpu")
         for name, w in tensors.items()
-    )
-    if not plain:
+    ):
         raise InputError(
             f"{path} must hold dense tensors by name, but it holds something else; take {WEIGHTS}"
         )
@@ -155,8 +303,7 @@ def fill_transformer(
     if broken := [name for name, weight in own.items() if not weight.isfinite().all()]:
         raise InputError(
             f"weights must be finite numbers of float32, but in {directory} "
-            f"{', '.join(broken[:3])} are not; take "
-            "another copy"
+            f"{', '.join(broken[:3])} are not; take another copy"
         )
     if any(half and half.positions.kind == "sinusoidal" for half in (model.encoder, model.decoder)):
         for name, table in weights.items():
@@ -178,8 +325,7 @@ def share_table(weights: dict[str, Tensor], names: list[str], directory: Path) -
         if not torch.equal(weights[name].float(), weights[stored[0]].float()):
             raise InputError(
                 f"tied tables must be equal, but in {directory} {name} differs from {stored[0]}; "
-                f"say in {CONFIG} that "
-                "they are not tied (tie_word_embeddings false)"
+                f"say in {CONFIG} that they are not tied (tie_word_embeddings false)"
             )
     return weights | {name: weights[stored[0]] for name in names if stored}
 
