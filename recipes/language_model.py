@@ -4,7 +4,7 @@
     python recipes/language_model.py shakespeare --data DIR            characters of DIR/input.txt, for a GPU
     python recipes/language_model.py shakespeare_cpu --data DIR        the same text, for two cores
     python recipes/language_model.py text --train FILES --valid FILES  any text
-    python recipes/language_model.py gpt2 --data DIR                   GPT-2 124M on shards (scripts/corpora/make_shards.py)
+    python recipes/language_model.py gpt2 --data DIR                   GPT-2 124M on shards (transduce data shards)
 
 Every field can be set from the command line (see NAME --help). The same command again resumes.
 """

@@ -127,7 +127,7 @@ part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to sha
   lines=$(wc -l <"$text")
   head -n "$((lines * 9 / 10))" "$text" >"$RUNS/gpt2_train.txt"
   tail -n "+$((lines * 9 / 10 + 1))" "$text" >"$RUNS/gpt2_valid.txt"
-  run python scripts/corpora/make_shards.py --train "$RUNS/gpt2_train.txt" --valid "$RUNS/gpt2_valid.txt" \
+  run python -m transduce.cli.main data shards --train "$RUNS/gpt2_train.txt" --valid "$RUNS/gpt2_valid.txt" \
     --output "$RUNS/gpt2_shards" --vocab-size "$size" --shard-bytes 300000
   train gpt2 python recipes/language_model.py gpt2 --data "$RUNS/gpt2_shards" --training.seed 1 \
     --model.decoder.input.multiple 50304 \

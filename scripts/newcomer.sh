@@ -62,7 +62,7 @@ for split in ("train", "test"):
             (folder / split / f"{row['id']}.txt").write_text(row["text"] + "\n")
 PYTHON
   for split in train test; do
-    python scripts/corpora/get_data.py folder "$OUT/digits/$split" "$OUT/digits/$split.tsv"
+    transduce data manifest "$OUT/digits/$split" "$OUT/digits/$split.tsv"
   done
   transduce train speech-to-text manifest --run "$OUT/speech" --train "$OUT/digits/train.tsv" --test "$OUT/digits/test.tsv" \
     --hold-out recordings --features.sample-rate 8000 --features.n-mels 40 --cache "$OUT/features" --vocab-size 290 \

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import torch
-from make_manifest import write_manifest
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor, VectorReader
-from transduce.data.speech.manifest import Recording
+from transduce.data.speech.manifest import Recording, write_manifest
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
 from transduce.experiment.run import with_frames, with_vocabularies

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import soundfile
 import torch
-from make_manifest import SUFFIXES
 from torch import Tensor
 from torchaudio.compliance import kaldi
 
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
+from transduce.data.speech.layouts import SOUND
 from transduce.errors import InputError
 
 COMMANDS = Path(__file__).resolve().parents[2] / "recipes" / "data" / "commands" / "sound"
@@ -63,7 +63,7 @@ def recordings(folder: Path, n: int, seconds: float) -> list[Tensor]:
     Raises:
         InputError: there is no sound, or not enough of it.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)[:n]
+    paths = sorted(path for path in folder.rglob("*") if SOUND.fullmatch(path.suffix))[:n]
     if not paths:
         raise InputError(f"a folder with sound files must be named, but {folder} has none; use --data DIR")
     samples = [read_audio(path, CONFIG.sample_rate) for path in paths]

@@ -2,7 +2,7 @@
 
     python scripts/corpora/make_digits.py FSDD OUT [--train 4000 --valid 200 --test 500 --seed 1]
 
-FSDD is a folder with train.tsv and test.tsv, as `scripts/corpora/get_data.py fsdd FSDD` makes it. OUT gets train.tsv,
+FSDD is a folder with train.tsv and test.tsv, as `transduce data get fsdd FSDD` makes it. OUT gets train.tsv,
 valid.tsv, test.tsv and their sound, FLAC at 8 kHz; the column `recordings` names what was joined, and `times` has the
 seconds of each, start-stop. Then:
 
@@ -29,11 +29,10 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from jaxtyping import Float, Int16
-from make_manifest import write_manifest
 from tqdm import tqdm
 
 from transduce.config import differences
-from transduce.data.speech.manifest import Recording, read_manifest, recordings_fingerprint
+from transduce.data.speech.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
 from transduce.errors import InputError
 from transduce.exit import exit_code
 from transduce.files import write_file
@@ -60,7 +59,7 @@ def read_corpus(folder: Path) -> tuple[list[Recording], list[Recording]]:
     if missing:
         raise InputError(
             f"FSDD must be a folder with train.tsv and test.tsv, but {folder} has no {' and no '.join(missing)}; "
-            f"run `python scripts/corpora/get_data.py fsdd {folder}`, or name the right folder"
+            f"run `transduce data get fsdd {folder}`, or name the right folder"
         )
     train, test = (read_manifest(folder / name) for name in ("train.tsv", "test.tsv"))
     if not train or not test:

@@ -29,10 +29,9 @@ from random import Random
 import numpy as np
 import soundfile
 import torch
-from make_manifest import write_manifest
 from torchaudio.functional import resample
 
-from transduce.data.speech.manifest import Recording
+from transduce.data.speech.manifest import Recording, write_manifest
 from transduce.data.text.lines import read_lines
 from transduce.errors import InputError
 

@@ -27,11 +27,10 @@ from pathlib import Path
 from random import Random
 
 import soundfile
-from make_manifest import write_manifest
 from make_sound import RATE, speak
 from tqdm import tqdm
 
-from transduce.data.speech.manifest import Recording, read_manifest
+from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
 from transduce.data.text.lines import read_lines
 from transduce.errors import InputError
 from transduce.exit import exit_code

@@ -36,7 +36,6 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
-from make_manifest import write_manifest
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(SCRIPTS / "corpora"), str(SCRIPTS.parent / "recipes")]
@@ -46,7 +45,7 @@ import translation
 import transduce as td
 from transduce import experiment as ex
 from transduce.config import to_dict
-from transduce.data.speech.manifest import Recording
+from transduce.data.speech.manifest import Recording, write_manifest
 from transduce.exit import exit_code
 from transduce.experiment import run as training, validation
 from transduce.run import MODEL_CARD, REPORT

@@ -4,13 +4,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from make_manifest import write_manifest
-
 import transduce as td
 from recipes import language_model, masked_language_model, speech_to_text, translation
 from tests.runs import FEATURES, SPEECH, record, sentences
 from transduce.data.config import Augmentation
-from transduce.data.speech.manifest import Manifests, Recording
+from transduce.data.speech.manifest import Manifests, Recording, write_manifest
 from transduce.data.text.corpus import Folder
 from transduce.data.text.language import OneText
 from transduce.train.config import OptimConfig, TrainingConfig

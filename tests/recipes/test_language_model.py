@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from make_shards import write_shard
 
 import transduce as td
 from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE, SHAKESPEARE_CPU, decoder, run
@@ -17,6 +16,7 @@ from transduce.cli.common import Machine
 from transduce.cli.generate import score_perplexity
 from transduce.cli.main import main
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
+from transduce.data.text.shards import write_shard
 from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
 from transduce.experiment.run import with_vocabularies
 
@@ -109,7 +109,7 @@ def test_shards(tmp_path, running_text, untrained):
     ids = encode_text(tokenizer, text)
     for name, part in (("train-00000", ids[:70]), ("train-00001", ids[70:]), ("valid-00000", ids[:60])):
         write_shard(folder / name, part, vocab_size=280, tokenizer=tokenizer.model, source=name)
-    x = small(tmp_path / "a", data, corpus=Shards(data=folder), batches_per_epoch=3, valid_windows=2)
+    x = small(tmp_path / "a", data, corpus=Shards(data=folder, verify=True), batches_per_epoch=3, valid_windows=2)
     other, same = tmp_path / "other.json", tmp_path / "same.json"
     train_tokenizer("byte_bpe", [text], vocab_size=270).save(other)
     tokenizer.save(same)

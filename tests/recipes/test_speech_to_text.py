@@ -8,7 +8,6 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from make_manifest import write_manifest
 
 import transduce as td
 from recipes.speech_to_text import SETTINGS, run
@@ -17,7 +16,7 @@ from tests.runs import FEATURES, RATE, SPEECH, library_tokenizer, sentences
 from transduce.data.config import Augmentation
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureExtractor, VectorConfig
-from transduce.data.speech.manifest import Manifests, Recording, read_manifest
+from transduce.data.speech.manifest import Manifests, Recording, read_manifest, write_manifest
 from transduce.experiment.command import choose
 from transduce.experiment.run import with_frames
 from transduce.model.layers import Layer

@@ -84,10 +84,10 @@ def test_rows_say_which_commit_trained(gpu):
 
 
 def test_a_part_stops_where_a_command_fails(gpu):
-    status, told, commands = gpu("--device", "cpu", "--tiny", "gpt2", "training_speed", BROKEN="make_shards")
+    status, told, commands = gpu("--device", "cpu", "--tiny", "gpt2", "training_speed", BROKEN="data shards")
     assert status == 1 and told.endswith("failed: gpt2\n") and "\nit broke\n" in told
-    assert [command.split(" -")[0] for command in commands] == [
-        "scripts/corpora/make_shards.py", "scripts/bench training", "scripts/bench speech_training"
+    assert [command.split(" --")[0] for command in commands] == [
+        "-m transduce.cli.main data shards", "scripts/bench training", "scripts/bench speech_training"
     ]  # fmt: skip
 
 

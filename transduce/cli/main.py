@@ -48,6 +48,9 @@ COMMANDS = {
         "likelihood:rerank",
         "Choose among n outputs of every input by what another run thinks of them.",
     ),
+    "data get": ("data:get", "Fetch a corpus: multi30k, tinyshakespeare, fsdd, speechocean762."),
+    "data manifest": ("data:manifest", "Make a manifest of recordings in another order."),
+    "data shards": ("shards:shards", "Make shards of token ids of a text that memory cannot hold."),
     "tokenize": (
         "tokenize:tokenize",
         "Write lines as a run's tokens: the text of n-gram models for --lm.",

@@ -30,9 +30,8 @@ from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
 from transduce.cli.large_files import Division, carry_out
 from transduce.cli.translate import check_token_scores
 from transduce.config import Common
-from transduce.data.speech.audio import check_microphone, record
 from transduce.data.speech.manifest import manifest_audio
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt
 
@@ -165,7 +164,7 @@ def transcribe(
     """
     live.check(files, columns, division)
     if live.microphone:
-        check_microphone()
+        require("sounddevice", "a microphone", "microphone")
     sounds = list(_listed(files, columns) if columns else _given(files))
     output.check(len(sounds) + live.microphone, search.settings.get("n_best", 0))
     job = Transcription(
@@ -330,6 +329,7 @@ def _standard_input() -> "Iterator[Audio]":
 
 def _recorded() -> "Audio":
     """Record from the microphone until Enter or Ctrl-C."""
+    from transduce.data.speech.audio import record
 
     def wait() -> None:
         print("recording; Enter ends it", file=sys.stderr, flush=True)

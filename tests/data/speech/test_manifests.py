@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from make_manifest import write_manifest
 
-from transduce.data.speech.manifest import Manifests, Recording, recordings_fingerprint
+from transduce.data.speech.manifest import Manifests, Recording, recordings_fingerprint, write_manifest
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_a_speaker_left_out_is_the_test_and_nowhere_else(folder, valid):
         (
             {"train": Path("nothing.tsv")},
             "a manifest must be there, but {0}/nothing.tsv is not; use --data DIR, or name the manifests "
-            "(scripts/corpora/get_data.py and make_manifest.py in a clone of transduce make some)",
+            "(transduce data manifest makes some)",
         ),
         ({"leave_out": "Z"}, "leave_out must be a speaker of the manifests, but 'Z' is not: A, B, C, D, E, F"),
         (

@@ -108,7 +108,7 @@ def test_shards_hold_the_ids_in_the_smallest_type(tmp_path, vocab_size, width):
         "sha256": hashlib.sha256(raw).hexdigest(),
         "source": "x",
     }
-    stream = open_shards([tmp_path / "a.bin", tmp_path / "b.bin"], tokenizer=b"t")
+    stream = open_shards([tmp_path / "a.bin", tmp_path / "b.bin"], tokenizer=b"t", verify=True)
     assert stream.read(0, 6).tolist() == [*ids.tolist(), 0, 3]
     assert read_header(tmp_path / "b.bin").count == 2
     sums = "".join(hashlib.sha256(part).hexdigest() for part in (raw, raw[: 2 * width]))
@@ -127,6 +127,10 @@ def test_shards_that_do_not_fit_are_refused(tmp_path):
         f"shards must be made with the tokenizer they are read with, but {path} has {ours} and the tokenizer is "
         f"{theirs}; make the shards again"
     )
+    path.write_bytes(b"\0\0\0\1")
+    open_shards([path], tokenizer=b"t")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must have the checksum of its header"):
+        open_shards([path], tokenizer=b"t", verify=True)
     path.write_bytes(b"\0\0\0")
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must have 4 bytes.* but has 3"):
         open_shards([path], tokenizer=b"t")

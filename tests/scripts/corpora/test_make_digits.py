@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from make_manifest import write_manifest
 
 from scripts.corpora import make_digits
-from transduce.data.speech.manifest import Recording, read_manifest
+from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
 
 WORDS = ("zero", "one", "two")
 SIZES = "--train", "30", "--valid", "6", "--test", "12"
@@ -186,7 +185,7 @@ def test_a_wrong_folder_is_told(make, fsdd, tmp_path):
     assert make(tmp_path, tmp_path / "out")[::2] == (
         2,
         f"transduce: FSDD must be a folder with train.tsv and test.tsv, but {tmp_path} has no train.tsv and no test.tsv; "
-        f"run `python scripts/corpora/get_data.py fsdd {tmp_path}`, or name the right folder",
+        f"run `transduce data get fsdd {tmp_path}`, or name the right folder",
     )
     assert make(fsdd, tmp_path / "out", "--valid", "0")[::2] == (
         2,

@@ -5,10 +5,9 @@ import shutil
 import numpy as np
 import pytest
 import soundfile
-from make_manifest import write_manifest
 
 from scripts.corpora import speak
-from transduce.data.speech.manifest import Recording, read_manifest
+from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
 
 TEXTS = ["ONE  TWO", "THREE", "", "FOUR FIVE"]
 NAMES = ["m1", "f2", "klatt"]

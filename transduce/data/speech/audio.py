@@ -246,15 +246,6 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
             sound.seek(start)
 
 
-def check_microphone() -> None:
-    """Check that there is something to record with, before anything else takes time.
-
-    Raises:
-        InputError: sounddevice is not installed.
-    """
-    require("sounddevice", "a microphone", "microphone")
-
-
 def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
     """Sound of the default microphone, one channel, at its own rate in Hz.
 
@@ -265,7 +256,7 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
         InputError: sounddevice is not installed, or there is no microphone, or no sound came from
             it.
     """
-    check_microphone()
+    require("sounddevice", "a microphone", "microphone")
     import sounddevice  # it looks for devices when it is loaded
 
     blocks: list[Float[np.ndarray, "n 1"]] = []

@@ -1,4 +1,4 @@
-"""Manifests: TSV files that name recordings and their transcripts."""
+"""Manifests: lists of recordings and their transcripts, and how they are split."""
 
 import math
 import os
@@ -11,17 +11,12 @@ from typing import Literal
 import numpy as np
 
 from transduce.config import Common, within
-from transduce.data.text.lines import (
-    decode_line,
-    lines_fingerprint,
-    raw_lines,
-    read_lines,
-    split_table,
-)
+from transduce.data.speech.layouts import each_row, seconds_of
+from transduce.data.text.lines import lines_fingerprint
 from transduce.errors import InputError
 
 NEEDED = ("id", "audio", "seconds", "speaker")
-"""Columns of every manifest. The target column is needed as well, and there may be others."""
+"""Columns of every manifest that is written, before the target column and others."""
 
 HoldOut = Literal["speakers", "recordings"]
 
@@ -44,9 +39,10 @@ class Recording:
 
 
 def read_manifest(path: Path | str, target_column: str = "text") -> list[Recording]:
-    """The recordings of a UTF-8 TSV whose first line names the columns.
+    """The recordings of a manifest, or of another file or folder that `each_row` reads.
 
-    `audio` is relative to the manifest's folder, or absolute. No file of sound is opened here.
+    Audio and text are needed. Without `seconds` the sound is opened and measured; without `id`, it
+    is the path of the sound; without `speaker`, every recording has its own.
 
     Args:
         target_column: the column that becomes `Recording.text`; "text" is then one of the others.
@@ -55,76 +51,98 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
         InputError: a column is missing or named twice, a line has another number of cells, an id
             stands twice, seconds are no positive number, no audio is named; by file and line.
     """
-    path = Path(path)
-    header, rows = split_table(read_lines(path), str(path))
-    _check_header(path, header, target_column)
     recordings: dict[str, Recording] = {}
-    for number, cells in enumerate(rows, start=2):
-        place = f"{path}, line {number},"
-        row = dict(zip(header, cells, strict=True))
-        name, audio, seconds, speaker, text = (
-            row.pop(column) for column in (*NEEDED, target_column)
-        )
-        if name in recordings:
-            first = 2 + [*recordings].index(name)
-            raise InputError(
-                f"an id must stand once, but {place} has id={name!r}, as line {first} has; rename "
-                "one of them"
-            )
-        sound = path.parent / _named(audio, place)
-        recordings[name] = Recording(name, sound, _positive(seconds, place), speaker, text, row)
+    for place, row in each_row(Path(path)):
+        if "audio" in row or not Path(path).is_dir():  # a folder may have texts without sound
+            recording = to_recording(row, place, target_column)
+            if recording.id in recordings:
+                raise InputError(
+                    f"an id must stand once, but {place} has id={recording.id!r} again; rename one "
+                    "of them"
+                )
+            recordings[recording.id] = recording
     return [*recordings.values()]
+
+
+def to_recording(row: dict[str, str], place: str, target_column: str = "text") -> Recording:
+    """The recording of a row.
+
+    Raises:
+        InputError: see `read_manifest`; the message has the place.
+    """
+    audio = _audio(row, place)
+    if target_column not in row:
+        raise InputError(
+            f"a manifest must have the columns audio and {target_column}, but {place} has "
+            f"{', '.join(row)}; add {target_column}, or name another target column"
+        )
+    if "segment" in row:
+        raise InputError(
+            f"segments must be cut out of their sound, but {place} has one; transduce data "
+            "manifest DIR OUT.tsv --audio-out PIECES does that"
+        )
+    cells = {name: cell for name, cell in row.items() if name != "audio"}
+    text = cells.pop(target_column)
+    seconds = cells.pop("seconds", "")
+    name = cells.pop("id", "") or str(audio)
+    length = _positive(seconds, place) if seconds else seconds_of(audio)
+    return Recording(name, audio, length, cells.pop("speaker", "") or name, text, cells)
+
+
+def _audio(row: dict[str, str], place: str) -> Path:
+    if not row.get("audio"):
+        raise InputError(
+            f"audio must name a file, but {place} names none; name one in the column audio, or "
+            "leave out the line"
+        )
+    return Path(row["audio"])
+
+
+def write_manifest(
+    path: Path | str,
+    recordings: Sequence[Recording],
+    target_column: str = "text",
+    *,
+    root: Path | None = None,
+) -> None:
+    """Write a manifest that `read_manifest` reads back. Paths inside `root` are relative, others
+    absolute.
+
+    Args:
+        root: the folder that can be moved as a whole; None: the manifest's own folder.
+
+    Raises:
+        InputError: a cell holds a tab or a line break.
+    """
+    from transduce.files import write_file  # it loads torch, for which --help does not wait
+
+    path = Path(path)
+    others = [*dict.fromkeys(name for r in recordings for name in r.columns)]
+    folder = os.path.abspath(path.parent)
+    rows = [[*NEEDED, target_column, *others]]
+    for r in recordings:
+        audio = Path(os.path.abspath(r.audio))
+        if audio.is_relative_to(os.path.abspath(root or folder)):
+            audio = Path(os.path.relpath(audio, folder))
+        seconds = str(round(r.seconds, 3) or r.seconds)  # half a millisecond does not become 0
+        cells = [r.columns.get(name, "") for name in others]
+        rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *cells])
+    for row in rows:
+        if bad := [cell for cell in row if {*cell} & {*"\t\n\r"}]:
+            raise InputError(
+                f"a cell must not hold a tab or the end of a line, but {row[0]} has {bad[0]!r}; "
+                "use spaces"
+            )
+    write_file(path, "".join("\t".join(row) + "\n" for row in rows))
 
 
 def manifest_audio(path: Path) -> list[Path]:
     """The sound files that a manifest names, in its order; it may lack every other column.
 
-    Names may be any bytes: one that no file can have concerns that recording alone.
-
     Raises:
-        InputError: there is no column `audio`, a line has another number of cells or names no file;
-            by file and line.
+        InputError: a line names no file; by file and line.
     """
-    first, *others = [line.removesuffix(b"\n").removesuffix(b"\r") for line in raw_lines(path)] or [
-        b""
-    ]
-    header, rows = split_table(
-        [decode_line(first, str(path), 1), *map(os.fsdecode, others)], str(path)
-    )
-    if "audio" not in header:
-        raise InputError(
-            f"a manifest's first line must name the column audio, but {path} has "
-            f"{', '.join(header)}; add it, or name "
-            "the sound files themselves"
-        )
-    column = header.index("audio")
-    return [
-        path.parent / _named(row[column], f"{path}, line {number},")
-        for number, row in enumerate(rows, start=2)
-    ]
-
-
-def _named(audio: str, place: str) -> str:
-    if not audio:
-        raise InputError(
-            f"audio must name a file, but {place} names none; name one, or leave out the line"
-        )
-    return audio
-
-
-def _check_header(path: Path, header: list[str], target_column: str) -> None:
-    columns = ", ".join(header)
-    needed = (*NEEDED, target_column)
-    if target_column in NEEDED:
-        raise InputError(
-            f"the target column must hold text, but it is {target_column!r}; {path} has {columns}"
-        )
-    if missing := [column for column in needed if column not in header]:
-        raise InputError(
-            f"a manifest's first line must name the columns {', '.join(needed)}, but {path} has "
-            f"{columns or 'none'} "
-            f"and lacks {', '.join(missing)}; add them, or name another target column"
-        )
+    return [_audio(row, place) for place, row in each_row(path)]
 
 
 def _positive(cell: str, place: str) -> float:
@@ -135,7 +153,7 @@ def _positive(cell: str, place: str) -> float:
     if not 0 < seconds < math.inf:
         raise InputError(
             f"seconds must be a positive number, but {place} has {cell!r}; write the length of the "
-            "sound, such as 2.5"
+            "sound, such as 2.5, or nothing"
         )
     return seconds
 
@@ -260,12 +278,10 @@ class Manifests:
 
     def _read(self, path: Path) -> list[Recording]:
         path = self.data / path if self.data else path
-        if not path.is_file():
+        if not path.exists():
             raise InputError(
                 f"a manifest must be there, but {path} is not; use --data DIR, or name the "
-                "manifests "
-                "(scripts/corpora/get_data.py and make_manifest.py in a clone of transduce make "
-                "some)"
+                "manifests (transduce data manifest makes some)"
             )
         return read_manifest(path, self.target_column)
 

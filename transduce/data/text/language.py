@@ -175,6 +175,8 @@ class Shards:
 
     data: Common[Path | None] = None
     """The folder."""
+    verify: bool = False
+    """Whether to compare all bytes with their checksums first."""
 
     def read(
         self,
@@ -208,7 +210,9 @@ class Shards:
                 "these out, or make other shards: transduce data shards --tokenizer FILE"
             )
         train, valid = (
-            open_shards(sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model)
+            open_shards(
+                sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify
+            )
             for split in ("train", "valid")
         )
         return Language(own, train, valid)

@@ -2,6 +2,7 @@
 files."""
 
 import codecs
+import csv
 import gzip
 import hashlib
 import io
@@ -149,10 +150,14 @@ def lines_fingerprint(lines: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def split_table(lines: Sequence[str], name: str) -> tuple[list[str], list[list[str]]]:
+def split_table(
+    lines: Sequence[str], name: str, *, comma: bool = False
+) -> tuple[list[str], list[list[str]]]:
     """The names of the columns, which the first line has, and the cells of every row of a table.
 
-    Tabs separate cells; `name` stands for the table in errors.
+    Args:
+        name: stands for the table in errors.
+        comma: cells are those of CSV, with commas and quotes; otherwise tabs separate them.
 
     Raises:
         InputError: there is no line to name the columns, one is named twice, or a row has more or
@@ -162,7 +167,7 @@ def split_table(lines: Sequence[str], name: str) -> tuple[list[str], list[list[s
         raise InputError(
             f"a table must begin with a line that names its columns, but {name} is empty"
         )
-    header, *rows = (line.split("\t") for line in lines)
+    header, *rows = csv.reader(lines) if comma else (line.split("\t") for line in lines)
     if len(set(header)) < len(header):
         columns = ", ".join(header)
         raise InputError(

@@ -119,12 +119,15 @@ def read_header(path: Path) -> ShardHeader:
         ) from error
 
 
-def open_shards(paths: Sequence[Path], *, tokenizer: bytes) -> Stream:
+def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
     """Shards as one stream. Files are mapped into memory, and read where ids are needed.
 
+    Args:
+        verify: whether to read everything once and compare it with the checksums.
+
     Raises:
-        InputError: there is no shard, one was made with another tokenizer, or has another size than
-            its header says.
+        InputError: there is no shard, one was made with another tokenizer, or its bytes are not
+            those of its header.
     """
     if not paths:
         raise InputError(
@@ -148,5 +151,10 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes) -> Stream:
                 "again"
             )
         # an empty file cannot be mapped
-        parts.append(np.memmap(path, kind, mode="r") if size else np.empty(0, kind))
+        ids = np.memmap(path, kind, mode="r") if size else np.empty(0, kind)
+        if verify and hashlib.sha256(ids.data).hexdigest() != header.sha256:
+            raise InputError(
+                f"{path} must have the checksum of its header, but has not; make it again"
+            )
+        parts.append(ids)
     return Stream(parts, [header.sha256 for header in headers])

@@ -1,14 +1,13 @@
-"""The manifests that scripts/corpora/get_data.py makes of a Kaldi directory and of a folder of x.wav and x.txt."""
+"""`transduce data manifest`: of a Kaldi directory, of a folder of x.wav and x.txt, and of the tables of other tools."""
 
-import os
-import shutil
+import json
 
 import numpy as np
 import pytest
 import soundfile
 
-from scripts.corpora import get_data
-from tests.scripts.corpora.layouts import noise, put, sound
+from tests.layouts import noise, put, sound
+from transduce.cli.main import main
 from transduce.data.speech.manifest import read_manifest
 
 
@@ -17,7 +16,7 @@ def make(capsys):
     """The command; returns its exit code, what it printed and what it said on stderr."""
 
     def run(*arguments):
-        code = get_data.main([str(each) for each in arguments])
+        code = main(["data", "manifest", *map(str, arguments)])
         said = capsys.readouterr()
         return code, said.out.splitlines(), said.err.removesuffix("\n")
 
@@ -41,43 +40,23 @@ def test_a_folder_of_sounds_and_texts(tmp_path, make, monkeypatch):
     put(home / "Bob" / "blank.txt", " ")
     sound(home / "Bob" / "empty.wav", n=0)
     put(home / "Bob" / "empty.txt", "nothing")
-    (home / "Bob" / "latin.txt").write_bytes(b"\xe4")
-    sound(home / "Bob" / "latin.wav")
-    sound(home / "Bob" / "tab\t.wav")
-    put(home / "Bob" / "tab\t.txt", "tab")
-    soundfile.write(home / "Bob" / "nan.wav", [0.5] * 800 + [float("nan")], 8000, subtype="FLOAT")
-    put(home / "Bob" / "nan.txt", "nan")
     put(home / "Bob" / "torn.txt", "torn")
     (home / "Bob" / "torn.ogg").write_bytes(b"OggS")
     put(home / "Bob" / "picture.png", "no sound at all")
     monkeypatch.chdir(home / "Ann")
-    code, out, _ = make("folder", "..", tmp_path / "talks.tsv")
+    code, out, _ = make("..", tmp_path / "talks.tsv")
     assert code == 0
     assert sorted(cells(tmp_path / "talks.tsv")) == [
         ("Ann/one", home / "Ann/one.flac", 0.1, "Ann", "Good day, Straße!"),
         ("Bob/deep/two", home / "Bob/deep/two.opus", 1.0, "deep", "yes"),
     ]
     assert sorted(out[:-1]) == [
-        "left out 1: a name with a tab or the end of a line: Bob/tab\t",
-        "left out 1: a sound of 0 samples: Bob/empty (../Bob/empty.wav)",
-        "left out 1: a sound that cannot be read: Bob/torn (../Bob/torn.ogg)",
-        "left out 1: a sound with NaN or infinite samples: Bob/nan (../Bob/nan.wav)",
-        "left out 1: a text that is not UTF-8: Bob/latin",
         "left out 1: an id that another recording has: Ann/one",
-        "left out 1: no sound: Bob/alone.txt",
+        "left out 1: no sound: Bob/alone",
+        "left out 2: a sound that is empty or cannot be read: Bob/empty, Bob/torn",
         "left out 2: no text: Bob/blank, Bob/mute",
     ]
     assert out[-1] == f"{tmp_path / 'talks.tsv'}: 2 recordings, 0.00 hours, 2 speakers"
-
-
-def test_a_file_name_that_is_not_utf_8_is_left_out(tmp_path, make):
-    sound(tmp_path / "Ann" / "good.wav")
-    put(tmp_path / "Ann" / "good.txt", "good")
-    for suffix in ("txt", "wav"):
-        shutil.copy(tmp_path / "Ann" / f"good.{suffix}", os.fsencode(tmp_path / "Ann") + b"/\xe4." + suffix.encode())
-    code, out, _ = make("folder", tmp_path, tmp_path / "m.tsv")
-    assert code == 0
-    assert out[0] == "left out 1: a name that is not UTF-8: Ann/?"
 
 
 @pytest.fixture
@@ -94,27 +73,27 @@ def kaldi(tmp_path):
 
 
 def test_a_kaldi_directory(tmp_path, make, kaldi):
-    code, out, _ = make("kaldi", kaldi, tmp_path / "new" / "m.tsv")
+    code, out, _ = make(kaldi, tmp_path / "new" / "m.tsv")
     assert code == 0
     assert cells(tmp_path / "new" / "m.tsv") == [
         ("a", kaldi / "a.wav", 0.5, "Ann", "good day"),
         ("b", tmp_path / "elsewhere/b c.flac", 1.0, "Bob", "yes"),
     ]
     assert out == [
-        "left out 1: no sound: c (gone.wav)",
+        "left out 1: no sound: c",
         "left out 1: no text: d",
-        f"left out 1: a sound that cannot be read: e ({kaldi / 'e.raw'})",
+        "left out 1: a sound that is empty or cannot be read: e",
         f"{tmp_path / 'new' / 'm.tsv'}: 2 recordings, 0.00 hours, 2 speakers",
     ]
 
 
-def test_a_command_in_a_kaldi_directory_is_refused_by_line(tmp_path, make, kaldi):
+def test_a_command_in_a_kaldi_directory_is_refused(tmp_path, make, kaldi):
     put(kaldi / "wav.scp", "a a.wav", "b sph2pipe -f wav b.sph |")
-    assert make("kaldi", kaldi, tmp_path / "m.tsv") == (
+    assert make(kaldi, tmp_path / "m.tsv") == (
         2,
         [],
-        f"transduce: wav.scp must name files, but {kaldi / 'wav.scp'}, line 2, has a command: "
-        "'b sph2pipe -f wav b.sph |'; run the commands, write their sound to files, and name those",
+        f"transduce: wav.scp must name files, but in {kaldi} it has a command: 'sph2pipe -f wav b.sph |'; run the "
+        "commands, write their sound to files, and name those",
     )
 
 
@@ -129,7 +108,7 @@ def segments(kaldi):
 
 
 def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
-    code, out, _ = make("kaldi", segments, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")
+    code, out, _ = make(segments, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")
     assert code == 0
     assert [row[:3] for row in cells(tmp_path / "m.tsv")] == [
         ("p", tmp_path / "pieces/p.flac", 0.2),
@@ -140,20 +119,14 @@ def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
         assert rate == 8000
         np.testing.assert_array_equal(samples, noise(source)[start:stop, 0])
     assert out[:-1] == [
-        "left out 2: a piece that lies outside its sound: r, s",
-        "left out 2: a line of segments that is not ID SOUND START END: t, n",
+        "left out 5: a segment that is not ID SOUND START END, inside its sound: r, s, t, v/w, n",
         "left out 1: no sound: u",
-        "left out 1: an id that cannot name a file: v/w",
     ]
-
-
-def test_pieces_need_a_folder(tmp_path, make, segments):
-    assert make("kaldi", segments, tmp_path / "m.tsv") == (
-        2,
-        [],
-        f"transduce: {segments} has segments, whose pieces must be cut, but no folder is named for them; "
-        "use --audio-out DIR",
+    assert make(segments, tmp_path / "m.tsv")[1][0].startswith(
+        "left out 7: a segment that must be cut; name a folder for segments: --audio-out DIR: p, q, r, s, t, ..."
     )
+    with pytest.raises(ValueError, match="segments must be cut out of their sound"):
+        read_manifest(segments)
 
 
 @pytest.mark.parametrize(
@@ -171,45 +144,63 @@ def test_a_piece_keeps_what_its_sound_holds(tmp_path, make, kaldi, subtype, dtyp
     put(kaldi / "segments", "p a 0.25 0.5")
     put(kaldi / "text", "p said")
     put(kaldi / "utt2spk", "p Ann")
-    assert make("kaldi", kaldi, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")[0] == 0
+    assert make(kaldi, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")[0] == 0
     flac = tmp_path / "pieces" / "p.flac"
     assert soundfile.info(flac).subtype == want
     step = {"PCM_U8": 2**-7, "FLOAT": 2**-14}.get(subtype, 2**-22)
     np.testing.assert_allclose(soundfile.read(flac)[0], wave[2000:], rtol=0, atol=step)
 
 
-def test_a_piece_with_nan_is_left_out(tmp_path, make, kaldi):
-    soundfile.write(kaldi / "a.wav", [0.5] * 4000 + [float("nan")] * 4000, 8000, subtype="DOUBLE")
-    put(kaldi / "segments", "p a 0 0.5", "q a 0.5 1")
-    put(kaldi / "text", "p said", "q said")
-    put(kaldi / "utt2spk", "p Ann", "q Ann")
-    _, out, _ = make("kaldi", kaldi, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")
-    assert out[0] == f"left out 1: a sound with NaN or infinite samples: q ({kaldi / 'a.wav'})"
-    assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["p.flac"]
-
-
 def test_wrong_folders_are_told(tmp_path, make):
     out = tmp_path / "m.tsv"
-    assert make("folder", tmp_path, out) == (
-        2,
-        [],
-        f"transduce: a manifest needs a recording, but none was found for {out}; what was left out is told above, and "
-        "--help tells the layouts",
+    assert make(tmp_path, out) == (
+        2, [], f"transduce: a manifest needs a recording, but there is none for {out}; --help has the layouts"
+    )  # fmt: skip
+    nowhere = tmp_path / "nowhere"
+    assert make(nowhere, out)[2] == f"transduce: a text must be a file, plain or .gz, but {nowhere} does not exist"
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Two recordings as other tools list them: TSV, CSV, JSON lines, an audio folder; and their sound."""
+    rows = [("clips/a.wav", 'good "day", all', 4000), ("clips/b.flac", "yes", 8000)]
+    for name, _, n in rows:
+        sound(tmp_path / name, n)
+    put(tmp_path / "m.tsv", "path\tsentence", *(f"{name}\t{text}" for name, text, _ in rows))
+    put(tmp_path / "m.csv", "audio,text", 'clips/a.wav,"good ""day"", all"', "clips/b.flac,yes")
+    nemo = [{"audio_filepath": name, "duration": n / 8000, "text": text} for name, text, n in rows]
+    put(tmp_path / "m.jsonl", *map(json.dumps, nemo))
+    put(
+        tmp_path / "hub" / "metadata.csv",
+        "file_name,transcription",
+        '../clips/a.wav,"good ""day"", all"',
+        "../clips/b.flac,yes",
     )
-    put(tmp_path / "text", "a good day")
-    for wrong, told in (("nowhere", "does not exist"), ("text", "is a file")):
-        for layout in ("folder", "kaldi"):
-            assert make(layout, tmp_path / wrong, out) == (
-                2,
-                [],
-                f"transduce: recordings are looked for in a folder, but {tmp_path / wrong} {told}; name another",
-            )
-    assert make("kaldi", tmp_path, out)[2] == (
-        f"transduce: {tmp_path} must hold wav.scp, text, utt2spk, but it lacks wav.scp, utt2spk; name another folder, or "
-        "add what is missing"
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["m.tsv", "m.csv", "m.jsonl", "hub"])
+def test_tables_of_other_tools_are_read_as_they_are(tables, make, name):
+    want = [('good "day", all', 0.5, {}), ("yes", 1.0, {})]
+    recordings = read_manifest(tables / name)
+    assert [(r.text, r.seconds, r.columns) for r in recordings] == want
+    assert [r.audio.resolve() for r in recordings] == [tables / "clips/a.wav", tables / "clips/b.flac"]
+    assert len({r.id for r in recordings}) == len({r.speaker for r in recordings}) == 2
+    assert make(tables / name, tables / "out.tsv")[0] == 0
+    again = read_manifest(tables / "out.tsv")
+    assert [(r.id, r.text, r.seconds, r.speaker) for r in again] == [
+        (r.id, r.text, r.seconds, r.speaker) for r in recordings
+    ]
+
+
+def test_spaces_for_tabs_and_lines_that_are_no_json_are_told(tmp_path):
+    put(tmp_path / "m.tsv", "audio   text", "a.wav   good day")
+    with pytest.raises(ValueError) as error:
+        read_manifest(tmp_path / "m.tsv")
+    assert str(error.value) == (
+        f"columns must have tabs between them, but the first line of {tmp_path / 'm.tsv'} has spaces: 'audio   text'; "
+        "write tabs, or commas in a file that ends in .csv"
     )
-    sound(tmp_path / "a" / "b.wav")
-    put(tmp_path / "a" / "b.txt", "b")
-    assert make("folder", tmp_path / "a", tmp_path)[2] == (
-        f"transduce: a manifest is a file, but {tmp_path} is a folder; name {tmp_path / 'train.tsv'}, for example"
-    )
+    put(tmp_path / "m.jsonl", '{"audio": "a.wav", "text": "a"}', "[1]")
+    with pytest.raises(ValueError, match=r"a JSON object, but .*m\.jsonl, line 2, is not"):
+        read_manifest(tmp_path / "m.jsonl")

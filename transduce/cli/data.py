@@ -1,0 +1,284 @@
+"""`transduce data`: fetch a corpus, and make a manifest of recordings in another order."""
+
+import gzip
+import hashlib
+import tarfile
+import urllib.request
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal, NamedTuple
+
+from tyro.conf import Positional, arg
+
+from transduce.data.speech.layouts import Row, each_row, kaldi_table, seconds_of
+from transduce.data.speech.manifest import Recording, to_recording, write_manifest
+from transduce.errors import InputError
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+Name = Literal["multi30k", "tinyshakespeare", "fsdd", "speechocean762"]
+
+
+class Corpus(NamedTuple):
+    """Where a corpus is public, and its files."""
+
+    home: str
+    """Base URL; a file's name follows."""
+    files: dict[str, str]
+    """Name to SHA-256 of its text, unpacked where the name ends in .gz; "": none is published."""
+    folder: str = ""
+    """A folder of its archive. Where it is there without the archive, somebody has unpacked it."""
+    make_manifests: Callable[[Path], None] = lambda folder: None
+
+
+def get(
+    name: Positional[Name],
+    folder: Positional[Annotated[Path, arg(metavar="DIR")]],
+    *,
+    mirror: Annotated[str, arg(metavar="URL", help_behavior_hint="")] = "",
+    sha256: Annotated[str, arg(metavar="HEX", help_behavior_hint="")] = "",
+) -> None:
+    """Fetch a corpus to where recipes look for it, DIR being their --data; a file that is there and
+    right is kept.
+
+    multi30k: image captions in English, German, French and Czech, for research (Elliott et al.
+    2016, 2017; Barrault et al. 2018). tinyshakespeare: 1.1 MB of plays, public domain. fsdd:
+    spoken digits of 6 speakers, CC BY-SA 4.0 (Jackson et al. 2018); recordings 0 to 4 are test.
+    speechocean762: read English of 250 learners, CC BY 4.0 (Zhang et al. 2021). Without a
+    network, put the files there, or what the archives of the last two hold.
+
+    Args:
+        name: The corpus.
+        folder: Where its files go.
+        mirror: URL of a folder with the same files.
+        sha256: Of an archive, from somebody you trust, as its publisher tells none.
+    """
+    corpus = CORPORA[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, digest in corpus.files.items():
+        path = folder / file
+        if corpus.folder and (folder / corpus.folder).is_dir() and not path.exists():
+            print(f"{folder / corpus.folder} is there: nothing is fetched")
+            continue
+        _fetch(path, f"{(mirror or corpus.home).rstrip('/')}/{file}", digest or sha256.lower())
+        if file.endswith(".tar.gz"):
+            _unpack(path, folder)
+    corpus.make_manifests(folder)
+
+
+def _fetch(path: Path, url: str, digest: str) -> None:
+    """Fetch a file, unless it is there.
+
+    Raises:
+        InputError: it cannot be fetched, or has another text; an existing file stays as it is.
+    """
+    from transduce.files import write_file
+
+    is_there = path.exists()
+    content = path.read_bytes() if is_there else _download(url, path.parent)
+    packed = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
+    try:
+        sha256 = hashlib.sha256(gzip.decompress(content) if packed else content).hexdigest()
+    except (OSError, EOFError, zlib.error) as error:
+        sha256 = f"that of no whole gzip file: {error}"
+    if digest and sha256 != digest:
+        way_out = "move it away" if is_there else "try again, or name another --mirror"
+        raise InputError(
+            f"the SHA-256 of {path if is_there else url} must be {digest}, but it is {sha256}; "
+            f"{way_out}"
+        )
+    if not is_there:
+        write_file(path, content)
+    checked = "" if digest else f"; its SHA-256 is {sha256}, compared with none: --sha256 HEX does"
+    print(f"{path}: {len(content):,} bytes {'are there' if is_there else 'fetched'}{checked}")
+
+
+def _download(url: str, folder: Path) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return bytes(answer.read())
+    except (OSError, HTTPException) as error:
+        raise InputError(
+            f"{url} must be reachable, but {error}; check the network, put the file into {folder} "
+            "by hand, or name a --mirror"
+        ) from error
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Put the files of an archive into a folder, without the folder that they share."""
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                member.name = str(PurePosixPath(*PurePosixPath(member.name).parts[1:]))
+                if member.isfile():
+                    tar.extract(member, folder, filter="data")
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise InputError(
+            f"{archive} must be a whole .tar.gz, but {error}; move it away to have it fetched anew"
+        ) from error
+
+
+def manifest(
+    source: Positional[Annotated[Path, arg(metavar="SOURCE")]],
+    out: Positional[Annotated[Path, arg(metavar="OUT.tsv")]],
+    *,
+    audio_out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+) -> None:
+    """Make a manifest of recordings in another order: id, audio, seconds, speaker and text.
+
+    SOURCE is a folder with x.txt beside x.wav, in any depth (the speaker is the folder of the
+    sound), with metadata.csv, or with Kaldi's wav.scp and text; or a table in tabs, in commas
+    (x.csv) or in JSON lines (x.jsonl), as NeMo and Hugging Face have them. Training reads all of
+    these itself; here they are checked once, and the sound is measured. What lacks its sound or
+    its text is left out, counted and named.
+
+    Args:
+        source: The folder or file.
+        out: The manifest.
+        audio_out: Folder for the segments of a Kaldi directory, as FLAC.
+    """
+    _write(out, _usable(each_row(source), audio_out))
+
+
+def _usable(rows: Iterable[tuple[str, Row]], pieces: Path | None = None) -> Iterator[Recording]:
+    """The rows that have sound and text; how many lack something, and which, is printed."""
+    left_out = defaultdict[str, list[str]](list)
+    ids = set[str]()
+    for place, row in rows:
+        try:
+            recording = to_recording(_checked(row, pieces), place)
+            if recording.id in ids:
+                raise InputError("an id that another recording has")
+        except InputError as error:
+            left_out[str(error)].append(row.get("id") or place)
+        else:
+            ids.add(recording.id)
+            yield recording
+    for reason, names in left_out.items():
+        more = ", ..." * (len(names) > 5)
+        print(f"left out {len(names):,}: {reason}: {', '.join(names[:5])}{more}")
+
+
+def _checked(row: Row, pieces: Path | None) -> Row:
+    """The row with the seconds of its sound.
+
+    Raises:
+        InputError: it cannot be used; the message is the reason.
+    """
+    text = " ".join(row.get("text", "").split())
+    if not text:
+        raise InputError("no text")
+    audio = Path(row.get("audio") or "nothing")
+    if not audio.is_file():
+        raise InputError("no sound")
+    if "segment" in row:
+        audio = _cut(audio, row["segment"], row["id"], pieces)
+    seconds = seconds_of(audio)
+    if not seconds:
+        raise InputError("a sound that is empty or cannot be read")
+    others = {name: cell for name, cell in row.items() if name != "segment"}
+    return {**others, "audio": str(audio), "text": text, "seconds": str(seconds)}
+
+
+def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
+    """Write a segment as FLAC, sample for sample where the sound has whole numbers; its file."""
+    import soundfile
+
+    if pieces is None:
+        raise InputError("a segment that must be cut; name a folder for segments: --audio-out DIR")
+    try:
+        start, end = map(float, segment.split())
+        with soundfile.SoundFile(audio) as sound:
+            rate, subtype = sound.samplerate, sound.subtype
+            last = min(round(end * rate), sound.frames) if end > 0 else sound.frames
+            sound.seek(round(start * rate))
+            kind = "int32" if subtype.startswith("PCM") else "float64"
+            samples = sound.read(last - sound.tell(), dtype=kind)
+        if not len(samples):
+            raise ValueError
+        pieces.mkdir(parents=True, exist_ok=True)
+        path = pieces / f"{name}.flac"
+        bits = "PCM_24" if subtype in ("PCM_24", "PCM_32") else "PCM_16"
+        soundfile.write(path, samples, rate, format="FLAC", subtype=bits)
+    except (ValueError, OverflowError, soundfile.SoundFileError) as error:
+        raise InputError("a segment that is not ID SOUND START END, inside its sound") from error
+    return path
+
+
+def _write(path: Path, recordings: Iterable[Recording], root: Path | None = None) -> None:
+    recordings = list(recordings)
+    if not recordings:
+        raise InputError(
+            f"a manifest needs a recording, but there is none for {path}; --help has the layouts"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_manifest(path, recordings, root=root)
+    hours = sum(r.seconds for r in recordings) / 3600
+    speakers = {r.speaker for r in recordings}
+    print(f"{path}: {len(recordings):,} recordings, {hours:.2f} hours, {len(speakers)} speakers")
+
+
+def _make_fsdd(folder: Path) -> None:
+    """train.tsv and test.tsv of the digits, as their authors split them: index 0 to 4 is test."""
+    rows: dict[str, list[tuple[str, Row]]] = {"train": [], "test": []}
+    for path in sorted((folder / "recordings").glob("[0-9]_*_*.wav")):
+        digit, speaker, index = path.stem.split("_")
+        row = {"id": path.stem, "audio": str(path), "speaker": speaker, "text": DIGITS[int(digit)]}
+        rows["test" if int(index) < 5 else "train"].append((str(path), row))
+    for split, some in rows.items():
+        _write(folder / f"{split}.tsv", _usable(some))
+
+
+def _make_speechocean762(folder: Path) -> None:
+    """train/manifest.tsv and test/manifest.tsv of the learners, with age and gender."""
+    for split in ("train", "test"):
+        about = {name: kaldi_table(folder / split / f"spk2{name}") for name in ("age", "gender")}
+        rows = (
+            (place, row | {name: of.get(row["speaker"], "") for name, of in about.items()})
+            for place, row in each_row(folder / split)
+        )
+        _write(folder / split / "manifest.tsv", _usable(rows), root=folder)
+
+
+MULTI30K = """
+460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6  train.en.gz
+2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72  train.de.gz
+5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d  train.fr.gz
+2be68b38c8d586ff4f54eb13cc6e1baaaa053695b3f070d3038303a47f2268da  train.cs.gz
+1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227  val.en.gz
+660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660  val.de.gz
+5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc  val.fr.gz
+d53827e469b0a1ca8d57e9e26b2b64c4bc4b33f5479c7b03ae87ae5c882c3e33  val.cs.gz
+399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182  test_2016_flickr.en.gz
+4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16  test_2016_flickr.de.gz
+cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6  test_2016_flickr.fr.gz
+45adb85f688de8407fddcbe1b36dca15d12aab868149b337e2576f2d6d2ff8d8  test_2016_flickr.cs.gz
+"""
+"""The files of Multi30k, as sha256sum writes them."""
+
+CORPORA: dict[Name, Corpus] = {
+    "multi30k": Corpus(
+        "https://raw.githubusercontent.com/multi30k/dataset/"
+        "2cc0f2d7c615b60e07e2d51bb5edc004444d7e0e/data/task1/raw/",
+        {name: digest for digest, name in map(str.split, MULTI30K.strip().split("\n"))},
+    ),
+    "tinyshakespeare": Corpus(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
+        {"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+    ),
+    "fsdd": Corpus(
+        "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/",
+        {"v1.0.10.tar.gz": ""},
+        "recordings",
+        _make_fsdd,
+    ),
+    "speechocean762": Corpus(
+        "https://www.openslr.org/resources/101/",
+        {"speechocean762.tar.gz": ""},
+        "WAVE",
+        _make_speechocean762,
+    ),
+}

@@ -1,0 +1,200 @@
+"""`transduce data shards`: any text to shards of token ids, for train language-model gpt2."""
+
+import hashlib
+import io
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from transduce.cli.common import OptionalFile
+from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.language import CUT, encode_text, read_text
+from transduce.data.text.lines import check_text, decode_lines
+from transduce.data.text.shards import read_header, write_shard
+from transduce.data.text.tokenizer_files import (
+    FILES,
+    KINDS,
+    TokenizerKind,
+    load_tokenizer,
+    tokenizer_file,
+    train_tokenizer,
+)
+from transduce.errors import InputError
+from transduce.progress import Bar
+
+TOKENIZER_BYTES = 200_000_000
+"""Text from which a tokenizer is trained: the beginning of the training text."""
+
+Texts = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes start ... stop - 1 of a file, and the shard that they become."""
+
+    file: Path
+    start: int
+    stop: int
+    shard: Path
+
+    def read(self) -> tuple[str, str]:
+        """The text, whose lines all end alike, and the SHA-256 of its bytes."""
+        if self.file.suffix == ".gz":
+            text = read_text(self.file)
+            return text, hashlib.sha256(text.encode()).hexdigest()
+        with self.file.open("rb") as file:
+            file.seek(self.start)
+            raw = file.read(self.stop - self.start)
+        lines = decode_lines(io.BytesIO(raw), f"{self.file}, from byte {self.start}")
+        return "\n".join([*lines, ""]), hashlib.sha256(raw).hexdigest()
+
+
+def shards(
+    *,
+    train: Texts,
+    valid: Texts,
+    output: Annotated[Path, arg(metavar="DIR")],
+    tokenizer: OptionalFile = None,
+    kind: TokenizerKind = "byte_bpe",
+    vocab_size: int = 32000,
+    shard_bytes: int = 100_000_000,
+    processes: int = os.cpu_count() or 1,
+) -> None:
+    """Make shards of token ids of any text, for transduce train language-model gpt2 --data DIR.
+
+    DIR gets train-00000.bin, its header train-00000.json and so on, valid-..., and the tokenizer.
+    The same command again goes on: a shard stays where its header names the same text and
+    tokenizer. A file is cut where a line begins; a .gz becomes one shard. Every file is a text
+    of its own; with byte-level BPE, write <|endoftext|> between the documents of a file.
+
+    Args:
+        train: Text to train on, plain or .gz.
+        valid: Text to validate on.
+        output: Folder for the shards.
+        tokenizer: A tokenizer's file, a run, or GPT-2's directory; by default one is trained.
+        kind: What is trained.
+        vocab_size: Its tokens.
+        shard_bytes: Text of a shard; a process takes up to six times as much memory.
+        processes: Shards that are made at a time.
+    """
+    for file in (*train, *valid):
+        check_text(file)
+    pieces = [
+        Piece(file, *cut, output / f"{split}-{i:05d}")
+        for split, files in (("train", train), ("valid", valid))
+        for i, (file, cut) in enumerate(
+            (file, cut) for file in files for cut in pieces_of(file, shard_bytes)
+        )
+    ]
+    strange = {path.stem for path in output.glob("*-*.bin")} - {
+        piece.shard.name for piece in pieces
+    }
+    if strange:
+        raise InputError(
+            f"{output} must hold shards of this text only, but has {sorted(strange)[0]}.bin; "
+            "remove it, or name another --output"
+        )
+    path = _write_tokenizer(output, tokenizer, kind, vocab_size, train)
+    make = partial(write, tokenizer=path, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    context = multiprocessing.get_context("spawn")
+    if processes > 1:
+        with ProcessPoolExecutor(min(processes, len(pieces)), mp_context=context) as pool:
+            made = [*Bar(iterable=pool.map(make, pieces), total=len(pieces), unit="shard")]
+    else:
+        made = [*map(make, pieces)]
+    n_tokens = sum(read_header(piece.shard).count for piece in pieces)
+    print(f"{sum(made)} shards made, {len(made) - sum(made)} kept: {n_tokens:,} tokens")
+
+
+def pieces_of(file: Path, size: int) -> Iterator[tuple[int, int]]:
+    """Begins and ends of pieces of about `size` bytes, at places where CUT allows it."""
+    if file.suffix == ".gz":
+        yield 0, file.stat().st_size
+        return
+    start, end = 0, file.stat().st_size
+    with file.open("rb") as opened:
+        while start < end:
+            opened.seek(min(start + size, end))
+            line, after = opened.readline(), opened.readline()
+            while after and not _may_be_cut(line, after):
+                line, after = after, opened.readline()
+            stop = opened.tell() - len(after)
+            yield start, stop
+            start = stop
+
+
+def _may_be_cut(line: bytes, after: bytes) -> bool:
+    """Whether CUT fits between two lines; a character has four bytes at most."""
+    border = (line[-6:] + after[:4]).replace(b"\r\n", b"\n")
+    return CUT.search(border.decode(errors="ignore")) is not None
+
+
+@cache
+def _tokenizer_at(path: Path, sha256: str) -> Tokenizer:
+    """Read it once in every process; another hash, another tokenizer."""
+    return load_tokenizer(path)
+
+
+def write(piece: Piece, *, tokenizer: Path, sha256: str) -> bool:
+    """Write a shard; False where it is there already."""
+    text, source = piece.read()
+    if all(piece.shard.with_suffix(suffix).is_file() for suffix in (".bin", ".json")):
+        header = read_header(piece.shard)
+        if (header.source, header.tokenizer) == (source, sha256):
+            return False
+    loaded = _tokenizer_at(tokenizer, sha256)
+    ids = encode_text(loaded, text)
+    if piece.start and loaded.bos_id is not None and loaded.bos_id == loaded.eos_id:
+        ids = ids[1:]  # no text begins here
+    write_shard(
+        piece.shard, ids, vocab_size=loaded.vocab_size, tokenizer=loaded.model, source=source
+    )
+    return True
+
+
+def _write_tokenizer(
+    output: Path, file: Path | None, kind: TokenizerKind, vocab_size: int, train: Sequence[Path]
+) -> Path:
+    """The file of the tokenizer in the folder: copied there, trained, or that of last time.
+
+    Raises:
+        InputError: that of last time is of another kind, or larger.
+    """
+    from transduce.files import write_file
+
+    existing = [output / name for name in FILES if (output / name).is_file()]
+    if existing and not file:
+        last = load_tokenizer(existing[0])
+        too_large = kind != "characters" and last.vocab_size > vocab_size
+        if too_large or not isinstance(last, KINDS[kind]):
+            raise InputError(
+                f"all shards of a folder have one tokenizer, but {existing[0]} is a "
+                f"{type(last).__name__} of {last.vocab_size} tokens, and now it is {kind} with "
+                f"{vocab_size}; name another --output, or remove {output}"
+            )
+        print(f"{existing[0]} is there, with {last.vocab_size} tokens: it is taken")
+        return existing[0]
+    if file:
+        tokenizer = load_tokenizer(file)
+    else:
+        texts, left = [], TOKENIZER_BYTES
+        for path in train:
+            stop = next((stop for _, stop in pieces_of(path, left)), 0)
+            texts.append(Piece(path, 0, stop, path).read()[0])
+            left -= stop
+            if left <= 0:
+                break
+        tokenizer = train_tokenizer(kind, texts, vocab_size=vocab_size)
+    output.mkdir(parents=True, exist_ok=True)
+    for path in existing:  # perhaps of another kind
+        path.unlink()
+    path = output / tokenizer_file(tokenizer)
+    write_file(path, tokenizer.model)
+    return path
