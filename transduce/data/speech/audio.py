@@ -179,7 +179,9 @@ def sound_status(path: Path) -> os.stat_result:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} cannot be read: {reason}; check the path") from error
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
-        kind = "the file is empty" if stat.S_ISREG(status.st_mode) else "it is no file"
+        kind = (
+            "the file is empty" if stat.S_ISREG(status.st_mode) else "it is a directory or a device"
+        )
         raise InputError(
             f"{path} cannot be read as sound: {kind}; name a sound file, or leave it out"
         )
