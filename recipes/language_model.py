@@ -23,61 +23,32 @@ from transduce.recipes.baselines import bigram_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(ex.TextExperiment):
     """Every number of a language-model experiment."""
 
-    run: ex.Common[Path]
-    """The run directory: everything that comes out, and all one needs to generate with it."""
     corpus: ex.Common[Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]]
-    tokenizer: ex.Common[ex.TokenizerKind | Path] = "characters"
-    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers. Characters suit a
-    text of a megabyte or two, of which each token of a larger vocabulary would be seen too rarely; take byte_bpe for more
-    text: a token then means something by itself, and a window holds about four times as much. Of shards, the kind that they
-    were made with."""
-    symbols: str = ""
-    """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
-    vocab_size: ex.Common[int] = 8000
-    """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
-    batch_size: ex.Common[int]
-    """Windows of a batch, each of model.max_positions tokens."""
     batches_per_epoch: int | None = None
     """None: as many as there are tokens for."""
     valid_windows: int | None = None
     """Look at so many windows of the validation text only, evenly spread; None: at all of it."""
     bigram_tokens: int = 100_000_000
     """Training tokens that the bigram beside the result counts, at most."""
-    model: ex.Common[td.TransformerConfig]
-    start_from: ex.Common[Path | None] = None
-    """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes and
-    tokenizer unless others are named."""
-    training: ex.Common[ex.TrainingConfig]
     generation: td.GenerationConfig = field(
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
     )
     """Of the samples."""
-    device: ex.Common[str] = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
-        ex.at_least(1, vocab_size=self.vocab_size, batch_size=self.batch_size, valid_windows=self.valid_windows)
+        super().__post_init__()
         ex.at_least(1, batches_per_epoch=self.batches_per_epoch, bigram_tokens=self.bigram_tokens)
+        ex.at_least(1, valid_windows=self.valid_windows)
 
 
 def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
     """GPT-2 of another size, without biases and with the exact GELU, as nanoGPT trains small ones."""
-    config = ex.gpt2(1)
-    return replace(
-        config,
-        decoder=replace(config.decoder, n_layers=n_layers),
-        d_model=d_model,
-        n_heads=n_heads,
-        d_ff=4 * d_model,
-        max_positions=context,
-        dropout=dropout,
-        attention_dropout=dropout,
-        activation="gelu",
-        bias=False,
-    )
+    config = replace(ex.gpt2(1), d_model=d_model, n_heads=n_heads, d_ff=4 * d_model, activation="gelu", bias=False)
+    config = replace(config, max_positions=context, dropout=dropout, attention_dropout=dropout)
+    return ex.with_fields(config, decoder={"n_layers": n_layers})
 
 
 def rotary_swiglu(config: td.TransformerConfig) -> td.TransformerConfig:
@@ -86,16 +57,22 @@ def rotary_swiglu(config: td.TransformerConfig) -> td.TransformerConfig:
     return replace(config, positions="rotary", activation="silu", gated=True, d_ff=width)
 
 
-OPTIM = ex.OptimConfig(
-    peak_rate=1e-3, final_rate=1e-4, warmup_steps=100, schedule="cosine", betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1
-)
 SHAKESPEARE_CPU = Experiment(
     run=Path("runs/shakespeare_cpu"),
     corpus=ex.OneText(data=ex.corpus_folder("tinyshakespeare")),
     batch_size=12,
     model=rotary_swiglu(decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0)),
     training=ex.TrainingConfig(
-        optim=replace(OPTIM, optimizer="muon", peak_rate=3e-3, final_rate=0.0),
+        optim=ex.OptimConfig(
+            optimizer="muon",
+            peak_rate=3e-3,
+            final_rate=0.0,
+            warmup_steps=100,
+            schedule="cosine",
+            betas=(0.9, 0.99),
+            eps=1e-8,
+            weight_decay=0.1,
+        ),
         max_updates=2000,
         label_smoothing=0.0,
         static_shapes=True,
@@ -104,48 +81,33 @@ SHAKESPEARE_CPU = Experiment(
         keep_best=1,
     ),
 )
-SHAKESPEARE = replace(
+SHAKESPEARE = ex.with_fields(
     SHAKESPEARE_CPU,
     run=Path("runs/shakespeare"),
     batch_size=64,
     model=rotary_swiglu(decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.25)),
-    training=replace(
-        SHAKESPEARE_CPU.training,
-        optim=replace(OPTIM, optimizer="muon", final_rate=0.0),
-        max_updates=1500,
-        consistency=1.0,
-        precision="auto",
-    ),
+    training={"optim": {"peak_rate": 1e-3}, "max_updates": 1500, "consistency": 1.0, "precision": "auto"},
 )
-COMMANDS = replace(
+ADAMW = replace(SHAKESPEARE_CPU.training.optim, optimizer="adamw", peak_rate=1e-3, final_rate=1e-4)
+COMMANDS = ex.with_fields(
     SHAKESPEARE_CPU,
     run=Path("runs/language"),
-    corpus=ex.TextFiles(
-        train=(DATA / "commands" / "train.en",),
-        valid=(DATA / "commands" / "valid.en",),
-    ),
+    corpus=ex.TextFiles(train=(DATA / "commands" / "train.en",), valid=(DATA / "commands" / "valid.en",)),
     batch_size=24,
     model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),
-    training=replace(
-        SHAKESPEARE_CPU.training, optim=replace(OPTIM, peak_rate=2e-3), max_updates=1500, precision="auto"
-    ),
+    training={"optim": replace(ADAMW, peak_rate=2e-3), "max_updates": 1500, "precision": "auto"},
 )
-TEXT = replace(
+SLOWLY = replace(ADAMW, schedule="inverse_sqrt", final_rate=0.0, warmup_steps=500, betas=(0.9, 0.98))
+TEXT = ex.with_fields(
     SHAKESPEARE,
     run=Path("runs/text"),
     corpus=ex.TextFiles(),
     tokenizer="byte_bpe",
     model=decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2),
-    training=replace(
-        SHAKESPEARE.training,
-        optim=replace(OPTIM, schedule="inverse_sqrt", final_rate=0.0, warmup_steps=500, betas=(0.9, 0.98)),
-        max_updates=100_000,
-        consistency=0.0,
-        validate_every=500,
-        patience=10,
-    ),
+    training={"optim": SLOWLY, "max_updates": 100_000, "consistency": 0.0, "validate_every": 500, "patience": 10},
 )
-GPT2 = Experiment(
+GPT2 = ex.with_fields(
+    SHAKESPEARE_CPU,
     run=Path("runs/gpt2"),
     corpus=ex.Shards(),
     tokenizer="byte_bpe",
@@ -153,18 +115,14 @@ GPT2 = Experiment(
     batches_per_epoch=15_000,
     valid_windows=512,
     model=replace(ex.gpt2(multiple=128), dropout=0.0, attention_dropout=0.0),
-    training=ex.TrainingConfig(
-        optim=replace(OPTIM, peak_rate=6e-4, final_rate=6e-5, warmup_steps=700, betas=(0.9, 0.95)),
-        max_updates=19_000,
-        accumulate=15,
-        label_smoothing=0.0,
-        static_shapes=True,
-        precision="auto",
-        compile=True,
-        validate_every=500,
-        keep_last=1,
-        keep_best=1,
-    ),
+    training={
+        "optim": replace(ADAMW, peak_rate=6e-4, final_rate=6e-5, warmup_steps=700, betas=(0.9, 0.95)),
+        "max_updates": 19_000,
+        "accumulate": 15,
+        "precision": "auto",
+        "compile": True,
+        "validate_every": 500,
+    },
 )
 SETTINGS = {
     "commands": ("English of the spoken commands that ship; minutes on two cores.", COMMANDS),
@@ -175,9 +133,10 @@ SETTINGS = {
 }
 
 
-def run(x: Experiment) -> dict[str, float]:
+def run(specified: Experiment) -> dict[str, float]:
     """Train, then measure the validation text; returns its scores."""
     # Data
+    x = specified
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
     tokenizer, context = language.tokenizer, x.model.max_positions
@@ -190,20 +149,18 @@ def run(x: Experiment) -> dict[str, float]:
     )
     held_out = ex.HeldOutWindows(language.valid, context=context, batch_size=x.batch_size, n_windows=x.valid_windows)
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
+    x = ex.resolved(x, vocab_sizes=[tokenizer.vocab_size])
 
     # Model
-    config = ex.with_vocabularies(x.model, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
-    model = ex.new_model(x, config, x.start_from, target_tokenizer=tokenizer)
+    processor = ex.Processor(target=tokenizer)
+    model = ex.new_model(x, processor)
 
     # Training
+    objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))
+    validate = ex.language_validator(td.Generator(model, tokenizer), language.valid, held_out, x.generation)
+    fingerprint = language.fingerprints()
     if not ex.train(
-        x,
-        ex.CrossEntropy(model, ex.token_losses(x, model, target_tokenizer=tokenizer)),
-        data=windows,
-        validate=ex.language_validator(td.Generator(model, tokenizer), language.valid, held_out, x.generation),
-        target_tokenizer=tokenizer,
-        fingerprint=language.fingerprints(),
-        flops_per_token=ex.flops_per_token(model) * (2 if x.training.consistency else 1),
+        x, objective, processor, data=windows, validate=validate, fingerprint=fingerprint, specified=specified
     ):  # of several processes, the first one goes on
         return {}
 

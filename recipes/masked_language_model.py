@@ -23,37 +23,21 @@ COMMANDS_TEXT = DATA / "commands"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(ex.TextExperiment):
     """Every number of an experiment in masked language modelling."""
 
-    run: ex.Common[Path]
-    """The run directory: everything that comes out, and all one needs to fill gaps with it."""
     corpus: ex.Common[Annotated[ex.TextFiles | ex.OneText, tyro.conf.arg(name="")]]
     test: tuple[Path, ...] = ()
     """Text to score the finished model on; none: the validation text again."""
-    tokenizer: ex.TokenizerKind | Path = "characters"
-    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers."""
-    symbols: str = ""
-    """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
-    vocab_size: ex.Common[int] = 8000
-    """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
-    batch_size: ex.Common[int]
-    """Windows of a batch, each of model.max_positions tokens."""
     masking: ex.MaskingConfig = field(default_factory=ex.MaskingConfig)
     validate_by: Literal["loss", "accuracy"] = "loss"
     """What decides which checkpoint is best."""
     neighbour_tokens: int = 100_000_000
     """Training tokens whose pairs are counted for the baseline beside the result, at most."""
-    model: ex.Common[td.TransformerConfig]
-    start_from: ex.Common[Path | None] = None
-    """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes and
-    tokenizer unless others are named."""
-    training: ex.Common[ex.TrainingConfig]
-    device: ex.Common[str] = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
-        ex.at_least(1, vocab_size=self.vocab_size, batch_size=self.batch_size, neighbour_tokens=self.neighbour_tokens)
+        super().__post_init__()
+        ex.at_least(1, neighbour_tokens=self.neighbour_tokens)
 
 
 def encoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
@@ -132,9 +116,10 @@ SETTINGS = {
 }
 
 
-def run(x: Experiment) -> dict[str, float]:
+def run(specified: Experiment) -> dict[str, float]:
     """Train, then find tokens again in held-out text; returns the scores."""
     # Data
+    x = specified
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
     tokenizer, context = language.tokenizer, x.model.max_positions
@@ -145,21 +130,19 @@ def run(x: Experiment) -> dict[str, float]:
         for stream in (language.valid, tested)
     )
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in valid):,} of them chosen")
+    x = ex.resolved(x, vocab_sizes=[ex.mask_id(tokenizer) + 1])
 
     # Model
-    size = ex.mask_id(tokenizer) + 1
-    config = ex.with_vocabularies(x.model, size, size, joint=True)
-    model = ex.new_model(x, config, x.start_from, tokenizer, tokenizer)
+    processor = ex.Processor(source=tokenizer, target=tokenizer)
+    model = ex.new_model(x, processor)
 
     # Training
+    objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))
+    masked = ex.MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer)
+    validate = ex.masked_language_validator(td.FillMask(model, tokenizer), valid, by=x.validate_by)
+    fingerprint = language.fingerprints()
     if not ex.train(
-        x,
-        ex.CrossEntropy(model, ex.token_losses(x, model, tokenizer, tokenizer)),
-        data=ex.MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer),
-        validate=ex.masked_language_validator(td.FillMask(model, tokenizer), valid, by=x.validate_by),
-        source_tokenizer=tokenizer,
-        target_tokenizer=tokenizer,
-        fingerprint=language.fingerprints(),
+        x, objective, processor, data=masked, validate=validate, fingerprint=fingerprint, specified=specified
     ):  # of several processes, the first one goes on
         return {}
 

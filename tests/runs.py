@@ -13,7 +13,7 @@ from transduce.data.speech.features import FeatureConfig, FeatureExtractor, Vect
 from transduce.data.speech.manifest import Recording, write_manifest
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
-from transduce.experiment.run import with_frames, with_vocabularies
+from transduce.experiment.config import with_frames, with_vocabularies
 from transduce.files import save_weights
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_tiny

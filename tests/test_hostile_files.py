@@ -27,7 +27,7 @@ from transduce.decode.ngram import NGrams
 from transduce.device import torch_device
 from transduce.errors import InputError
 from transduce.exit import command_process
-from transduce.experiment.fields import with_file
+from transduce.experiment.command import with_files
 from transduce.files import write_file
 from transduce.score.wer import english_normalizer
 from transduce.train.distributed import world
@@ -62,14 +62,14 @@ def test_a_config_that_is_none_is_refused_by_name(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(CONFIGS[name])
     with pytest.raises(InputError) as caught:
-        with_file(translation.COMMANDS, path)
+        with_files(translation.COMMANDS, [path])
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.yaml"])
 def test_a_config_may_begin_with_a_byte_order_mark_and_name_what_is_not_utf_8(tmp_path, name):
     (tmp_path / name).write_bytes(codecs.BOM_UTF8 + json.dumps({"run": os.fsdecode(b"gr\xfcn")}).encode())
-    assert os.fsencode(with_file(translation.COMMANDS, tmp_path / name).run) == b"gr\xfcn"
+    assert os.fsencode(with_files(translation.COMMANDS, [tmp_path / name]).run) == b"gr\xfcn"
 
 
 @pytest.mark.parametrize("value", ["x", "", "-1", "1.5", "9" * 5000])

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,8 @@ class Run:
     """The only tokenizer of a decoder alone; the source's own where source and target share one."""
     feature_extractor: FeatureExtractor | VectorReader | None = None
     """How sound becomes frames, where the source is not text."""
+    specified: dict[str, Any] = field(default_factory=dict)
+    """The experiment as the user specified it, without what followed from the data."""
 
     def resume_key(self) -> dict[str, Any]:
         """Everything that a resumed run must have in common with its beginning, by dotted name.
@@ -127,6 +129,7 @@ def save_run(directory: Path, run: Run) -> None:
         "transduce": version("transduce"),
         "model": to_dict(run.model),
         "experiment": run.experiment,
+        "specified": run.specified,
     }
     extractor = run.feature_extractor
     if extractor is not None:

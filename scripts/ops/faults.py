@@ -38,16 +38,14 @@ import soundfile
 import torch
 
 SCRIPTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(SCRIPTS / "corpora"), str(SCRIPTS.parent / "recipes")]
-import speech_to_text
-import translation
-
+sys.path[:0] = [str(SCRIPTS / "corpora")]
 import transduce as td
 from transduce import experiment as ex
 from transduce.config import to_dict
 from transduce.data.speech.manifest import Recording, write_manifest
 from transduce.exit import exit_code
 from transduce.experiment import run as training, validation
+from transduce.recipes import speech_to_text, translation
 from transduce.run import MODEL_CARD, REPORT
 from transduce.train import log
 from transduce.train.state import Store
@@ -100,7 +98,7 @@ def trainings(folder: Path) -> dict[str, tuple[Callable[[Any], object], Any]]:
     )
     files = [folder / f"{split}.{end}" for split in ("train", "valid") for end in ("en", "xx")]
     names = ("train_source", "train_target", "valid_source", "valid_target")
-    text = translation.Experiment(
+    text = ex.TranslationExperiment(
         run=folder,
         corpus=ex.Files(**dict(zip(names, files, strict=True))),
         vocab_size=275,

@@ -16,7 +16,7 @@ from tests.hub import TOKEN, Hub, Repository, serving
 from tests.runs import ENGLISH, LITTLE, random_run
 from transduce.cli.main import main
 from transduce.experiment.command import choose
-from transduce.experiment.run import new_model
+from transduce.experiment.run import Processor, new_model
 from transduce.experiment.start import saved_tokenizers
 from transduce.run import PUBLISHED, load_run
 
@@ -108,7 +108,8 @@ def test_a_training_starts_from_a_published_run(run, hub, monkeypatch, tmp_path)
     x = choose(SETTINGS, ["--start-from", "hub:anna/tiny", "--run", str(tmp_path / "new")], default="commands")
     assert (x.model.d_model, str(x.start_from)) == (LITTLE.d_model, "hub:anna/tiny")  # so that it resumes anywhere
     source, target = saved_tokenizers(x.run, x.start_from)
-    model = new_model(replace(x, device="cpu"), load_run(run).model, x.start_from, source, target)
+    x = replace(x, model=load_run(run).model, device="cpu")
+    model = new_model(x, Processor(source=source, target=target))
     assert all(a.equal(b) for a, b in zip(model.parameters(), td.load_model(run).parameters(), strict=True))
 
 

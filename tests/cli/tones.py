@@ -12,7 +12,7 @@ from tests.runs import FEATURES, RATE, SPEECH, TONES, sentences, sound
 from transduce.cli.main import main
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.sentencepiece_bpe import PAD, SentencePieceTokenizer
-from transduce.experiment.run import with_frames
+from transduce.experiment.config import with_frames
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import Run, save_run

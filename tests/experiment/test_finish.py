@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.train import toy
-from transduce.experiment.finish import finish, mean_candidates
+from transduce.experiment.run import finish, mean_candidates
 from transduce.train.state import Progress, Validation
 
 

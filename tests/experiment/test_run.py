@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import transduce as td
 from transduce.experiment.command import main
-from transduce.experiment.run import new_model
+from transduce.experiment.config import Experiment
+from transduce.experiment.run import Processor, new_model
 from transduce.files import save_weights, weights_of
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -36,7 +37,7 @@ def test_a_model_that_cannot_be_trained_here_is_refused_before_it_takes_memory(t
     """Three numbers beside each weight: its gradient and Adam's moments."""
     config = replace(DECODER, d_model=10**6, d_ff=10**9)
     with pytest.raises(ValueError) as caught:
-        new_model(Tuning(tmp_path), config)
+        made(tmp_path, config)
     layer = 4 * 10**12 + 4 * 10**6 + 2 * 10**15 + 10**9 + 10**6 + 4 * 10**6
     n = 3 * layer + (311 + 64) * 10**6
     assert str(caught.value).startswith(
@@ -50,9 +51,9 @@ def test_a_model_that_only_several_processes_can_hold_is_built_where_they_share_
     n = sum(p.numel() for p in Transformer(DECODER).parameters())
     monkeypatch.setattr("transduce.model.meta.memory", lambda device: 9 * n)
     monkeypatch.setattr("transduce.experiment.run.world", lambda: World(size=3))
-    assert new_model(Tuning(tmp_path, TrainingConfig(shard=True, accumulate=3)), DECODER)
+    assert made(tmp_path, DECODER, training=TrainingConfig(shard=True, accumulate=3))
     with pytest.raises(ValueError, match=r"a model must fit into memory, .* training takes"):
-        new_model(Tuning(tmp_path), DECODER)
+        made(tmp_path, DECODER)
 
 
 @pytest.mark.parametrize(
@@ -86,32 +87,23 @@ def test_operations_want_a_decoder_alone():
         flops_per_token(Transformer(replace(DECODER, encoder=DECODER.decoder)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Nothing:
-    """An experiment that only has what all have."""
-
-    run: Path = Path("runs/nothing")
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    device: str = "cpu"
-
-
 @pytest.mark.parametrize(("device", "code", "calls"), [("cpu", 0, 1), ("abacus", 2, 0)])
 def test_a_device_that_is_not_there_is_named_before_any_work(monkeypatch, capsys, device, code, calls):
-    called = []
+    called, nothing = [], Experiment(run=Path("runs/nothing"), model=DECODER)
     monkeypatch.setattr(sys, "argv", ["recipe", "--device", device])
-    assert main(called.append, {"nothing": ("Nothing.", Nothing())}, default="nothing", description=None) == code
+    assert main(called.append, {"nothing": ("Nothing.", nothing)}, default="nothing", description=None) == code
     assert len(called) == calls
     err = capsys.readouterr().err
     assert err.startswith("transduce: device must be one that this machine has, but 'abacus': ") if code else not err
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """What `new_model` reads of an experiment."""
+TRAINING = TrainingConfig()
 
-    run: Path
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    device: str = "cpu"
+
+def made(run, config, start_from=None, source=None, target=None, training=TRAINING):
+    """A new model of an experiment that has nothing else."""
+    x = Experiment(run=run, model=config, start_from=start_from, training=training, device="cpu")
+    return new_model(x, Processor(source=source, target=target))
 
 
 def test_weights_that_fit_are_taken_and_the_others_are_listed(translator, tmp_path, capsys):
@@ -119,7 +111,7 @@ def test_weights_that_fit_are_taken_and_the_others_are_listed(translator, tmp_pa
     source = translator
     config = td.load_model(source).config
     wider = replace(config.decoder, input=Tokens(vocab_size=331), n_layers=config.decoder.n_layers + 1)
-    model = new_model(Tuning(tmp_path / "run"), replace(config, decoder=wider, tie="output"), source)
+    model = made(tmp_path / "run", replace(config, decoder=wider, tie="output"), source)
     old, new = td.load_model(source).state_dict(), weights_of(model)
     fit = {name for name in old if name in new and old[name].shape == new[name].shape}
     assert "source_input.weight" in fit and all(torch.equal(old[name], new[name]) for name in fit)
@@ -135,7 +127,7 @@ def test_learned_positions_are_kept_as_far_as_both_have_them(translator, tmp_pat
     run, old = load_run(source), Transformer(config)
     save_run(source, replace(run, model=config))
     save_weights(source / "model.safetensors", old)
-    model, kept = new_model(Tuning(tmp_path / "run"), replace(config, max_positions=n), source), min(n, 20)
+    model, kept = made(tmp_path / "run", replace(config, max_positions=n), source), min(n, 20)
     out = capsys.readouterr().out
     for stack in ("encoder", "decoder"):
         now, was = (each.get_parameter(f"{stack}.positions.learned") for each in (model, old))
@@ -146,13 +138,13 @@ def test_learned_positions_are_kept_as_far_as_both_have_them(translator, tmp_pat
 def test_a_run_that_has_begun_starts_from_its_own_checkpoint(translator, tmp_path, capsys):
     source = translator
     (tmp_path / "run" / "checkpoints" / "00000010").mkdir(parents=True)
-    new_model(Tuning(tmp_path / "run"), td.load_model(source).config, source)
+    made(tmp_path / "run", td.load_model(source).config, source)
     assert "starts from" not in capsys.readouterr().out
 
 
 def test_a_start_from_nothing_that_fits_is_refused(translator, tmp_path):
     source = translator
     with pytest.raises(ValueError, match=r"^a model that starts from a run must have weights of the same names and sh"):
-        new_model(Tuning(tmp_path / "run"), replace(DECODER, d_model=64, n_heads=2, d_ff=48), source)
+        made(tmp_path / "run", replace(DECODER, d_model=64, n_heads=2, d_ff=48), source)
     with pytest.raises(ValueError, match=r"^a run directory holds config\.json, but .* does not exist"):
-        new_model(Tuning(tmp_path / "run"), DECODER, tmp_path / "nothing")
+        made(tmp_path / "run", DECODER, tmp_path / "nothing")

@@ -1,7 +1,6 @@
 """What a run begins with that was made before: vectors of pieces that two vocabularies share, and whose tokenizer counts."""
 
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,8 @@ import transduce as td
 from tests.runs import ENGLISH, GERMAN, random_run, random_speech_run, sentences
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
-from transduce.experiment.run import new_model, with_frames, with_vocabularies
+from transduce.experiment.config import Experiment, with_frames, with_vocabularies
+from transduce.experiment.run import Processor, new_model
 from transduce.experiment.start import saved_tokenizers
 from transduce.files import save_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
@@ -22,13 +22,13 @@ from transduce.train.trainer import TrainingConfig
 OTHER = [line.replace("letter", "telegram").replace("the", "this") for line in ENGLISH]
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """What `new_model` reads of an experiment."""
+TRAINING = TrainingConfig()
 
-    run: Path
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    device: str = "cpu"
+
+def made(run, config, start_from=None, source=None, target=None, training=TRAINING):
+    """A new model of an experiment that has nothing else."""
+    x = Experiment(run=run, model=config, start_from=start_from, training=training, device="cpu")
+    return new_model(x, Processor(source=source, target=target))
 
 
 def padded(config: TransformerConfig, multiple: int) -> TransformerConfig:
@@ -58,8 +58,8 @@ def test_pieces_that_both_vocabularies_have_keep_their_vectors(translator, tmp_p
     after, _ = train_tokenizer_pair(OTHER, GERMAN, vocab_size=350, joint=True)
     config = with_vocabularies(transformer_tiny(), after.vocab_size, after.vocab_size, joint=True)
     config = replace(padded(config, multiple), tie=tie)
-    fresh = new_model(Tuning(tmp_path / "run"), config)
-    model = new_model(Tuning(tmp_path / "run"), config, source, after, after)
+    fresh = made(tmp_path / "run", config)
+    model = made(tmp_path / "run", config, source, after, after)
     sides = [each.tokens(range(each.vocab_size)) for each in (after, before)]
     old = old_model.state_dict()
     tables = {"source_input.weight", "target_input.weight", "output"}
@@ -77,8 +77,8 @@ def test_each_side_keeps_its_own_pieces(tmp_path, capsys):
     befores = load_run(source)
     afters = train_tokenizer_pair(OTHER, GERMAN[:12], vocab_size=340, joint=False)
     config = with_vocabularies(transformer_tiny(), *(t.vocab_size for t in afters), joint=False)
-    fresh = new_model(Tuning(tmp_path / "run"), config).state_dict()
-    model = new_model(Tuning(tmp_path / "run"), config, source, *afters).state_dict()
+    fresh = made(tmp_path / "run", config).state_dict()
+    model = made(tmp_path / "run", config, source, *afters).state_dict()
     old = td.load_model(source).state_dict()
     said = capsys.readouterr().out
     pairs = (("source", befores.source_tokenizer, afters[0]), ("target", befores.target_tokenizer, afters[1]))
@@ -102,8 +102,8 @@ def test_a_ctc_head_keeps_pieces_and_their_biases(tmp_path):
     weights = model.state_dict()
     after = SentencePieceTokenizer.train([*sentences(30), "yellow violet"], vocab_size=300)
     config = with_frames(run.model, 10, after.vocab_size)
-    fresh = new_model(Tuning(tmp_path / "run"), config).state_dict()
-    found = new_model(Tuning(tmp_path / "run"), config, source, target_tokenizer=after).state_dict()
+    fresh = made(tmp_path / "run", config).state_dict()
+    found = made(tmp_path / "run", config, source, target=after).state_dict()
     tokens = [each.tokens(range(each.vocab_size)) for each in (after, run.target_tokenizer)]
     for name in ("ctc.weight", "ctc.bias", "output"):
         assert check_rows(found[name], weights[name], fresh[name], *tokens) > 260
@@ -125,11 +125,11 @@ def test_the_mask_symbol_stays_the_mask_symbol(tmp_path, multiple):
     save_run(tmp_path / "source", Run(model.config, {}, before, before))
     save_weights(tmp_path / "source" / "model.safetensors", model)
     for after in (before, before.with_symbols(["<2de>", "<2fr>"])):
-        x, config = Tuning(tmp_path / "run"), encoder(after, multiple)
-        found = new_model(x, config, tmp_path / "source", after, after).output
+        config = encoder(after, multiple)
+        found = made(tmp_path / "run", config, tmp_path / "source", after, after).output
         assert torch.equal(found[after.vocab_size], model.output[before.vocab_size])
         assert torch.equal(found[: before.vocab_size], model.output[: before.vocab_size])
-        fresh = new_model(x, config).output
+        fresh = made(tmp_path / "run", config).output
         assert torch.equal(found[before.vocab_size : after.vocab_size], fresh[before.vocab_size : after.vocab_size])
         assert torch.equal(found[after.vocab_size + 1 :], fresh[after.vocab_size + 1 :])
 

@@ -24,8 +24,7 @@ from transduce.data.speech.frame_reader import FeatureCache, FrameReader
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.parallel_text import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
-from transduce.experiment.config import ValidateBy
-from transduce.experiment.run import with_vocabularies
+from transduce.experiment.config import ValidateBy, with_vocabularies
 from transduce.experiment.validation import held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Transformer

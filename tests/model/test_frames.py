@@ -16,7 +16,7 @@ from transformers.models.speech_to_text.modeling_speech_to_text import Conv1dSub
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from transformers.utils import logging
 
-from transduce.experiment.run import with_frames
+from transduce.experiment.config import with_frames
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.inputs import ConvolvedInput
 from transduce.model.presets import speech_tiny, transformer_tiny

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import transduce as td
-from recipes import language_model, masked_language_model, speech_to_text, translation
+from recipes import language_model, masked_language_model, translation
 from tests.runs import FEATURES, SPEECH, record, sentences
 from transduce.data.config import Augmentation
 from transduce.data.speech.manifest import Manifests, Recording, write_manifest
 from transduce.data.text.corpus import Folder
 from transduce.data.text.language import OneText
+from transduce.experiment.config import SpeechExperiment, TranslationExperiment
 from transduce.train.config import OptimConfig, TrainingConfig
 from transduce.train.trainer import Trainer
 
@@ -33,7 +34,7 @@ def parallel_text(folder: Path) -> None:
             (folder / f"{split}.{language}").write_text("".join(line + "\n" for line in lines))
 
 
-def translator(run: Path, data: Path, /, **fields) -> translation.Experiment:
+def translator(run: Path, data: Path, /, **fields) -> TranslationExperiment:
     """Two layers of width 16 in bf16; two updates, each of which is validated."""
     setting = translation.COMMANDS
     optim = replace(setting.training.optim, warmup_steps=2, cooldown=0.0)
@@ -63,7 +64,7 @@ def recordings(folder: Path) -> None:
         write_manifest(folder / f"{split}.tsv", [*found, broken])
 
 
-def transcriber(run: Path | None, folder: Path, /, **fields) -> speech_to_text.Experiment:
+def transcriber(run: Path | None, folder: Path, /, **fields) -> SpeechExperiment:
     """Two layers of width 20, the frames straight in; dropout, speeds and masks on."""
     optim = OptimConfig(peak_rate=3e-3, warmup_steps=5)
     given = {
@@ -79,7 +80,7 @@ def transcriber(run: Path | None, folder: Path, /, **fields) -> speech_to_text.E
         "decoding": td.SearchConfig(beam_size=2, length_ratio=0.2, length_extra=5, ctc_weight=0.5),
         "device": "cpu",
     }
-    return speech_to_text.Experiment(run=run, **(given | fields))
+    return SpeechExperiment(run=run, **(given | fields))
 
 
 def running_text(folder: Path) -> None:

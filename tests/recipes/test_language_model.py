@@ -18,7 +18,7 @@ from transduce.cli.main import main
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
 from transduce.data.text.shards import write_shard
 from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
-from transduce.experiment.run import with_vocabularies
+from transduce.experiment.config import with_vocabularies
 
 
 def test_a_run_directory_is_whole_and_its_parts_agree(language_run, running_text, tmp_path, capsys):

@@ -15,7 +15,7 @@ from tests.recipes.small import fill_mask as small, loss_parts, metrics
 from transduce.data.batch import IGNORE
 from transduce.data.text.language import OneText, TextFiles
 from transduce.data.text.windows import HeldOutWindows, MaskedBatches, MaskingConfig
-from transduce.experiment.run import with_vocabularies
+from transduce.experiment.config import with_vocabularies
 from transduce.tasks.fill_mask import FillMask
 
 

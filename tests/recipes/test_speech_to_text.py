@@ -18,7 +18,7 @@ from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureExtractor, VectorConfig
 from transduce.data.speech.manifest import Manifests, Recording, read_manifest, write_manifest
 from transduce.experiment.command import choose
-from transduce.experiment.run import with_frames
+from transduce.experiment.config import with_frames
 from transduce.model.layers import Layer
 from transduce.run import load_run
 

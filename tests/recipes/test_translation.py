@@ -18,12 +18,12 @@ from recipes.translation import SETTINGS, run
 from tests.recipes.small import loss_parts, metrics, translator as small
 from tests.runs import library_tokenizer
 from transduce.cli.main import main
-from transduce.config import to_dict
+from transduce.config import differences, to_dict
 from transduce.data.text.corpus import Directions, Files
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.decode.shortlist import FILE
 from transduce.experiment.command import choose
-from transduce.experiment.run import with_vocabularies
+from transduce.experiment.config import with_vocabularies
 from transduce.experiment.start import saved_tokenizers
 from transduce.run import load_run
 from transduce.serve.config import ServeConfig
@@ -68,8 +68,12 @@ def test_the_card_of_a_run_has_its_scores_and_makes_it_again(translation_run, mo
     (command,) = re.findall(r"^transduce train translation (.*)$", card, flags=re.MULTILINE)
     monkeypatch.chdir(directory)
     again = choose(SETTINGS, command.split(), default="commands")
-    experiment = json.loads((directory / "config.json").read_text())["experiment"]
-    assert to_dict(replace(again, run=directory)) | {"data": experiment["data"]} == experiment
+    assert replace(again, run=directory) == translation_run.x
+    config = json.loads((directory / "config.json").read_text())
+    assert config["specified"] == to_dict(translation_run.x)
+    changed = {line.split(":")[0] for line in differences(config["specified"], config["experiment"])}
+    sizes = {f"model.{side}.input.vocab_size" for side in ("encoder", "decoder")}
+    assert changed == {"data", "decoding.split_length", *sizes}
 
 
 def no_tokenizer(*_, **__):

@@ -90,7 +90,6 @@ def test_what_is_missing_is_told(judge, monkeypatch):
 def test_it_decides_which_checkpoint_is_best(judge, tmp_path, monkeypatch):
     """With the held-out sources."""
     monkeypatch.setattr(validation, "held_out_loss", lambda model, batches: 2.0)
-    monkeypatch.setattr(validation, "_aligned", lambda translator, samples: {})
     monkeypatch.setattr(td.Translator, "__call__", lambda self, lines, how: ["x y", "", "u", "q"])
     translator = td.load_translator(random_run(tmp_path / "run", model=LITTLE))
     text = ParallelText(SOURCES, REFERENCES)

@@ -10,6 +10,7 @@ import pytest
 
 from recipes import translation
 from transduce.experiment.command import choose
+from transduce.experiment.config import TranslationExperiment
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def whole(corpus, tmp_path_factory) -> Path:
     return run
 
 
-def chosen(monkeypatch, corpus: Path, run: Path, *more: str) -> translation.Experiment:
+def chosen(monkeypatch, corpus: Path, run: Path, *more: str) -> TranslationExperiment:
     """The configuration that the command line means."""
     return choose(translation.SETTINGS, arguments(corpus, run, *more), default="commands")
 

@@ -79,16 +79,29 @@ if TYPE_CHECKING:
         save_shortlist as save_shortlist,
     )
     from transduce.device import default_device as default_device
-    from transduce.experiment.command import main as main
-    from transduce.experiment.config import ValidateBy as ValidateBy
-    from transduce.experiment.run import (
-        new_model as new_model,
-        token_losses as token_losses,
-        train as train,
+    from transduce.experiment.command import main as main, with_fields as with_fields
+    from transduce.experiment.config import (
+        MFCC as MFCC,
+        Experiment as Experiment,
+        SpeechExperiment as SpeechExperiment,
+        TextExperiment as TextExperiment,
+        TranslationExperiment as TranslationExperiment,
+        ValidateBy as ValidateBy,
+        resolved as resolved,
         with_frames as with_frames,
         with_vocabularies as with_vocabularies,
     )
-    from transduce.experiment.start import saved_tokenizers as saved_tokenizers
+    from transduce.experiment.run import (
+        Processor as Processor,
+        new_model as new_model,
+        token_losses as token_losses,
+        train as train,
+    )
+    from transduce.experiment.start import (
+        saved_tokenizers as saved_tokenizers,
+        speech_pairs as speech_pairs,
+        speech_tokenizer as speech_tokenizer,
+    )
     from transduce.experiment.validation import (
         Validator as Validator,
         held_out_report as held_out_report,

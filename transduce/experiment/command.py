@@ -1,4 +1,4 @@
-"""A recipe as a command: its configuration from the command line and files, and how it ends."""
+"""A recipe as a command: its configuration from files and the command line, and how it ends."""
 
 import json
 import logging
@@ -8,26 +8,41 @@ import sys
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
 
 from transduce.arguments import HELP_ALL, call
-from transduce.config import to_dict
+from transduce.config import from_dict, structured, to_dict
 from transduce.errors import InputError
 from transduce.exit import command_process, exit_code
-from transduce.experiment.config import AnyExperiment
-from transduce.experiment.fields import like_run, with_files
+from transduce.experiment.config import Experiment, ExperimentT
 from transduce.hub import PREFIX
 from transduce.threads import limit_omp_spin
+
+ConfigT = TypeVar("ConfigT")
 
 FOOT = f"""
   --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win
   --print-config   print all fields as such a file, and do nothing else
 {HELP_ALL}"""
 
-ExperimentT = TypeVar("ExperimentT", bound=AnyExperiment)
+INTERRUPTED = "stopped; run the same command again to go on from the newest checkpoint"
+
+NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+}
+"""The name of a type in messages."""
 
 
 def main(
@@ -47,60 +62,66 @@ def main(
         arguments: those of the process where they are None.
         prog: the command as help shows it; `python FILE` where it is None.
     """
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
     prog = prog or f"python {sys.argv[0]}"
-    joined = False
 
-    def go() -> None:
-        nonlocal joined
-        told, several = (
-            limit_omp_spin(),
-            os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ,
-        )
-        with _one_of_several() if several else nullcontext():
-            joined = several
-            experiment = choose(
-                settings, words, default=default, description=description, prog=prog
-            )
-            if told:
-                print(told)
-            from transduce.device import torch_device
-            from transduce.experiment.run import teacher_run
-            from transduce.train.distributed import world
-            from transduce.train.log import require_libraries
+    def start() -> None:
+        message = limit_omp_spin()
+        experiment = choose(settings, words, default=default, description=description, prog=prog)
+        if message:
+            print(message)
+        _check_machine(experiment)
+        run(experiment)
 
-            require_libraries()
-            world().check(experiment.training)
-            if not world().first:
-                world().barrier()
-            torch_device(experiment.device)  # before an hour with the data
-            for teacher in experiment.training.teachers:
-                teacher_run(teacher)
-            run(experiment)
-
-    interrupted = "stopped; run the same command again to go on from the newest checkpoint"
     with command_process("%(message)s", needs_output=False):
-        try:
-            code = exit_code(go, interrupted=interrupted)
-        except BaseException as error:
-            if not joined:
-                raise
-            code = int(error.code or 0) if isinstance(error, SystemExit) else 1
-            if code == 1:
-                traceback.print_exc()
-        # Gloo's threads may abort an interpreter that ends while other processes are at work or
-        # gone
-        if joined:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    return code
+        if os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ:
+            _exit_together(start)
+        return exit_code(start, interrupted=INTERRUPTED)
+
+
+def _check_machine(x: Experiment) -> None:
+    """Raise InputError where the device, a library or a teacher is not there, before an hour with
+    the data."""
+    from transduce.device import torch_device
+    from transduce.experiment.run import teacher_run
+    from transduce.train.distributed import world
+    from transduce.train.log import require_libraries
+
+    require_libraries()
+    world().check(x.training)
+    if not world().first:
+        world().barrier()
+    torch_device(x.device)
+    for teacher in x.training.teachers:
+        teacher_run(teacher)
+
+
+def _exit_together(start: Callable[[], None]) -> None:
+    """Run as one of the processes of torchrun, and end this process.
+
+    Gloo's threads may abort an interpreter that ends while other processes are at work or gone.
+    """
+
+    def start_together() -> None:
+        with _one_of_several():
+            start()
+
+    try:
+        code = exit_code(start_together, interrupted=INTERRUPTED)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextmanager
 def _one_of_several() -> Iterator[None]:
-    """A process among those of torchrun: the first alone speaks; of those that fail, the one that
-    does so first says why."""
+    """Among processes, let the first alone print; of those that fail, the one that does so first
+    says why."""
     from transduce.train.distributed import end_with_parent, world
 
     end_with_parent()
@@ -128,8 +149,7 @@ def choose(
     description: str | None = None,
     prog: str = "python RECIPE.py",
 ) -> ExperimentT:
-    """The named setting, with the fields that files and then flags override; `default` where none
-    is named.
+    """The setting of this name, or `default`, with the fields that files and then flags override.
 
     Raises:
         InputError: there is no such setting, or a flag or a file does not fit.
@@ -147,60 +167,38 @@ def choose(
         way_out = f"did you mean {near[0]}?" if near else f"name one of {', '.join(settings)}"
         raise InputError(f"there is no setting {name!r}; {way_out}")
     summary, experiment = settings[name]
-    words, files, printing = _own_flags(words)
-    start = _starting_run(words, with_files(experiment, files))
-    experiment = with_files(like_run(experiment, start) if start else experiment, files)
+    flags = ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--config", action="append", nargs="?", const="", default=[])
+    flags.add_argument("--print-config", action="store_true")
+    found, words = flags.parse_known_args(words)
+    experiment = with_files(experiment, found.config)
+    if start := _starting_run(words, experiment):
+        experiment = with_files(like_run(experiment, start), found.config)
     kind: Any = type(experiment)
     chosen: ExperimentT = call(
         kind, words, prog=f"{prog} {name}", default=experiment, description=summary, foot=FOOT
     )
-    if printing:
+    if found.print_config:
         print(json.dumps(to_dict(chosen), indent=2))
         sys.exit(0)
     return chosen
 
 
-def _own_flags(words: list[str]) -> tuple[list[str], list[Path], bool]:
-    """Split into the words that set fields, the files of --config, and whether --print-config is
-    there."""
-    left, files, rest = [], [], iter(words)
-    for word in rest:
-        flag, equals, value = word.partition("=")
-        if flag == "--config":
-            if not (name := value if equals else next(rest, "")):
-                raise InputError(
-                    "--config takes a file, .json or .yaml, but nothing follows it; --print-config "
-                    "writes one"
-                )
-            files.append(Path(name))
-        else:
-            left.append(word)
-    return [word for word in left if word != "--print-config"], files, "--print-config" in left
-
-
-def _starting_run(words: list[str], experiment: AnyExperiment) -> Path | None:
+def _starting_run(words: list[str], x: Experiment) -> Path | None:
     """The run of --start-from; where it is gone and the new run has begun, that one, which began
     like it."""
     flags = ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument(
-        "--start-from",
-        "--start_from",
-        nargs="?",
-        type=Path,
-        default=getattr(experiment, "start_from", None),
-    )
-    flags.add_argument("--run", nargs="?", type=Path, default=experiment.run)
+    flags.add_argument("--start-from", "--start_from", nargs="?", type=Path, default=x.start_from)
+    flags.add_argument("--run", nargs="?", type=Path, default=x.run)
     found, _ = flags.parse_known_args(words)
+    if found.start_from is None:
+        return None
     if str(found.start_from).startswith(PREFIX):
         from transduce.run import on_disk
 
         return on_disk(found.start_from)
-    known = [
-        path
-        for path in (found.start_from, found.run)
-        if path is not None and (path / "config.json").is_file()
-    ]
-    return known[0] if found.start_from is not None and known else None
+    paths = [path for path in (found.start_from, found.run) if path is not None]
+    return next((path for path in paths if (path / "config.json").is_file()), None)
 
 
 def _print_settings(
@@ -209,6 +207,182 @@ def _print_settings(
     width = max(map(len, settings)) + 2
     print(f"usage: {prog} [NAME] [--FLAG VALUE ...]\n")
     print(re.sub(r"python recipes/\w+\.py", prog, description or "").strip() + "\n")
-    for name, (told, _) in settings.items():
-        print(f"  {name:<{width}}{told}")
+    for name, (summary, _) in settings.items():
+        print(f"  {name:<{width}}{summary}")
     print(f"\n{prog} NAME --help shows the flags that are used most.\n{FOOT}")
+
+
+def with_files(config: ConfigT, paths: Sequence[Path | str]) -> ConfigT:
+    """Change the fields that files name: those that --print-config wrote, or config.json of runs.
+
+    The last file wins.
+
+    Raises:
+        InputError: there is no such file, it is neither JSON nor YAML, or a field has a wrong name
+            or a value that does not fit.
+    """
+    for path in paths:
+        plain = _read_fields(path)
+        try:
+            config = _changed(config, plain)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+    return config
+
+
+def _read_fields(name: Path | str) -> Any:
+    path = Path(name)
+    if not path.is_file():
+        reason = f"{path} is none" if str(name) else "nothing follows it"
+        raise InputError(
+            f"--config takes a file, .json or .yaml, but {reason}; --print-config writes one"
+        )
+    raw = path.read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+        in_yaml = path.suffix in (".yaml", ".yml")
+        plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text, object_pairs_hook=_object)
+        again = json.dumps(plain, default=str, ensure_ascii=False)  # refuses circles
+        again.encode(errors="surrogateescape")  # refuses halves of characters
+        if "\\u0000" in again:
+            raise InputError("no text holds the character 0")
+    except Exception as error:  # PyYAML raises errors of many kinds, as for a day of no calendar
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"--config takes JSON, or YAML in a .yaml, but {path} is not: {reason}"
+        ) from error
+    if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
+        specified = plain.get("specified") or plain["experiment"]  # that of version 0.2
+        return {name: value for name, value in specified.items() if name != "data"}
+    return {} if plain is None else plain
+
+
+def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The fields of an object.
+
+    Raises:
+        InputError: a field is named twice; YAML and JSON would silently take the last.
+    """
+    plain = dict(pairs)
+    if len(plain) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(
+            f"a field must be named once, but {twice!r} is named {names.count(twice)} times; join "
+            "them"
+        )
+    return plain
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML whose mappings name each field once, and whose numbers may be as short as 5e-3."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        # before << adds others
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        mapping: dict[str, Any] = super().construct_mapping(node, deep)
+        _object([(self.construct_object(key, deep=True), None) for key in keys])
+        return mapping
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def like_run(x: ExperimentT, run: Path) -> ExperimentT:
+    """Take the model, and the features of sound, of another run that reads and writes the same.
+
+    Where there is no run, or one of another kind, such as a translator for a language model,
+    nothing changes.
+
+    Raises:
+        InputError: the run's config.json is not ours.
+    """
+    path = run / "config.json"
+    if not path.is_file():
+        return x
+    try:
+        plain = json.loads(path.read_text("utf-8"))
+        names = [name for name in ("model", "features") if name in plain and hasattr(x, name)]
+        changed = _changed(x, {name: plain[name] for name in names})
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"a run to start from has a config.json of transduce, but {path}: {error}"
+        ) from error
+    return changed if _inputs(changed) == _inputs(x) else x
+
+
+def _inputs(x: Experiment) -> list[type | None]:
+    """The types of input of encoder and decoder; None: there is no such stack."""
+    stacks = (x.model.encoder, x.model.decoder)
+    return [None if stack is None else type(stack.input) for stack in stacks]
+
+
+def with_fields(config: ConfigT, /, **values: Any) -> ConfigT:
+    """Change fields of a configuration; a dict changes fields of the configuration in that place.
+
+    Raises:
+        InputError: a field has a wrong name or a value that does not fit.
+    """
+    return _changed(config, values)
+
+
+def _changed(config: ConfigT, plain: Any, prefix: str = "") -> ConfigT:
+    """The configuration with the fields of an object."""
+    hints = get_type_hints(type(config))
+    changes: dict[str, Any] = {}
+    for name, value in _checked_object(plain, prefix).items():
+        if name not in hints:
+            near = get_close_matches(str(name), hints, n=1) or hints
+            raise InputError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
+        changes[name] = _value(hints[name], value, prefix + name, getattr(config, name))
+    return replace(config, **changes)  # type: ignore[type-var]
+
+
+def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
+    """A value of this type; an object changes the fields of `old` where it can."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    classes: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
+    if (value is None and NoneType in kinds) or isinstance(value, tuple(classes)):
+        return value
+    if classes:
+        names = _checked_object(value, name).keys()
+        classes.sort(key=lambda kind: (not isinstance(old, kind), len(fields(kind))))
+        fitting = next(
+            (kind for kind in classes if names <= {each.name for each in fields(kind)}), classes[0]
+        )
+        return (
+            _changed(old, value, f"{name}.")
+            if isinstance(old, fitting)
+            else from_dict(fitting, value, name)
+        )
+    for kind in kinds:
+        if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
+            with suppress(ValueError):
+                return structured(kind, value)
+    raise InputError(
+        f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}"
+    )
+
+
+def _checked_object(plain: Any, name: str) -> dict[str, Any]:
+    if not isinstance(plain, dict):
+        actual = json.dumps(plain, default=str)
+        raise InputError(
+            f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {actual}"
+        )
+    return plain
+
+
+def _type_names(kinds: Sequence[Any]) -> str:
+    names = []
+    for kind in kinds:
+        parts = get_args(kind)
+        if get_origin(kind) is Literal:
+            names.append("one of " + ", ".join(json.dumps(part) for part in parts))
+        elif get_origin(kind) is tuple:
+            names.append("a list of " + _type_names([each for each in parts if each is not ...]))
+        else:
+            names.append(NAMES[kind])
+    return " or ".join(names)

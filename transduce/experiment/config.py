@@ -1,23 +1,315 @@
-"""What all experiments have, and what can decide in them. It is read without torch."""
+"""The fields of experiments, and what follows for them from the data. It is read without torch."""
 
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, TypeVar
 
+import tyro
+
+from transduce.config import Common, at_least, within
+from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
+from transduce.data.speech.manifest import Manifests
+from transduce.data.text.corpus import Directions, Files, Folder
+from transduce.data.text.sentencepiece_bpe import Normalization
+from transduce.data.text.tokenizer_files import TokenizerKind
+from transduce.errors import InputError
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.presets import speech_tiny, transformer_tiny
+from transduce.score.bleu import Tokenization
+from transduce.tasks.config import SearchConfig
 from transduce.train.config import TrainingConfig
 
 ValidateBy = Literal[
     "loss", "bleu", "bleu.lowercase", "chrf", "chrf++", "ter", "wer", "cer", "per", "comet"
 ]
-"""What can decide which checkpoint is best: the loss, or a measure of outputs."""
+"""The loss, or a measure of outputs, which may decide which checkpoint is best."""
+
+MFCC = FeatureConfig(n_coefficients=20, deltas=1)
+"""40 features: by four frames they are the 160 numbers of d_model, and go straight in."""
+
+BEYOND = 1.2
+"""Recordings are cut into segments that last at most this times the longest one of the training."""
 
 
-@runtime_checkable
-class AnyExperiment(Protocol):
-    """What all experiments have: where, how, and on what machine."""
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The fields of every experiment."""
+
+    run: Common[Path]
+    """The run directory: everything that comes out, and all one needs to use the model."""
+    model: Common[TransformerConfig]
+    symbols: str = ""
+    """Words, separated by spaces, that are one token each wherever they stand, such as
+    "<2de> <2fr>"."""
+    start_from: Common[Path | None] = None
+    """Another run to go on from, with a schedule of its own: its weights where they fit; its
+    model's sizes, features and tokenizer unless others are named."""
+    training: Common[TrainingConfig] = field(default_factory=TrainingConfig)
+    device: Common[str] = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextExperiment(Experiment):
+    """The fields of an experiment with running text."""
+
+    tokenizer: Common[TokenizerKind | Path] = "characters"
+    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library
+    tokenizers. Characters suit a text of a megabyte or two, of which each token of a larger
+    vocabulary would be seen too rarely; take byte_bpe for more text: a token then means something
+    by itself, and a window holds about four times as much. Of shards, the kind that they were made
+    with."""
+    vocab_size: Common[int] = 8000
+    """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
+    batch_size: Common[int]
+    """Windows of a batch, each of model.max_positions tokens."""
+
+    def __post_init__(self) -> None:
+        at_least(1, vocab_size=self.vocab_size, batch_size=self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationExperiment(Experiment):
+    """The fields of a translation experiment."""
+
+    corpus: Common[Annotated[Folder | Files | Directions, tyro.conf.arg(name="")]]
+    vocab_size: Common[int] = 8000
+    """Tokens of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
+    tokenizer: tuple[Path, ...] = ()
+    """What to use instead of training it: a SentencePiece model, or JSON of the library tokenizers;
+    one file for both sides, or one for each."""
+    normalization: Normalization = "identity"
+    """What the vocabulary makes of characters: identity keeps them; nmt_nfkc writes ² as 2, and
+    full-width as usual ones."""
+    lowercase: bool = False
+    """A vocabulary without capitals, as in many published figures: text is lower-cased as it is
+    read, and what comes out has none. Where validation goes by "bleu", it goes by
+    "bleu.lowercase"."""
+    joint: bool = True
+    """One vocabulary for both sides, and one table for encoder, decoder and output."""
+    bpe_dropout: float = 0.0
+    """Share of BPE's merges that training leaves out at random (Provilkov et al. 2020); 0: none."""
+    cache: Path = Path("runs/text")
+    """Where more than 262,144 training pairs are kept as token ids, which are made once. It may be
+    deleted at any time."""
+    max_length: int = 256
+    """Longer training pairs, in tokens, are left out and counted."""
+    tokens_per_batch: Common[int] = 4096
+    """Rows times the longest side of a batch, padding included: what bounds memory."""
+    model: Common[TransformerConfig] = field(default_factory=transformer_tiny)
+    validate_by: ValidateBy = "bleu"
+    """What decides which checkpoint is best."""
+    tokenize: Tokenization | None = None
+    """How BLEU separates words; by itself as the script of the references asks for."""
+    decoding: SearchConfig = field(default_factory=SearchConfig)
+    shortlist: bool = False
+    """Learn, at the end, which target tokens may translate a source token: transduce translate
+    --shortlist is faster."""
+
+    def __post_init__(self) -> None:
+        at_least(1, vocab_size=self.vocab_size, max_length=self.max_length)
+        at_least(1, tokens_per_batch=self.tokens_per_batch)
+        within("[0, 1)", bpe_dropout=self.bpe_dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechExperiment(Experiment):
+    """The fields of an experiment with speech."""
+
+    name: str = "speech"
+    """What the run directory is called where run does not say."""
+    run: Common[Path | None] = None  # type: ignore[assignment]  # `resolved` names it
+    """The run directory, all one needs to transcribe with; by itself runs/NAME, or runs/NAME_COLUMN
+    for another target."""
+    corpus: Common[Annotated[Manifests, tyro.conf.arg(name="")]] = field(default_factory=Manifests)
+    features: FeatureConfig | VectorConfig = field(default_factory=lambda: MFCC)
+    augmentation: Augmentation = field(default_factory=lambda: Augmentation(token_dropout=0.3))
+    cache: Path = Path("runs/features")
+    """Where log-mels are kept, for all runs; safe to share and to delete."""
+    workers: int = os.cpu_count() or 1
+    """Threads that compute them; 0: none but the first."""
+    vocab_size: Common[int] = 320
+    """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
+    pronunciations: Path | None = None
+    """A pronouncing dictionary, such as CMU's: tokens are then phones instead of parts of words,
+    and what comes out are the training's words that sound so. vocab_size has no meaning then."""
+    tokenizer: Path | None = None
+    """What to use instead of training it: a SentencePiece model, or JSON of the library
+    tokenizers."""
+    max_seconds: Common[float] = 20.0
+    """Longer recordings are not trained on, and counted."""
+    frames_per_batch: Common[int] = 4000
+    """Rows times the longest recording of a batch, padding included: what bounds memory."""
+    ctc_weight: float = 0.5
+    """Share of CTC in the loss; 0 = none."""
+    interctc_weight: float = 0.5
+    """Share of model.ctc_layers in CTC, where there are any; the rest is that of the encoder's last
+    layer."""
+    ctc_consistency: float = 0.0
+    """Weight, beside CTC, of the divergence between the CTC outputs of two passes of each batch
+    with different dropout and augmentation (not speed and silence); 0 = one pass. CR-CTC (Yao et
+    al. 2024) has 0.2, and 2.5 times as many time masks."""
+    ctc_column: str | None = None
+    """The column that CTC learns. By itself it is text, what is said, where the manifests have it;
+    searches into another target column then go without CTC."""
+    model: Common[TransformerConfig] = field(default_factory=speech_tiny)
+    validate_by: ValidateBy | None = None
+    """What decides which checkpoint is best. By itself it is WER, or BLEU where the target column
+    is a translation."""
+    tokenize: Tokenization | None = None
+    """How BLEU separates words; by itself as the script of the references asks for."""
+    decoding: SearchConfig = field(
+        default_factory=lambda: SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
+    )
+
+    def __post_init__(self) -> None:
+        at_least(1, vocab_size=self.vocab_size, frames_per_batch=self.frames_per_batch)
+        at_least(0, workers=self.workers, ctc_consistency=self.ctc_consistency)
+        within("(0, inf)", max_seconds=self.max_seconds)
+        within("[0, 1]", ctc_weight=self.ctc_weight, interctc_weight=self.interctc_weight)
 
     @property
-    def run(self) -> Path: ...
+    def measures(self) -> tuple[Literal["wer", "bleu"], Literal["cer", "chrf"]]:
+        """The measures of outputs: those of a translation, where the target is not the text."""
+        return ("wer", "cer") if self.corpus.target_column == "text" else ("bleu", "chrf")
+
     @property
-    def training(self) -> TrainingConfig: ...
-    @property
-    def device(self) -> str: ...
+    def ctc_text(self) -> str:
+        """The column of the text that CTC learns, if it is not the target."""
+        return "" if self.ctc_column == self.corpus.target_column else self.ctc_column or ""
+
+
+ExperimentT = TypeVar("ExperimentT", bound=Experiment)
+
+
+def resolved(
+    x: ExperimentT,
+    *,
+    columns: Collection[str] = (),
+    vocab_sizes: Sequence[int] = (),
+    n_features: int = 0,
+    seconds: tuple[float, float] | None = None,
+    usual_length: int = 0,
+) -> ExperimentT:
+    """Complete an experiment with what follows from its data, as far as that is known.
+
+    Args:
+        columns: of recordings: the columns that all of them have.
+        vocab_sizes: the size of the vocabulary, or those of the source's and the target's.
+        n_features: of recordings: the numbers of a frame.
+        seconds: of recordings: the shortest and the longest one of the training.
+        usual_length: of translation: the tokens that 99 % of the sources do not exceed.
+
+    Raises:
+        InputError: fields contradict each other.
+    """
+    changed: Any = x
+    if isinstance(x, TranslationExperiment):
+        changed = _resolved_translation(x, usual_length)
+    elif isinstance(x, SpeechExperiment):
+        _check_speech(x)
+        changed = _resolved_targets(x, columns)
+        if seconds is not None:
+            changed = replace(changed, decoding=_resolved_segments(changed, *seconds))
+    if n_features:
+        changed = replace(changed, model=with_frames(changed.model, n_features, *vocab_sizes))
+    elif vocab_sizes:
+        source, target = vocab_sizes[0], vocab_sizes[-1]
+        joint = len(vocab_sizes) == 1
+        model = with_vocabularies(changed.model, source, target, joint=joint)
+        changed = replace(changed, model=model)
+    return changed
+
+
+def _resolved_translation(x: TranslationExperiment, usual_length: int) -> TranslationExperiment:
+    """Lower-case measures for a vocabulary without capitals; split sources of unusual length."""
+    if x.corpus.symbols and x.decoding.target_language:
+        raise InputError(
+            "the lines of this corpus say which language to write, but "
+            f"decoding.target_language={x.decoding.target_language}; leave it out, and name one "
+            "when you translate"
+        )
+    if x.lowercase and x.validate_by == "bleu":  # references keep their capitals
+        x = replace(x, validate_by="bleu.lowercase")
+    split_length = x.decoding.split_length or usual_length
+    return replace(x, decoding=replace(x.decoding, split_length=split_length))
+
+
+def _check_speech(x: SpeechExperiment) -> None:
+    """Raise InputError where fields of CTC or of pronunciations contradict others."""
+    for name in ("ctc_column", "ctc_consistency"):
+        if getattr(x, name) and not x.ctc_weight:
+            raise InputError(f"{name} is for CTC, but ctc_weight=0; leave one of them out")
+    others = {
+        "tokenizer": x.tokenizer,
+        "symbols": x.symbols,
+        "ctc_column": x.ctc_column,
+        "corpus.target_column": x.corpus.target_column if x.corpus.target_column != "text" else "",
+    }
+    named = ", ".join(f"{name}={value}" for name, value in others.items() if value)
+    if x.pronunciations and named:
+        raise InputError(
+            f"pronunciations make the tokens of what is said, and no others, but {named}; leave "
+            "one of them out (--pronunciations None)"
+        )
+
+
+def _resolved_targets(x: SpeechExperiment, columns: Collection[str]) -> SpeechExperiment:
+    """The directory, the measure that decides, and what CTC learns.
+
+    A CTC head that learns another text than the target, or nothing, is of no use in a search.
+    """
+    target = x.corpus.target_column
+    name = x.name if target == "text" else f"{x.name}_{target}"
+    run = x.run or Path("runs") / name
+    x = replace(x, run=run, validate_by=x.validate_by or x.measures[0])
+    if target != "text" and x.ctc_column is None and x.ctc_weight and "text" in columns:
+        x = replace(x, ctc_column="text")
+    if x.ctc_weight and not x.ctc_text:
+        return x
+    layers = x.model.ctc_layers if x.ctc_weight else ()
+    model = replace(x.model, ctc_conditioning=False, ctc_layers=layers)
+    decoding = replace(x.decoding, ctc_weight=0.0, no_speech_threshold=0.0)
+    return replace(x, model=model, decoding=decoding)
+
+
+def _resolved_segments(x: SpeechExperiment, shortest: float, longest: float) -> SearchConfig:
+    """The search in segments about as long as recordings of the training; a model is lost in
+    others."""
+    longest = min(x.decoding.max_seconds, max(1.0, BEYOND * longest))
+    shortest = min(shortest, longest)
+    margin = x.augmentation.silence / 2
+    return replace(x.decoding, min_seconds=shortest, max_seconds=longest, margin=margin)
+
+
+def with_vocabularies(
+    config: TransformerConfig, source: int, target: int, *, joint: bool
+) -> TransformerConfig:
+    """The model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
+
+    def resized(stack: StackConfig | None, vocab_size: int) -> StackConfig | None:
+        if stack is None or not isinstance(stack.input, Tokens):
+            return stack
+        return replace(stack, input=replace(stack.input, vocab_size=vocab_size))
+
+    return replace(
+        config,
+        encoder=resized(config.encoder, source),
+        decoder=resized(config.decoder, target),
+        tie="output" if config.tie == "all" and not joint else config.tie,
+    )
+
+
+def with_frames(config: TransformerConfig, n_features: int, target: int) -> TransformerConfig:
+    """The model for frames of this many features and a vocabulary of this size.
+
+    Raises:
+        InputError: the model has no encoder that takes frames, or no decoder.
+    """
+    frames = replace(config.frames, n_features=n_features)
+    if config.encoder is None or config.decoder is None:
+        raise InputError(f"speech needs an encoder and a decoder, but decoder={config.decoder}")
+    config = replace(config, encoder=replace(config.encoder, input=frames))
+    return with_vocabularies(config, target, target, joint=False)

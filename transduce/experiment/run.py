@@ -1,15 +1,18 @@
-"""The model and the training of an experiment."""
+"""The model of an experiment, its losses and its training, up to the finished model."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from transduce.checkpoints import checkpoints, weights_path
+from transduce.checkpoints import average, checkpoint_weights, checkpoints, weights_path
 from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
@@ -17,89 +20,65 @@ from transduce.data.text.tokenizer_files import same_tokens
 from transduce.decode.phrases import save_lexicon
 from transduce.device import torch_device, trains_in
 from transduce.errors import InputError
-from transduce.experiment.config import AnyExperiment
-from transduce.experiment.finish import finish
+from transduce.experiment.config import Experiment, SpeechExperiment
 from transduce.experiment.start import take_weights
 from transduce.experiment.validation import Validator
-from transduce.files import HOLDER
-from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.files import HOLDER, copy_weights, set_weights, weights_of, write_file
 from transduce.model.meta import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.report.page import write_reports
-from transduce.run import Run, load_run, on_disk, open_run, read_model
-from transduce.tasks.load import same_features
+from transduce.run import (
+    SAMPLES,
+    WEIGHTS,
+    Run,
+    load_run,
+    on_disk,
+    open_run,
+    read_model,
+    serialize,
+)
+from transduce.tasks.load import load, same_features
+from transduce.train.adapt import merge, merged
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
-from transduce.train.log import Sink, full_speed, standard_sinks
+from transduce.train.log import Sink, flops_per_token, full_speed, standard_sinks
 from transduce.train.objectives import Objective
+from transduce.train.parallel import gathered, parts_like
 from transduce.train.state import Progress, Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 
-def with_vocabularies(
-    config: TransformerConfig, source: int, target: int, *, joint: bool
-) -> TransformerConfig:
-    """The model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """The tokenizers and the features of a model; a side without text has no tokenizer."""
 
-    def resized(stack: StackConfig | None, vocab_size: int) -> StackConfig | None:
-        if stack is None or not isinstance(stack.input, Tokens):
-            return stack
-        return replace(stack, input=replace(stack.input, vocab_size=vocab_size))
-
-    return replace(
-        config,
-        encoder=resized(config.encoder, source),
-        decoder=resized(config.decoder, target),
-        tie="output" if config.tie == "all" and not joint else config.tie,
-    )
+    source: Tokenizer | None = None
+    target: Tokenizer | None = None
+    features: FeatureExtractor | VectorReader | None = None
+    lexicon: Sequence[str] = ()
+    """The words of the training's texts, to which a search can be bound."""
 
 
-def with_frames(config: TransformerConfig, n_features: int, target: int) -> TransformerConfig:
-    """The model for frames of this many features and a vocabulary of this size.
-
-    Raises:
-        InputError: the model has no encoder that takes frames, or no decoder.
-    """
-    frames = replace(config.frames, n_features=n_features)
-    if config.encoder is None or config.decoder is None:
-        raise InputError(f"speech needs an encoder and a decoder, but decoder={config.decoder}")
-    config = replace(config, encoder=replace(config.encoder, input=frames))
-    return with_vocabularies(config, target, target, joint=False)
-
-
-def new_model(
-    x: AnyExperiment,
-    config: TransformerConfig,
-    start_from: Path | None = None,
-    source_tokenizer: Tokenizer | None = None,
-    target_tokenizer: Tokenizer | None = None,
-) -> Transformer:
+def new_model(x: Experiment, processor: Processor) -> Transformer:
     """A model with the initial weights of the experiment's seed, on its device.
 
-    Args:
-        start_from: another run, whose weights are taken where names and shapes agree; the others
-            are listed.
-        source_tokenizer: the model's own; where it is not that of the run, pieces that both have
-            keep their vectors.
-        target_tokenizer: the same for the target.
+    Weights of `x.start_from` are taken where names and shapes agree, and the others are listed.
+    Where the tokenizers are not those of that run, pieces that both have keep their vectors.
 
     Raises:
         InputError: start_from is no run with weights, or none of them fits; or the model cannot fit
-        into memory.
+            into memory.
     """
+    device = torch_device(x.device)
     parts = world().size if x.training.shard else 1  # and a validation has whole weights
-    check_fits(
-        config, torch_device(x.device), bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts
-    )
+    check_fits(x.model, device, bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts)
     torch.manual_seed(x.training.seed)
-    model = Transformer(config).to(torch_device(x.device))
-    numbers = trains_in(x.training.precision, model.device)
-    print(
-        f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}, "
-        f"trained in {numbers}"
-    )
-    if start_from is not None and not checkpoints(x.run):
-        take_weights(model, start_from, source_tokenizer, target_tokenizer)
+    model = Transformer(x.model).to(device)
+    numbers = trains_in(x.training.precision, device)
+    size = sum(p.numel() for p in model.parameters())
+    print(f"model: {size:,} parameters on {model.device}, trained in {numbers}")
+    if x.start_from is not None and not checkpoints(x.run):
+        take_weights(model, x.start_from, processor.source, processor.target)
     return model
 
 
@@ -118,23 +97,14 @@ def teacher_run(path: Path) -> Run:
     return run
 
 
-def token_losses(
-    x: AnyExperiment,
-    student: Transformer,
-    source_tokenizer: Tokenizer | None = None,
-    target_tokenizer: Tokenizer | None = None,
-    feature_extractor: FeatureExtractor | VectorReader | None = None,
-) -> LossConfig:
-    """Configure the losses of tokens by the experiment's training, and load its teachers.
-
-    Args:
-        student: the model to train; the others are what it reads and writes.
+def token_losses(x: Experiment, student: Transformer, processor: Processor) -> LossConfig:
+    """Configure the losses by the experiment, and load its teachers.
 
     Raises:
         InputError: a teacher is no run with weights, or does, reads or writes something else.
     """
     teachers = []
-    own = Run(student.config, {}, source_tokenizer, target_tokenizer, feature_extractor)
+    own = Run(student.config, {}, processor.source, processor.target, processor.features)
     for path in x.training.teachers:
         run = teacher_run(path)
         teacher = read_model(on_disk(path), run.model, student.device).requires_grad_(False)
@@ -146,11 +116,22 @@ def token_losses(
             )
         print(f"teacher: {path}, {sum(p.numel() for p in teacher.parameters()):,} parameters")
         teachers.append(teacher)
-    return LossConfig(
+    losses = LossConfig(
         label_smoothing=x.training.label_smoothing,
         consistency=x.training.consistency,
         teachers=tuple(teachers),
         distillation=x.training.distillation,
+    )
+    if not isinstance(x, SpeechExperiment) or not x.ctc_weight:
+        return losses
+    assert processor.target is not None
+    (blank,) = processor.target.required("pad_id")
+    return replace(
+        losses,
+        ctc_weight=x.ctc_weight,
+        interctc_weight=x.interctc_weight,
+        blank_id=blank,
+        ctc_consistency=x.ctc_consistency,
     )
 
 
@@ -187,24 +168,20 @@ class Reports(Sink):
 
 
 def train(
-    x: AnyExperiment,
+    x: Experiment,
     objective: Objective,
+    processor: Processor,
     *,
     data: Data,
-    validate: Callable[[Transformer], Validation],
+    validate: Validator,
     fingerprint: Any,
-    source_tokenizer: Tokenizer | None = None,
-    target_tokenizer: Tokenizer | None = None,
-    feature_extractor: FeatureExtractor | VectorReader | None = None,
-    lexicon: Sequence[str] = (),
-    flops_per_token: float | None = None,
+    specified: Experiment | None = None,
 ) -> bool:
     """Train in the experiment's directory, or go on there, up to the finished model.
 
     Args:
         fingerprint: of the training and validation data; another one is another experiment.
-        lexicon: the words of the training's texts.
-        flops_per_token: operations of training on one token, for the progress bar's MFU.
+        specified: the experiment before it was resolved, for config.json.
 
     Returns:
         Whether this process goes on: the first of several, which from now on works alone.
@@ -213,36 +190,46 @@ def train(
         InputError: another process holds the directory, or another experiment lives there.
         FloatingPointError, KeyboardInterrupt: see Trainer.run.
     """
-    plain = {**to_dict(x), "data": fingerprint}
-    run = Run(objective.model.config, plain, source_tokenizer, target_tokenizer, feature_extractor)
+    model = objective.model
+    run = Run(
+        model.config,
+        {**to_dict(x), "data": fingerprint},
+        processor.source,
+        processor.target,
+        processor.features,
+        specified=to_dict(specified or x),
+    )
+    flops = None
+    if model.config.encoder is None:
+        flops = flops_per_token(model) * (2 if x.training.consistency else 1)
     here = world()
     held = open_run(x.run, run) if here.first else nullcontext()  # the first alone writes there
     with here.exchanging(COLLECTIVE), held:
         if here.first:
-            save_lexicon(x.run, lexicon)
+            save_lexicon(x.run, processor.lexicon)
         here.barrier()
         _check_alike(x, run)
         _print_schedule(x.run, x.training)
-        speed = full_speed(objective.model.device, flops_per_token)
+        speed = full_speed(model.device, flops)
         trainer = Trainer(
             objective=objective,
             data=data,
             validate=validate,
             config=x.training,
             directory=x.run,
-            pretrained=getattr(x, "start_from", None) is not None,
+            pretrained=x.start_from is not None,
             sinks=[*standard_sinks(x.run, x.training.max_updates, speed), Reports(x.run)],
         )
         _print_frozen(trainer.model)
         trainer.run()
-        finish(x.run, trainer, validate.draw if isinstance(validate, Validator) else None)
+        finish(x.run, trainer, validate.draw)
     if not leave():
         return False
     write_reports(x.run)  # for a recipe without scores, with which they would be written
     return True
 
 
-def _check_alike(x: AnyExperiment, run: Run) -> None:
+def _check_alike(x: Experiment, run: Run) -> None:
     """Check that this process sees the directory that the first one holds, and has its experiment.
 
     Raises:
@@ -255,16 +242,14 @@ def _check_alike(x: AnyExperiment, run: Run) -> None:
     if here.broadcast(holder) != holder:
         raise InputError(
             f"every process must see the same run directory, but for {process}, {x.run.absolute()} "
-            "is "
-            "not the one that the first process holds; give all machines the same --run, on a file "
-            "system that they share"
+            "is not the one that the first process holds; give all machines the same --run, on a "
+            "file system that they share"
         )
     settings = {**run.resume_key(), "training": to_dict(replace(x.training, data_workers=0))}
     if changed := differences(here.broadcast(settings), settings):
         raise InputError(
             f"every process must have the same settings and data, but in {process}, this differs "
-            "from "
-            f"the first: {'; '.join(changed)}; start the same command on all machines"
+            f"from the first: {'; '.join(changed)}; start the same command on all machines"
         )
 
 
@@ -277,10 +262,8 @@ def _print_schedule(directory: Path, training: TrainingConfig) -> None:
         now = training.optim.rate(done + 1, training.max_updates)
         print(
             f"goes on after update {done}, in a schedule of {training.max_updates} updates: the "
-            "rate was "
-            f"{before:.3g} and is now {now:.3g}; for a schedule of its own: --start-from "
-            f"{directory} "
-            "--run NEW"
+            f"rate was {before:.3g} and is now {now:.3g}; for a schedule of its own: --start-from "
+            f"{directory} --run NEW"
         )
 
 
@@ -290,3 +273,69 @@ def _print_frozen(model: torch.nn.Module) -> None:
         sizes[parameter.requires_grad] += parameter.numel()
     if sizes[False]:
         print(f"trained: {sizes[True]:,} parameters; frozen: {sizes[False]:,}")
+
+
+def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, list[int]]:
+    """Return, by name, the updates of checkpoints whose mean may become the finished model.
+
+    Args:
+        last: number of checkpoints to average from the end, without those of the first half of the
+            training.
+        best: number of the best checkpoints to average.
+    """
+    means = {
+        "best": progress.best(best),
+        "last": [update for update in progress.last(last) if 2 * update > progress.update],
+    }
+    if set(means["best"]) == set(means["last"]):
+        del means["last"]
+    return {
+        f"mean of the {len(updates)} {name}": updates
+        for name, updates in means.items()
+        if len(updates) > 1
+    }
+
+
+def finish(
+    directory: Path, trainer: Trainer, draw: Callable[[Any, Path], None] | None = None
+) -> None:
+    """Make the best candidate the finished model, print which it is, and draw its attention.
+
+    Candidates are the best checkpoint, means of checkpoints, and the moving average. All are
+    validated, so the finished model is never worse on the validation data than any checkpoint.
+    """
+    progress, config = trainer.progress, trainer.config
+    averaged: dict[str, Tensor] = {}
+    if trainer.ema:
+        weights: dict[str, Tensor] = {n: trainer.model.get_parameter(n) for n in trainer.ema}
+        copy_weights(weights, trainer.ema, "the moving average")
+        averaged = {name: w.clone() for name, w in gathered(merged(trainer.model)).items()}
+    merge(trainer.model)
+    trainer.world.broadcast(None)  # by now the first process has written the checkpoints
+    means = mean_candidates(progress, last=config.keep_last, best=config.keep_best)
+    candidates: dict[str, tuple[list[int], Callable[[], dict[str, Tensor]]]] = {
+        name: (updates, partial(average, checkpoint_weights(directory, updates)))
+        for name, updates in {"best checkpoint": progress.best(1), **means}.items()
+    }
+    if averaged:
+        candidates["moving average"] = [progress.update], lambda: averaged
+    results = {"best checkpoint": progress.best_validation()}
+    for name, (_, read) in candidates.items():
+        if name not in results:
+            set_weights(trainer.model, parts_like(weights_of(trainer.model), read()), name)
+            results[name] = trainer.validation()
+    chosen = min(results, key=lambda name: _rank(results[name]))
+    updates, read = candidates[chosen]
+    numbers = ", ".join(map(str, sorted(updates)))
+    scores = ", ".join(f"{name} {abs(result.score):.3f}" for name, result in results.items())
+    by = list(results.values())[-1].by
+    print(f"finished model: {chosen} (update {numbers}); {by}: {scores}")
+    if trainer.world.first:
+        write_file(directory / WEIGHTS, serialize(read()))
+        if draw is not None:
+            name = f"{progress.update:08d}.attention.png"
+            draw(load(directory, trainer.device), directory / SAMPLES / name)
+
+
+def _rank(result: Validation) -> tuple[float, float]:
+    return -result.score, result.metrics.get("loss", math.inf)

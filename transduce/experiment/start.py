@@ -1,15 +1,22 @@
 """The beginning of a run: tokenizers of a run or of files, and weights of another run."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from transduce.data.speech.frame_reader import FrameReader
+from transduce.data.speech.manifest import Recording, cells
+from transduce.data.speech.pairs import SpeechPairs, SpeechPairsConfig
 from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.pronunciations import PronunciationTokenizer, read_dictionary
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizer_files import load_tokenizer
 from transduce.errors import InputError
+from transduce.experiment.config import SpeechExperiment
 from transduce.files import weights_of
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -71,18 +78,68 @@ def saved_tokenizers(
     if symbols and not begun:
         tokenizers = {each.with_symbols(symbols.split()): path for each, path in tokenizers.items()}
     for tokenizer, path in tokenizers.items():
-        try:
-            tokenizer.required(*needs)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
-        if lowercase and tokenizer.decode(tokenizer.encode(["A"])) != ["a"]:
-            raise InputError(
-                f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out "
-                "--lowercase, or train a "
-                "tokenizer with it"
-            )
+        _check_tokenizer(tokenizer, path, needs, lowercase)
     first, *rest = tokenizers
     return first, (rest or [first])[0]
+
+
+def _check_tokenizer(tokenizer: Tokenizer, path: Path, needs: Sequence[str], lower: bool) -> None:
+    """Raise InputError where a tokenizer lacks what is needed."""
+    try:
+        tokenizer.required(*needs)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    if lower and tokenizer.decode(tokenizer.encode(["A"])) != ["a"]:
+        raise InputError(
+            f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out "
+            "--lowercase, or train a tokenizer with it"
+        )
+
+
+def speech_tokenizer(x: SpeechExperiment, recordings: Sequence[Recording]) -> Tokenizer:
+    """The tokenizer of a speech experiment, which may have to be trained.
+
+    Raises:
+        InputError: see `saved_tokenizers`; or recordings lack the column that CTC learns.
+    """
+    assert x.run is not None  # it is resolved
+    needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
+    begun_by = None if x.pronunciations else x.start_from  # which may have spelled otherwise
+    if saved := saved_tokenizers(x.run, begun_by, x.tokenizer or (), x.symbols, needs=needs):
+        return saved[1]
+    texts = [recording.text for recording in recordings]
+    if x.pronunciations:
+        return PronunciationTokenizer.train(texts, read_dictionary(x.pronunciations))
+    texts += cells(recordings, x.ctc_text) if x.ctc_text else []
+    symbols = x.symbols.split()
+    return SentencePieceTokenizer.train(texts, vocab_size=x.vocab_size, symbols=symbols)
+
+
+def speech_pairs(
+    x: SpeechExperiment,
+    recordings: Sequence[Recording],
+    reader: FrameReader,
+    tokenizer: Tokenizer,
+    *,
+    training: bool,
+) -> SpeechPairs:
+    """Recordings as data of a speech experiment, augmented for training.
+
+    Raises:
+        InputError: see `SpeechPairs`.
+    """
+    config = SpeechPairsConfig(
+        frames_per_batch=x.frames_per_batch,
+        max_seconds=x.max_seconds,
+        workers=x.workers,
+        seed=x.training.seed,
+        ctc_column=x.ctc_text,
+    )
+    if not training:
+        return SpeechPairs(recordings, reader, tokenizer, config)
+    two_views = max(x.training.consistency, x.ctc_consistency) > 0
+    config = replace(config, augmentation=x.augmentation, two_views=two_views)
+    return SpeechPairs(recordings, reader, tokenizer, config, x.model.frames.out_lengths)
 
 
 def _tokenizers_of(directory: Path) -> dict[Tokenizer, Path]:
