@@ -3,7 +3,7 @@
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import is_dataclass, replace
 from functools import partial, wraps
@@ -28,7 +28,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from transduce.config import COMMON
+from transduce.config import COMMON, flatten, our_names, to_dict
 from transduce.errors import InputError
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def call(
     """
     is_recipe = default is not None
     wants_help = bool({"-h", "--help", "--help-all"} & set(words))
-    has_common = wants_help and (is_recipe or _has_common(function))
+    has_common = wants_help and (is_recipe or any(COMMON in notes for _, notes in _marks(function)))
     brief = has_common and "--help-all" not in words
     if wants_help and get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
@@ -106,6 +106,9 @@ def call(
         raise InputError(str(refused)) from refused
     except SystemExit as stop:
         if stop.code:
+            keys = flatten(to_dict(default)) if is_recipe else dict(_marks(function))
+            if hint := _in_our_words(page.getvalue(), words, list(keys)):
+                raise InputError(hint) from stop
             way_out = f"{prog} --help{'-all' * is_recipe} says more"
             raise InputError(f"{_in_one_line(page.getvalue())}; {way_out}") from stop
         if has_common:
@@ -114,12 +117,26 @@ def call(
     return parsed if is_recipe else parsed()
 
 
-def _has_common(owner: Callable[..., Any]) -> bool:
-    """Whether an argument of a function, or a flag of a group, is marked as Common."""
-    parts = map(_split, get_type_hints(owner, include_extras=True).values())
-    return any(
-        _has_common(getattr(kind, "CONFIG", kind)) if _is_group(kind) else COMMON in notes
-        for kind, notes in parts
+def _marks(owner: Callable[..., Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The name and annotations of each argument of a function, and of each flag of its groups."""
+    for name, hint in get_type_hints(owner, include_extras=True).items():
+        kind, notes = _split(hint)
+        if _is_group(kind):
+            yield from _marks(getattr(kind, "CONFIG", kind))
+        else:
+            yield name, notes
+
+
+def _in_our_words(page: str, words: Sequence[str], keys: Sequence[str]) -> str:
+    """Say what flags of other toolkits are called here; "" where there are none."""
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    names = {flag: our_names(flag.lstrip("-"), keys) for flag in flags if flag in page}
+    return "; ".join(
+        f"there is no flag {flag}; here it is {' or '.join(f'--{each}' for each in ours)}".replace(
+            "_", "-"
+        )
+        for flag, ours in names.items()
+        if ours
     )
 
 

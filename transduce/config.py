@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -101,6 +101,32 @@ def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+OTHER_NAMES = {
+    "peak_rate": ("lr", "learning_rate", "max_lr"),
+    "max_updates": ("epochs", "num_train_epochs", "max_epoch", "max_iters", "max_steps"),
+    "warmup_steps": ("warmup", "warmup_updates", "warmup_iters", "num_warmup"),
+    "tokens_per_batch": ("batch_size", "max_tokens", "batch_tokens"),
+    "frames_per_batch": ("batch_size", "batch_bins", "batch_frames"),
+    "accumulate": ("update_freq", "batch_multiplier", "gradient_accumulation_steps"),
+    "clip_norm": ("grad_clip", "clip_grad_norm", "max_grad_norm"),
+    "d_model": ("hidden_size", "embed_dim", "embedding_dim", "n_embd", "n_state"),
+    "n_layers": ("num_layers", "n_layer", "num_hidden_layers", "layers"),
+    "n_heads": ("num_heads", "n_head", "num_attention_heads", "attention_heads"),
+    "d_ff": ("ff_size", "ffn_embed_dim", "intermediate_size", "linear_units"),
+    "beam_size": ("beam", "num_beams", "beams"),
+    "alpha": ("length_penalty", "lenpen", "beam_alpha", "penalty"),
+    "n_best": ("nbest", "num_return_sequences"),
+}
+"""What JoeyNMT, fairseq, ESPnet, nanoGPT and transformers call our fields."""
+
+
+def our_names(name: str, keys: Iterable[str]) -> list[str]:
+    """The keys, such as training.optim.peak_rate, that other toolkits call by this name."""
+    name = name.replace("-", "_").rpartition(".")[2]
+    ours = [our for our, others in OTHER_NAMES.items() if name in others]
+    return [key for key in keys if key.rpartition(".")[2] in ours and "lora." not in key]
 
 
 def shown(value: object) -> str:

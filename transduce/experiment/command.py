@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from transduce.arguments import HELP_ALL, call
-from transduce.config import from_dict, structured, to_dict
+from transduce.config import flatten, from_dict, our_names, structured, to_dict
 from transduce.errors import InputError
 from transduce.exit import command_process, exit_code
 from transduce.experiment.config import Experiment, ExperimentT
@@ -334,6 +334,9 @@ def _changed(config: ConfigT, plain: Any, prefix: str = "") -> ConfigT:
     changes: dict[str, Any] = {}
     for name, value in _checked_object(plain, prefix).items():
         if name not in hints:
+            if ours := our_names(str(name), flatten(to_dict(config))):
+                here = " or ".join(prefix + key for key in ours)
+                raise InputError(f"there is no field {prefix}{name}; here it is {here}")
             near = get_close_matches(str(name), hints, n=1) or hints
             raise InputError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
         changes[name] = _value(hints[name], value, prefix + name, getattr(config, name))
