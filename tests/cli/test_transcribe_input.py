@@ -42,7 +42,7 @@ def test_a_blank_name_of_standard_input_has_a_blank_line(run, folder, monkeypatc
         transcribe(run, [Path("-")])
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (1, "green red\n\ngreen red\n")
-    assert "transduce: . cannot be read as sound: it is no file" in err
+    assert "transduce: . cannot be read as sound: it is a directory" in err
 
 
 def test_a_name_that_is_no_text_is_still_named(run, tmp_path, monkeypatch, capsys):
