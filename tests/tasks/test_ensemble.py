@@ -17,6 +17,7 @@ from transduce.cli.main import main
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.tasks.request import Details
 from transduce.tasks.search import Output
 
 DOUBLE = {"dtype": torch.float64}
@@ -71,7 +72,7 @@ def test_translations_have_the_mean_of_both_models_log_probabilities(runs):
         target.append(token)
     alone = [td.load(run, **DOUBLE) for run in runs["text"]]
     assert greedy.tokens not in [each.translate([line], way)[0][0].tokens for each in alone]
-    looks = [one.with_alignments(one.sources([line]), [outputs])[0] for one in alone]
+    looks = [one._detailed(one.sources([line]), [outputs], Details(alignments=True))[0] for one in alone]
     assert [o.alignment for o in outputs] == [o.alignment for o in looks[0]] != [o.alignment for o in looks[1]]
     (scored,) = translator.score([line], [greedy.text])
     each = [one.score([line], [greedy.text])[0].log_probs for one in alone]

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,5 +119,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused_alone(transcriber, long
 
 
 def test_groups_last_for_so_long_at_least():
-    assert list(group_by_duration([1, 2, 3, 9, 1, 1], 4.0, float)) == [[1, 2, 3], [9], [1, 1]]
-    assert list(group_by_duration([], 4.0, float)) == []
+    groups = group_by_duration([SimpleNamespace(seconds=n) for n in (1, 2, 3, 9, 1, 1)], 4.0)
+    assert [[each.seconds for each in group] for group in groups] == [[1, 2, 3], [9], [1, 1]]
+    assert list(group_by_duration([], 4.0)) == []

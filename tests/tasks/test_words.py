@@ -173,6 +173,6 @@ def test_alignments_stay_with_their_line_whatever_shares_the_batch(translator):
         assert output.alignment.source == line.split() and output.alignment.target == output.text.split()
         assert [target for _, target in output.alignment.pairs] == list(range(len(output.text.split())))
     parts = translator.translate(["Print it.", "Close the green folder, please."], config, alignments=True)
-    whole = likeliest([parts], alpha=0.6)[0][0].alignment
+    whole = likeliest([parts], alpha=0.6)[0].alignment
     first, second = (outputs[0].alignment for outputs in parts)
     assert whole.pairs == [*first.pairs, *((s + 2, t + len(first.target)) for s, t in second.pairs)]

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import OwnRun, check_new
-from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 
 Theirs = Positional[Annotated[Path, arg(metavar="DIRECTORY", help="The new directory.")]]
@@ -26,15 +25,17 @@ def export(
             that runs them is in docs/models_in_and_out.md.
     """
     from transduce.config import to_dict
-    from transduce.run import load_model, load_run
+    from transduce.data.text.json_tokenizer import JSONTokenizer
+    from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx
+    from transduce.run import load_run, read_model
+    from transduce.tasks.config import SearchConfig
     from transduce.tasks.load import own_decoding
 
     check_new(directory)
     contents = load_run(run)
-    model = load_model(run)
+    model = read_model(run, contents.model, "cpu")
     source = contents.source_tokenizer
     target = contents.target_tokenizer
-    lacking = ""
     if target is None:
         raise InputError(
             f"a model is exported with its tokenizer, but {run} has none; copy the whole run "
@@ -42,33 +43,24 @@ def export(
         )
     decoding = contents.experiment.get("decoding", {})
     if contents.model.encoder is not None:
-        decoding = to_dict(own_decoding(run, contents))
+        decoding = to_dict(own_decoding(run, contents, SearchConfig))
+    is_written = True
     if to == "ctranslate2":
-        from transduce.interop.ctranslate2 import export_ctranslate2
-
-        export_ctranslate2(model, directory, source=source, target=target)
+        ctranslate2.export_ctranslate2(model, directory, source=source, target=target)
     elif to == "onnx":
-        from transduce.interop.onnx import export_onnx
-
-        export_onnx(
-            model, directory, source=source, target=target, suppress=decoding.get("suppress", ())
-        )
+        suppress = decoding.get("suppress", ())
+        onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
     elif to == "marian":
-        from transduce.interop.encoder_decoder import export_marian
-
-        if not export_marian(model, directory, source=source, target=target, decoding=decoding):
-            lacking = "SentencePiece models"
-    else:
-        from transduce.interop.language_models import export_gpt2, export_llama
-
-        known = (
-            target
-            if isinstance(target, JSONTokenizer) and (to == "llama" or target.is_byte_bpe)
-            else None
+        is_written = encoder_decoder.export_marian(
+            model, directory, source=source, target=target, decoding=decoding
         )
-        (export_gpt2 if to == "gpt2" else export_llama)(model, directory, tokenizer=known)
-        lacking = "" if known else "byte-level BPE" if to == "gpt2" else "a tokenizer.json"
-    if lacking:
-        tokenizer = f"the {type(target).__name__} of {run}"
-        print(f"transduce: {to} has {lacking}, so {tokenizer} was not written", file=sys.stderr)
+    else:
+        is_json = isinstance(target, JSONTokenizer) and (to == "llama" or target.is_byte_bpe)
+        known = target if isinstance(target, JSONTokenizer) and is_json else None
+        write = language_models.export_gpt2 if to == "gpt2" else language_models.export_llama
+        write(model, directory, tokenizer=known)
+        is_written = is_json
+    if not is_written:
+        kind = type(target).__name__
+        print(f"transduce: {to} has no place for a {kind}, which was not written", file=sys.stderr)
     print(directory)

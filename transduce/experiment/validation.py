@@ -168,9 +168,7 @@ def speech_validator(
 
     def look(model: Transformer) -> Validation:
         texts: list[str] = []
-        for group in group_by_duration(
-            world().share(scored), CHUNK, lambda recording: recording.seconds
-        ):
+        for group in group_by_duration(world().share(scored), CHUNK):
             read = [_frames(pairs.reader, recording) for recording in group]
             decoded = iter(
                 transcriber.decode([frames for frames in read if frames is not None], search)

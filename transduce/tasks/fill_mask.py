@@ -13,7 +13,7 @@ from transduce.data.text.windows import encode_masked, mask_id
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
-from transduce.tasks.inputs import check_list
+from transduce.tasks.request import check_list
 from transduce.tasks.search import one_line
 from transduce.tasks.states import Source, Task, check_positions, encoder_states, in_batches
 

@@ -15,6 +15,7 @@ from transduce.data.text.language import encode_text
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
+from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.phrases import forbidden
 from transduce.decode.sample import Sampler
 from transduce.decode.scorer import ModelScorer, Scorer, combined
@@ -22,7 +23,7 @@ from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.inputs import check_list
+from transduce.tasks.request import check_list
 from transduce.tasks.search import Output, check_suppressed, last_position
 from transduce.tasks.seq2seq import with_scores
 from transduce.tasks.states import Task, check_positions, token_log_probs
@@ -103,23 +104,10 @@ class Generator(Task):
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
-            batch = [rows[i] for i in numbers]
-            if config.beam_size > 1:
-                ids = torch.tensor(batch, device=self.model.device)
-                scorer = combined(self.scorers(ids))
-                hypotheses = beam_search(scorer, ids, self._constraints(ids, config), config.beam)
-            else:
-                rngs = [
-                    config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples
-                ]
-                hypotheses = self._sampler(batch, config, rngs, stop).run_by_sentence()
+            rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
+            hypotheses = self._search([rows[i] for i in numbers], config, rngs, stop)
             for i, best in zip(numbers, hypotheses, strict=True):
-                for h in best:
-                    text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
-                    output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
-                    outputs[i].append(
-                        self._with_scores(rows[i], output) if token_scores else output
-                    )
+                outputs[i] += [self._output(rows[i], each, token_scores) for each in best]
         self._warn(outputs, config, stop)
         return outputs
 
@@ -219,8 +207,26 @@ class Generator(Task):
             self.tokenizer.tokens(tokens.tolist()), torch.stack(log_probs).mean(dim=0).cpu()
         )
 
+    def _search(
+        self,
+        prompts: Sequence[list[int]],
+        config: GenerationConfig,
+        rngs: Sequence[np.random.Generator],
+        stop: Sequence[str],
+    ) -> list[list[Hypothesis]]:
+        """What follows prompts of one length."""
+        if config.beam_size == 1:
+            return self._sampler(prompts, config, rngs, stop).run_by_sentence()
+        ids = torch.tensor(prompts, device=self.model.device)
+        scorer = combined(self.scorers(ids))
+        return beam_search(scorer, ids, self._constraints(ids, config), config.beam)
+
     @torch.no_grad()
-    def _with_scores(self, prompt: list[int], output: Output) -> Output:
+    def _output(self, prompt: list[int], h: Hypothesis, token_scores: bool) -> Output:
+        text = TextStream(self.tokenizer, prompt).add(h.tokens, last=True)
+        output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
+        if not token_scores:
+            return output
         end = [self.tokenizer.eos_id] * output.finished
         ids = torch.tensor([*prompt, *output.tokens, *end], device=self.model.device)
         return with_scores(self.tokenizer, output, self._token_scores(ids, len(prompt)))
@@ -229,18 +235,17 @@ class Generator(Task):
         """What may follow these prompts; the last new token needs no position."""
         check_suppressed(config, self.tokenizer)
         bound = min(config.max_length, last_position(*self.engines) + 1 - ids.size(1))
-        forbid = (
-            [forbidden(self.tokenizer, config.forbid, self.model.vocab_size).rule(ids)]
-            if config.forbid
-            else []
-        )
+        rules = []
+        if config.forbid:
+            phrases = forbidden(self.tokenizer, config.forbid, self.model.vocab_size)
+            rules.append(phrases.rule(ids))
         return Constraints(
             ids.new_full((len(ids),), bound),
             eos_id=self.tokenizer.eos_id,
             suppressed=self.suppressed,
             config=config,
             prompts=ids,
-            rules=forbid,
+            rules=rules,
         )
 
     def _sampler(
@@ -268,17 +273,19 @@ class Generator(Task):
         self, outputs: list[list[Output]], config: GenerationConfig, stop: Sequence[str]
     ) -> None:
         """Warn of prompts with a text that neither ended nor reached max_length."""
-
-        def is_short(output: Output) -> bool:
-            ended = output.finished or any(each in output.text for each in stop)
-            return not ended and len(output.tokens) < config.max_length
-
-        short = [any(map(is_short, texts)) for texts in outputs]
-        if any(short):
+        n_short = sum(
+            any(
+                len(output.tokens) < config.max_length
+                and not (output.finished or any(each in output.text for each in stop))
+                for output in texts
+            )
+            for texts in outputs
+        )
+        if n_short:
             logger.warning(
                 "text stopped after %d of %d prompts, where the model's positions end "
                 "(max_positions=%d)",
-                sum(short),
+                n_short,
                 len(outputs),
                 last_position(*self.engines),
             )

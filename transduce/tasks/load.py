@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from transduce.config import from_dict
 from transduce.data.speech.features import FeatureExtractor, VectorReader
-from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import each_line
 from transduce.data.text.tokenizer_files import same_tokens
 from transduce.decode.ngram import NGrams, NGramScorer
@@ -31,6 +30,7 @@ from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
 KindT = TypeVar("KindT")
+ConfigT = TypeVar("ConfigT", SearchConfig, GenerationConfig)
 
 Directories = Path | str | Sequence[Path | str]
 """One run, or those of an ensemble; hub:USER/NAME[@REVISION] is one that was published (pip install
@@ -68,8 +68,6 @@ def load(
     others = [_load(path, device, dtype) for path in rest]
     for path, other in zip(rest, others, strict=True):
         _check_together(first, task, path, other)
-    if others and isinstance(task, FillMask):
-        raise InputError(f"an ensemble writes text, but {first} fills masks; name one run")
     task.engines = tuple(each.engine for each in (task, *others))
     if lm is not None:
         if not isinstance(task, Translator | Transcriber):
@@ -141,38 +139,30 @@ def paths(directory: Directories) -> list[Path]:
     return runs
 
 
-def _check_together(first: Path, one: object, path: Path, other: object) -> None:
+def _check_together(first: Path, one: Any, path: Path, other: Any) -> None:
     """Raise InputError unless two runs can be one ensemble: they do the same, and read and write
     the same."""
     if type(one) is not type(other):
         raise InputError(
             f"the runs of an ensemble must do the same, but {first} {KINDS[type(one)][1]}, and "
-            f"{path} "
-            f"{KINDS[type(other)][1]}"
+            f"{path} {KINDS[type(other)][1]}"
         )
+    if isinstance(one, FillMask):
+        raise InputError(f"an ensemble writes text, but {first} fills masks; name one run")
     for name in ("tokenizer", "source_tokenizer"):
-        a, b = getattr(one, name, None), getattr(other, name, None)
-        if isinstance(a, Tokenizer) and isinstance(b, Tokenizer) and not same_tokens(a, b):
+        if hasattr(one, name) and not same_tokens(getattr(one, name), getattr(other, name)):
             raise InputError(
                 f"the runs of an ensemble must have the same {name}, but {path} has another than "
-                f"{first}; train one with "
-                "--tokenizer and the file of the other"
+                f"{first}; train one with --tokenizer and the file of the other"
             )
-    if (
-        isinstance(one, Transcriber)
-        and isinstance(other, Transcriber)
-        and not same_features(one.feature_extractor, other.feature_extractor)
+    if isinstance(one, Transcriber) and not same_features(
+        one.feature_extractor, other.feature_extractor
     ):
         raise InputError(
             f"the runs of an ensemble must have the same features of sound, but those of {first} "
-            f"and {path} differ; "
-            "train one with --start-from the other"
+            f"and {path} differ; train one with --start-from the other"
         )
-    if (
-        isinstance(one, Generator)
-        and isinstance(other, Generator)
-        and one.model.vocab_size != other.model.vocab_size
-    ):
+    if isinstance(one, Generator) and one.model.vocab_size != other.model.vocab_size:
         raise InputError(
             "the models of an ensemble must have equally many tokens, but "
             f"{first} has {one.model.vocab_size} and {path} {other.model.vocab_size}"
@@ -187,12 +177,12 @@ def _load(
         raise InputError(f"text needs a tokenizer to come out, but {directory} has none")
     int8 = dtype == torch.int8
     model = read_model(directory, run.model, device).to(torch.float32 if int8 else dtype)
-    ctc_column = run.experiment.get("ctc_column")
-    target_column = run.experiment.get("corpus", {}).get("target_column")
-    untrained = run.experiment.get("ctc_weight") == 0
-    of_another_text = ctc_column and ctc_column != target_column  # of no use to the decoder
-    if untrained or of_another_text:
-        model.ctc, model.config = None, replace(model.config, ctc=False, ctc_layers=())
+    experiment = run.experiment
+    ctc_column = experiment.get("ctc_column")
+    of_another_text = ctc_column and ctc_column != experiment.get("corpus", {}).get("target_column")
+    if experiment.get("ctc_weight") == 0 or of_another_text:  # untrained, or of no use to a search
+        model.ctc = None
+        model.config = replace(model.config, ctc=False, ctc_layers=())
     task = _task(directory, run, model)
     task.engines = (engine_for(model.eval().requires_grad_(False), int8=int8),)
     return task
@@ -202,22 +192,21 @@ def _task(
     directory: Path, run: Run, model: Transformer
 ) -> Translator | Transcriber | Generator | FillMask:
     """What a run was trained to be."""
-    assert run.target_tokenizer is not None
+    target = run.target_tokenizer
+    assert target is not None
     if run.model.encoder is None:
-        own = run.experiment.get("decoding", {})
-        return Generator(
-            model,
-            run.target_tokenizer,
-            from_dict(GenerationConfig, own, f"decoding in {directory / CONFIG}"),
-        )
+        return Generator(model, target, own_decoding(directory, run, GenerationConfig))
     if run.model.decoder is None:
-        return FillMask(model, run.target_tokenizer)
-    _check_ends(directory, run)
-    decoding = own_decoding(directory, run)
+        return FillMask(model, target)
+    decoding = own_decoding(directory, run, SearchConfig)
+    for tokenizer in filter(None, (run.source_tokenizer, target)):
+        try:
+            tokenizer.required("bos_id", "eos_id")
+        except InputError as error:
+            raise InputError(f"{directory}: {error}") from error
     if run.feature_extractor is not None:
-        return Transcriber(
-            model, run.target_tokenizer, run.feature_extractor, decoding, load_lexicon(directory)
-        )
+        lexicon = load_lexicon(directory)
+        return Transcriber(model, target, run.feature_extractor, decoding, lexicon)
     if not isinstance(run.model.encoder.input, Tokens):
         raise InputError(
             f"a transcriber needs features, but {directory / CONFIG} has none; copy the whole run "
@@ -227,40 +216,28 @@ def _task(
         raise InputError(
             f"a translator needs two tokenizers or a shared one, but {directory} has none"
         )
-    shortlist = load_shortlist(directory, run.source_tokenizer, run.target_tokenizer)
-    return Translator(model, run.source_tokenizer, run.target_tokenizer, decoding, shortlist)
+    shortlist = load_shortlist(directory, run.source_tokenizer, target)
+    return Translator(model, run.source_tokenizer, target, decoding, shortlist)
 
 
-def own_decoding(directory: Path, run: Run) -> SearchConfig:
+def own_decoding(directory: Path, run: Run, kind: type[ConfigT]) -> ConfigT:
     """How a run searches where nothing else is said.
 
     Raises:
         InputError: its configuration does not say it as it should.
     """
-    return from_dict(
-        SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}"
-    )
+    own = run.experiment.get("decoding", {})
+    return from_dict(kind, own, f"decoding in {directory / CONFIG}")
 
 
 def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | VectorReader) -> bool:
     """Whether sound becomes the same frames for both."""
-    if (
-        a.config != b.config
-        or not isinstance(a, FeatureExtractor)
-        or not isinstance(b, FeatureExtractor)
-    ):
-        return a.config == b.config
+    if a.config != b.config:
+        return False
+    if not isinstance(a, FeatureExtractor) or not isinstance(b, FeatureExtractor):
+        return True
     pairs = ((a.mean, b.mean), (a.std, b.std))
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
-
-
-def _check_ends(directory: Path, run: Run) -> None:
-    """Raise InputError unless the tokenizers mark where a text begins and ends."""
-    for tokenizer in filter(None, (run.source_tokenizer, run.target_tokenizer)):
-        try:
-            tokenizer.required("bos_id", "eos_id")
-        except InputError as error:
-            raise InputError(f"{directory}: {error}") from error
 
 
 KINDS: dict[type, tuple[str, str, str]] = {

@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import LEAST, Constraints
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.phrases import Prefix, forbidden, lexicon
+from transduce.decode.phrases import forbidden, lexicon
 from transduce.decode.required import Required, required
 from transduce.decode.rules import Rule, Timestamps
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
@@ -28,7 +27,7 @@ from transduce.errors import InputError
 from transduce.model.transformer import Memory
 from transduce.score.measures import minimum_bayes_risk
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.request import LanguageModel, Request, Resources
+from transduce.tasks.request import Request, Resources
 from transduce.tasks.words import TokenScores, Word, WordAlignment
 
 GREEDY = SearchConfig(beam_size=1)
@@ -85,10 +84,15 @@ def search_sources(
     resources.check(config)
     prompt = beginning(tokenizer, config)
     memories = [model.encode(source.to(model.device), lengths.to(model.device)) for model in models]
-    prefixes = [request.prefix for request in requests]
     phrases = required(tokenizer, [request.require for request in requests])
-    limit = _length_limit(models, config, prompt, resources.lm)
-    bounds = _length_bounds(memories[0], config, limit, prefixes, phrases)
+    limit = min(last_position(*models) - len(prompt) + 1, config.max_length or sys.maxsize)
+    if limit < 1:
+        raise InputError(
+            f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer"
+        )
+    if resources.lm and config.lm_weight:
+        limit = min(limit, resources.lm.max_length)
+    bounds = _length_bounds(memories[0], config, limit, requests, phrases)
     if config.shortlist and resources.shortlist:
         ids = source.to(models[0].device)
         return _search_shortlist(
@@ -103,11 +107,11 @@ def search_sources(
         config=config,
         prompts=prompts,
         rules=_rules(tokenizer, config, prompts, requests, resources.words),
-        prefixes=prefixes,
+        prefixes=[request.prefix for request in requests],
     )
-    least = (
-        LEAST if any(prefixes) or phrases else -math.inf
-    )  # CTC finds impossible what is too long for a sound
+    # CTC finds impossible what is too long for a sound
+    must_come = phrases or any(request.prefix for request in requests)
+    least = LEAST if must_come else -math.inf
     scorers = list[tuple[float, Scorer]]()
     for model, memory in zip(models, memories, strict=True):
         weighted = model_scorers(model, memory, tokenizer, config, prompts, least)
@@ -172,45 +176,30 @@ def _search(
     def coverage() -> Float[Tensor, " N"]:
         return torch.stack([each.coverage() for each in covering]).mean(dim=0)
 
-    beam = replace(config, n_best=config.n_candidates)
     return beam_search(
         scorer,
         prompts,
         constraints,
-        beam,
+        replace(config, n_best=config.n_candidates),
         required=phrases,
         coverage=coverage if covering else None,
     )
-
-
-def _length_limit(
-    models: Sequence[Engine], config: SearchConfig, prompt: list[int], lm: LanguageModel | None
-) -> int:
-    """The most tokens of any output."""
-    limit = min(last_position(*models) - len(prompt) + 1, config.max_length or sys.maxsize)
-    if limit < 1:
-        raise InputError(
-            f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer"
-        )
-    return min(limit, lm.max_length) if lm and config.lm_weight else limit
 
 
 def _length_bounds(
     memory: Memory,
     config: SearchConfig,
     limit: int,
-    prefixes: Sequence[Prefix | None],
+    requests: Sequence[Request],
     phrases: Required | None,
 ) -> Int[Tensor, " B"]:
-    """The most tokens of each output."""
+    """The most tokens of each output, with room for prefixes and phrases."""
     assert memory.lengths is not None
-    bounds = ((memory.lengths * config.length_ratio).long() + config.length_extra).clamp(max=limit)
-    if not any(prefixes) and not phrases:
-        return bounds
-    longest = [1 + (prefix.longest if prefix else 0) for prefix in prefixes]
-    if phrases:
-        longest = [n + total for n, total in zip(longest, phrases.totals, strict=True)]
-    return torch.maximum(bounds, bounds.new_tensor(longest)).clamp_max(limit)
+    bounds = (memory.lengths * config.length_ratio).long() + config.length_extra
+    fixed = [1 + each.prefix.longest if each.prefix else 1 for each in requests]
+    totals = phrases.totals if phrases else [0] * len(fixed)
+    least = bounds.new_tensor([n + total for n, total in zip(fixed, totals, strict=True)])
+    return torch.maximum(bounds, least).clamp(max=limit)
 
 
 def _rules(
@@ -227,7 +216,7 @@ def _rules(
     if times := timestamps(tokenizer, config):
         rules.append(times)
     if config.words == "known":
-        free = {i for i, request in enumerate(requests) if request.prefix or any(request.require)}
+        free = {i for i, request in enumerate(requests) if request.has_text}
         rules.append(lexicon(tokenizer, words).rule(free))
     return rules
 
@@ -243,16 +232,15 @@ def _search_shortlist(
 ) -> list[list[Hypothesis]]:
     """A search over the few tokens that this batch may need, by their numbers among these."""
     assert memory.lengths is not None
-    bos, eos = tokenizer.required("bos_id", "eos_id")
     ids, allowed = shortlist.choose(source, memory.lengths)
-    scorer = ShortlistScorer(model, memory, ids, allowed)
     names: list[int] = ids.tolist()
-    numbers = {name: i for i, name in enumerate(names)}
-    prompts = bounds.new_full((len(bounds), 1), numbers[bos])
-    suppressed = [numbers[i] for i in tokenizer.suppressed if i in numbers]
+    bos, eos = map(names.index, tokenizer.required("bos_id", "eos_id"))
+    prompts = bounds.new_full((len(bounds), 1), bos)
+    suppressed = [i for i, name in enumerate(names) if name in tokenizer.suppressed]
     constraints = Constraints(
-        bounds, eos_id=numbers[eos], suppressed=suppressed, config=config, prompts=prompts
+        bounds, eos_id=eos, suppressed=suppressed, config=config, prompts=prompts
     )
+    scorer = ShortlistScorer(model, memory, ids, allowed)
     hypotheses = _search([(1.0, scorer)], prompts, constraints, config)
     return [
         [replace(h, tokens=[names[token] for token in h.tokens]) for h in each]
@@ -288,19 +276,14 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
     names = config.begin_with.split()
     if not names:
         tokenizer.with_eos(())  # which refuses to write in no language
+        ids = [*tokenizer.required("bos_id"), *tokenizer.opening]
         times = timestamps(tokenizer, config)
-        return [
-            i
-            for i in (*tokenizer.required("bos_id"), *tokenizer.opening)
-            if not times or i != times.timestamp_begin_id - 1
-        ]
+        return [i for i in ids if not times or i != times.timestamp_begin_id - 1]
     known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
             raise InputError(
-                f"begin_with takes tokens of the vocabulary, but {name!r} is none; "
-                + (f"did you mean {near[0]!r}?" if near else "leave it out")
+                f"begin_with takes tokens of the vocabulary, but {name!r} is none; leave it out"
             )
     return [known[name] for name in names]
 
@@ -308,13 +291,13 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
 def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
     """Raise InputError if an id to suppress is none of this vocabulary, or marks the end of more
     than a beginning."""
-    wrong = [i for i in rules.suppress if i >= tokenizer.vocab_size or i == tokenizer.eos_id]
-    wrong += [i for i in rules.suppress_first if i >= tokenizer.vocab_size]
-    if wrong:
+    ids = range(tokenizer.vocab_size)
+    unknown = [i for i in rules.suppress if i not in ids or i == tokenizer.eos_id]
+    unknown += [i for i in rules.suppress_first if i not in ids]
+    if unknown:
         raise InputError(
             f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it "
-            f"has {wrong[0]}; leave "
-            "it out"
+            f"has {unknown[0]}; leave it out"
         )
 
 
@@ -325,27 +308,29 @@ def last_position(*models: Engine, source: bool = False) -> int:
     Args:
         source: of the encoder, not of the decoder.
     """
-    wholes = [model.config for model in models]
-    configs = [
-        each.for_stack(each.encoder if source or each.decoder is None else each.decoder)
-        for each in wholes
-    ]
-    return min(
-        [config.max_positions for config in configs if config.positions == "learned"],
-        default=sys.maxsize,
-    )
+    limit = sys.maxsize
+    for model in models:
+        encoder, decoder = model.config.encoder, model.config.decoder
+        config = model.config.for_stack(encoder if source or decoder is None else decoder)
+        if config.positions == "learned":
+            limit = min(limit, config.max_positions)
+    return limit
 
 
-def outputs_of(tokenizer: Tokenizer, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:
-    """Texts of one line each. There are always n_best, the last one repeated: n lines in, n *
-    n_best lines out."""
+def outputs_of(
+    tokenizer: Tokenizer, hypotheses: list[Hypothesis], config: SearchConfig
+) -> list[Output]:
+    """The candidates of one source, texts of one line each.
+
+    There are always as many, the last one repeated: n lines in, n * n_best lines out.
+    """
     outputs = [
         Output(one_line(text), h.log_prob, h.score, h.tokens, h.finished)
         for text, h in zip(
             tokenizer.decode([h.tokens for h in hypotheses]), hypotheses, strict=True
         )
     ]
-    return outputs + outputs[-1:] * (n_best - len(outputs))
+    return outputs + outputs[-1:] * (config.n_candidates - len(outputs))
 
 
 def chosen(outputs: list[Output], config: SearchConfig) -> list[Output]:
@@ -355,9 +340,11 @@ def chosen(outputs: list[Output], config: SearchConfig) -> list[Output]:
         return outputs
     if not config.sample:
         outputs = list({tuple(output.tokens): output for output in outputs}.values())
-    texts = [output.text for output in outputs]
     ranked = minimum_bayes_risk(
-        texts, [output.log_prob for output in outputs], config.mbr, sampled=config.sample
+        [output.text for output in outputs],
+        [output.log_prob for output in outputs],
+        config.mbr,
+        sampled=config.sample,
     )
     best = [replace(outputs[i], score=score) for i, score in ranked]
     return (best + best[-1:] * config.n_best)[: config.n_best]

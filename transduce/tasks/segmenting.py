@@ -1,6 +1,5 @@
 """Sound to segments and their features, lazily: memory does not grow with its length."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -20,16 +19,22 @@ from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.transcript import Audio, AudioSegment
 
-logger = logging.getLogger("transduce")
 
-ItemT = TypeVar("ItemT")
+class Lasting(Protocol):
+    """What has a duration."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+
+
+ItemT = TypeVar("ItemT", bound=Lasting)
 
 
 @dataclass(frozen=True)
 class SegmentedAudio:
     """Sound whose segments are known."""
 
-    seconds: float
     silent: bool
     """Whether every sample is 0."""
     n_frames: list[int]
@@ -76,25 +81,7 @@ def segment_audio(
             )
 
     n_frames = [feature_extractor.config.n_frames(stop - start) for start, stop in spans]
-    return SegmentedAudio(loudness.n_samples / rate, not loudness.loudest, n_frames, extracted())
-
-
-def warn_of_unusual(audio: SegmentedAudio, name: Path | str, decoding: SearchConfig) -> None:
-    """Warn of sound that is silent, or shorter than the run's training data."""
-    if audio.silent:
-        logger.warning(
-            "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, "
-            "take one",
-            name,
-        )
-    elif audio.seconds < decoding.min_seconds / 2:
-        logger.warning(
-            "%s lasts %.2f s, but the shortest recording that the run was trained on %.2f; expect "
-            "errors",
-            name,
-            audio.seconds,
-            decoding.min_seconds,
-        )
+    return SegmentedAudio(not loudness.loudest, n_frames, extracted())
 
 
 @contextmanager
@@ -106,15 +93,13 @@ def errors_of(name: Path | str) -> Iterator[None]:
         raise InputError(f"{name} cannot be transcribed: {error}") from error
 
 
-def group_by_duration(
-    items: Iterable[ItemT], least: float, seconds: Callable[[ItemT], float]
-) -> Iterator[list[ItemT]]:
+def group_by_duration(items: Iterable[ItemT], least: float) -> Iterator[list[ItemT]]:
     """Items in groups of at least `least` seconds each; the last one may be shorter."""
     group: list[ItemT] = []
     total = 0.0
     for item in items:
         group.append(item)
-        total += seconds(item)
+        total += item.seconds
         if total >= least:
             yield group
             group = []
@@ -151,4 +136,4 @@ def _segment_vectors(
     n = math.ceil(len(vectors) / max(1, int(round(max_seconds / reader.config.hop, 6))))
     spans = list(pairwise(len(vectors) * i // n for i in range(n + 1)))
     parts = (AudioSegment(seconds(a), seconds(b), vectors[a:b]) for a, b in spans)
-    return SegmentedAudio(seconds(len(vectors)), False, [b - a for a, b in spans], parts)
+    return SegmentedAudio(False, [b - a for a, b in spans], parts)

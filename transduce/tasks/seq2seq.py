@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -21,8 +22,7 @@ from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
 from transduce.plot import attention_map
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.inputs import check_list
-from transduce.tasks.request import LanguageModel, Request, Resources
+from transduce.tasks.request import Details, LanguageModel, Request, Resources, check_list
 from transduce.tasks.search import Output, beginning, search_sources
 from transduce.tasks.states import (
     Source,
@@ -230,7 +230,7 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
                 "backwards asks how likely an input comes of an output, but this run takes sound; "
                 "load one of text"
             )
-        decoding = self._merged(None, settings)
+        task = self._for_call(settings)
         pairs = [
             (given, output)
             for given, outputs in zip(inputs, lists, strict=True)
@@ -238,53 +238,41 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         ]
         given: list[Any] = [given for given, _ in pairs]
         texts: list[Any] = [output.text for _, output in pairs]
-        scores = iter(
-            self.score(texts, given, **settings)
-            if backwards
-            else self.score(given, texts, **settings)
-        )
+        scores = iter(task.score(texts, given) if backwards else task.score(given, texts))
 
         def rescored(output: Output) -> Output:
             own = next(scores)
-            penalty = length_penalty(len(own.tokens), decoding.alpha, decoding.length_offset)
-            return replace(
-                output, score=own_weight * output.score + weight * (own.log_prob / penalty)
-            )
+            config = task.decoding
+            penalty = length_penalty(len(own.tokens), config.alpha, config.length_offset)
+            score = own_weight * output.score + weight * (own.log_prob / penalty)
+            return replace(output, score=score)
 
         return [
             sorted(map(rescored, outputs), key=lambda output: -output.score) for outputs in lists
         ]
 
     @torch.no_grad()
-    def with_token_scores(
-        self, sources: Sequence[Source], outputs: Sequence[list[Output]]
+    def _detailed(
+        self, sources: Sequence[Source], outputs: Sequence[list[Output]], details: Details
     ) -> list[list[Output]]:
-        """The n outputs of every source with scores of tokens and confidence of words."""
-        scores = iter(self._token_scores(*self._pairs(sources, outputs)))
-        return [
-            [with_scores(self.tokenizer, each, next(scores)) for each in some] for some in outputs
-        ]
-
-    @torch.no_grad()
-    def with_alignments(
-        self, sources: Sequence[Source], outputs: Sequence[list[Output]]
-    ) -> list[list[Output]]:
-        """The n outputs of every source with alignments of words, by the (first) model."""
-        alignments = iter(self._align(*self._pairs(sources, outputs)))
-        return [
-            [replace(each, alignment=next(alignments).words) for each in some] for some in outputs
-        ]
-
-    def _pairs(
-        self, sources: Sequence[Source], outputs: Sequence[list[Output]]
-    ) -> tuple[list[Source], list[list[int]]]:
-        """The source and the target ids of every output."""
+        """The n outputs of every source with scores of tokens, confidence of words, and alignments
+        of words by the (first) model, where these are asked for."""
         pairs = [
             (source, output)
             for source, some in zip(sources, outputs, strict=True)
             for output in some
         ]
-        return [source for source, _ in pairs], [self._target(output) for _, output in pairs]
+        repeated = [source for source, _ in pairs]
+        flat = [output for _, output in pairs]
+        targets = [self._target(output) for output in flat]
+        if details.token_scores:
+            scores = self._token_scores(repeated, targets)
+            flat = [with_scores(self.tokenizer, *pair) for pair in zip(flat, scores, strict=True)]
+        if details.alignments:
+            alignments = self._align(repeated, targets)
+            flat = [replace(o, alignment=a.words) for o, a in zip(flat, alignments, strict=True)]
+        rest = iter(flat)
+        return [list(islice(rest, len(some))) for some in outputs]
 
     def _token_scores(
         self, sources: Sequence[Source], targets: Sequence[list[int]]

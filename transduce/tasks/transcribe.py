@@ -5,27 +5,35 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.data.speech.features import FeatureExtractor, VectorReader
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, loops
+from transduce.decode.phrases import text_prefix
+from transduce.decode.required import required
 from transduce.errors import InputError
+from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.inputs import check_list, warn_of_lacking
-from transduce.tasks.no_speech import no_speech_probs
-from transduce.tasks.request import Details, Request
+from transduce.tasks.no_speech import detects_speech, no_speech_probs
+from transduce.tasks.request import Details, Request, check_list, per_line, warn_of_lacking
 from transduce.tasks.search import Output, chosen, outputs_of, timestamps
-from transduce.tasks.segmenting import group_by_duration
-from transduce.tasks.sound import SoundTask
-from transduce.tasks.states import Source, in_batches, in_order, source_lengths
+from transduce.tasks.segmenting import errors_of, group_by_duration, segment_audio
+from transduce.tasks.seq2seq import Seq2SeqTask
+from transduce.tasks.states import Source, check_positions, in_batches, in_order, source_lengths
 from transduce.tasks.transcript import (
     Audio,
     AudioSegment,
     Segment,
     Sound,
     Transcript,
+    audio_name,
     split_at_times,
 )
+from transduce.tasks.word_times import CTCAligner
+from transduce.tasks.words import Word
 
 logger = logging.getLogger("transduce")
 
@@ -38,9 +46,31 @@ CHUNK = 600.0
 """Seconds of sound that are searched at a time, in batches of similar length; so many features are
 in memory."""
 
+STRETCH = 60.0
+"""Seconds of one sound whose features are made at a time; the segment that completes them may be
+longer."""
 
-class Transcriber(SoundTask):
-    """A list of sounds in, as many texts out, in the same order."""
+UNCUT = 1e9
+"""The max_seconds that disables segmentation."""
+
+
+class Transcriber(Seq2SeqTask[Audio]):
+    """A list of sounds in, files or samples with their rate, as many texts out, in the same
+    order."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        feature_extractor: FeatureExtractor | VectorReader,
+        decoding: SearchConfig | None = None,
+        lexicon: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model, tokenizer, decoding)
+        self.feature_extractor = feature_extractor
+        self.lexicon = tuple(lexicon)
+        self.trained_seconds = self.decoding.max_seconds
+        """A little more than the longest recording of the training."""
 
     def __call__(
         self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any
@@ -90,6 +120,87 @@ class Transcriber(SoundTask):
         stretches = self.read(sounds, config, prefix=prefix, require=require)
         return self.transcripts(stretches, config, progress=progress, details=details)
 
+    def read(
+        self,
+        sounds: Sequence[Audio],
+        decoding: SearchConfig | None = None,
+        *,
+        prefix: Sequence[str] | None = None,
+        require: Sequence[Sequence[str]] | None = None,
+        first_sound: int = 0,
+    ) -> Iterator[Sound]:
+        """Read one sound after the other, cut into segments of at most `decoding.max_seconds`.
+
+        A long sound comes in several stretches of about STRETCH seconds, so that memory does not
+        grow with its length. Its file is read twice, for the cuts and for the features; if it
+        ceases to be readable, its last stretch has an error.
+
+        A sound of nothing but digital silence is named by a warning. If max_seconds is above the
+        run's own, a warning says that the run knows no such segments.
+
+        Args:
+            prefix: the beginning of each text, "" for none; its last word may go on, unless a space
+                ends it.
+            require: the phrases in each text, [] for none: of sound in one segment, as nobody knows
+                in which of several they are. A wider beam finds better places for them.
+            first_sound: the number of sounds[0], where these are a part of all sounds.
+        """
+        config = decoding or self.decoding
+        prefixes = per_line(prefix, len(sounds), "prefix", "")
+        phrases = per_line(require, len(sounds), "require", [])
+        if self.trained_seconds < config.max_seconds < UNCUT:
+            logger.warning(
+                "segments of up to %g s are longer than what the run was trained on, %g s with "
+                "some reserve; expect errors, or leave out max_seconds",
+                config.max_seconds,
+                self.trained_seconds,
+            )
+        if config.no_speech_threshold and not detects_speech(self.engine, self.tokenizer):
+            logger.warning(
+                "no_speech_threshold changes nothing: this model has neither a CTC head nor a "
+                "token for no speech"
+            )
+        for i, audio in enumerate(sounds):
+            name = audio_name(audio, f"sound {i + 1}")
+            request = Request(number=first_sound + i)
+            try:
+                segmented = segment_audio(audio, name, self.feature_extractor, config)
+                with errors_of(name):
+                    request = self._request(request, prefixes[i], phrases[i], segmented.n_frames)
+                if segmented.silent:
+                    logger.warning(
+                        "%s is silent, every sample being 0, so its text is blank; if its channels "
+                        "cancel out, take one",
+                        name,
+                    )
+                n_segments = len(segmented.n_frames)
+                for stretch in group_by_duration(segmented.segments, STRETCH):
+                    sound = Sound(name, stretch, n_segments=n_segments, request=request)
+                    yield sound
+                    request = sound.from_segment(len(stretch), 0).request
+            except InputError as error:
+                yield Sound(name, [], str(error), request=request)
+
+    def _request(
+        self, request: Request, prefix: str, phrases: Sequence[str], n_frames: Sequence[int]
+    ) -> Request:
+        """The request of a sound with segments of these lengths.
+
+        Raises:
+            InputError: a segment is too long, or the text cannot have the prefix or the phrases.
+        """
+        n_positions = self.model.config.frames.out_lengths(max(n_frames))
+        check_positions(
+            "a segment", n_positions, self.engines, source=True, way_out="lower max_seconds"
+        )
+        if phrases and len(n_frames) > 1:
+            raise InputError(
+                f"required phrases are for sound in one segment, but it has {len(n_frames)}; cut "
+                "it where you know what is said, or raise max_seconds"
+            )
+        required(self.tokenizer, [phrases])
+        return replace(request, prefix=text_prefix(self.tokenizer, prefix), require=phrases)
+
     def transcripts(
         self,
         sounds: Iterable[Sound],
@@ -101,15 +212,12 @@ class Transcriber(SoundTask):
         """Transcripts of sounds that are read, each in one stretch or several; see `transcribe`."""
         transcripts: dict[int, Transcript] = {}
         n_segments = 0
-        for chunk in group_by_duration(sounds, CHUNK, lambda sound: sound.seconds):
+        for chunk in group_by_duration(sounds, CHUNK):
             for sound in chunk:
-                transcript = transcripts.setdefault(
-                    sound.request.number, Transcript(sound.path, [])
-                )
+                number = sound.request.number
+                transcript = transcripts.setdefault(number, Transcript(sound.path, []))
                 if sound.error:
-                    transcripts[sound.request.number] = replace(
-                        transcript, segments=[], error=sound.error
-                    )
+                    transcripts[number] = replace(transcript, segments=[], error=sound.error)
                 n_segments += 0 if sound.request.part else sound.n_segments
             for i, segment in self.stream(chunk, decoding, details=details):
                 transcript = transcripts[chunk[i].request.number]
@@ -121,13 +229,28 @@ class Transcriber(SoundTask):
             transcript.segments.sort(key=lambda segment: segment.start)
         return list(transcripts.values())
 
+    def in_order(
+        self,
+        sound: Sound,
+        decoding: SearchConfig | None = None,
+        *,
+        details: Details | None = None,
+    ) -> Iterator[Segment]:
+        """The segments of a stretch of sound that was read, in their order, as soon as they are
+        done.
+
+        A few that follow each other are searched together.
+        """
+        for first in range(0, len(sound.segments), AT_ONCE):
+            numbered = self.stream([sound.from_segment(first, AT_ONCE)], decoding, details=details)
+            yield from sorted((each for _, each in numbered), key=lambda segment: segment.start)
+
     def stream(
         self,
         sounds: Sequence[Sound],
         decoding: SearchConfig | None = None,
         *,
         details: Details | None = None,
-        **settings: Any,
     ) -> Iterator[tuple[int, Segment]]:
         """The index of a stretch of sound that was read and a segment of it, as batches finish.
 
@@ -137,9 +260,8 @@ class Transcriber(SoundTask):
         Raises:
             InputError: with timestamps, more is asked for than one text for each of them.
         """
-        return self.with_decoding(self._merged(decoding, settings))._stream(
-            sounds, details or Details()
-        )
+        task = self.with_decoding(decoding or self.decoding)
+        return task._stream(sounds, details or Details())
 
     def _stream(self, sounds: Sequence[Sound], details: Details) -> Iterator[tuple[int, Segment]]:
         config = self.decoding
@@ -161,50 +283,25 @@ class Transcriber(SoundTask):
         speech: list[tuple[int, Sound, float | None]] = []
         for (i, part), p in zip(parts, no_speech, strict=True):
             (segment,) = part.segments
-            noise = 0 < config.no_speech_threshold < (p or 0) and not (
-                part.request.prefix or part.request.require
-            )
-            if len(segment.frames) and not noise:
+            is_noise = 0 < config.no_speech_threshold < (p or 0) and not part.request.has_text
+            if len(segment.frames) and not is_noise:
                 speech.append((i, part, p))
             else:
-                yield (
-                    i,
-                    Segment(
-                        segment.start, segment.stop, [Output("", no_speech_prob=p)] * config.n_best
-                    ),
-                )
+                blank = [Output("", no_speech_prob=p)] * config.n_best
+                yield i, Segment(segment.start, segment.stop, blank)
         names = [f"{part.path} from {part.segments[0].start:.1f} s" for _, part, _ in speech]
         for row, outputs in self._decode([part for _, part, _ in speech], names, details):
             i, part, p = speech[row]
-            start, stop, _ = part.segments[0]
+            (segment,) = part.segments
             warn_of_lacking(names[row], part.request.require, outputs[0].text)
+            later = [[word.later(segment.start) for word in output.words] for output in outputs]
             outputs = [
-                replace(o, words=[w.later(start) for w in o.words], no_speech_prob=p)
-                for o in outputs
+                replace(output, words=words, no_speech_prob=p)
+                for output, words in zip(outputs, later, strict=True)
             ]
-            whole = Segment(start, stop, outputs)
-            for each in split_at_times(whole, times, self.tokenizer) if times else [whole]:
+            result = Segment(segment.start, segment.stop, outputs)
+            for each in split_at_times(result, times, self.tokenizer) if times else [result]:
                 yield i, each
-
-    def in_order(
-        self,
-        sound: Sound,
-        decoding: SearchConfig | None = None,
-        *,
-        details: Details | None = None,
-        **settings: Any,
-    ) -> Iterator[Segment]:
-        """The segments of a stretch of sound that was read, in their order, as soon as they are
-        done.
-
-        A few that follow each other are searched together.
-        """
-        config = self._merged(decoding, settings)
-        for first in range(0, len(sound.segments), AT_ONCE):
-            numbered = self.stream([sound.from_segment(first, AT_ONCE)], config, details=details)
-            yield from sorted(
-                (segment for _, segment in numbered), key=lambda segment: segment.start
-            )
 
     def decode(
         self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig
@@ -212,8 +309,8 @@ class Transcriber(SoundTask):
         """The n best texts of every utterance, in order; a warning counts the loops."""
         names = [f"utterance {i}" for i in range(len(frames))]
         sounds = [
-            Sound(name, [AudioSegment(0.0, 0.0, each)], request=Request(number=i))
-            for i, (name, each) in enumerate(zip(names, frames, strict=True))
+            Sound(names[i], [AudioSegment(0.0, 0.0, each)], request=Request(number=i))
+            for i, each in enumerate(frames)
         ]
         return in_order(self.with_decoding(decoding)._decode(sounds, names, Details()))
 
@@ -231,40 +328,72 @@ class Transcriber(SoundTask):
         looped: list[int] = []
 
         def search(rows: list[int], how: SearchConfig) -> list[list[Hypothesis]]:
-            return self._search(
-                [frames[row] for row in rows], [sounds[row].request for row in rows], how
-            )
+            requests = [sounds[row].request for row in rows]
+            return self._search([frames[row] for row in rows], requests, how)
 
         def decode(rows: list[int]) -> list[list[Output]]:
             hypotheses = dict(zip(rows, search(rows, config), strict=True))
-            again = [
-                row for row in rows if not config.no_repeat_ngram and loops(hypotheses[row][0])
-            ]
-            if again:
+            again = [row for row in rows if loops(hypotheses[row][0])]
+            if again and not config.no_repeat_ngram:
                 looped.extend(again)
                 blocked = search(again, replace(config, no_repeat_ngram=BLOCK))
                 hypotheses.update(zip(again, blocked, strict=True))
-            candidates = (
-                outputs_of(self.tokenizer, hypotheses[row], config.n_candidates) for row in rows
-            )
-            outputs = [chosen(each, config) for each in candidates]
+            best = (outputs_of(self.tokenizer, hypotheses[row], config) for row in rows)
             batch = [frames[row] for row in rows]
-            if details.token_scores:
-                outputs = self.with_token_scores(batch, outputs)
-            return (
-                [aligner.with_words(*pair) for pair in zip(batch, outputs, strict=True)]
-                if aligner
-                else outputs
-            )
+            outputs = self._detailed(batch, [chosen(each, config) for each in best], details)
+            if not aligner:
+                return outputs
+            return [aligner.with_words(*pair) for pair in zip(batch, outputs, strict=True)]
 
         yield from in_batches(source_lengths(self.engine, frames), config.batch_tokens, decode)
         if looped:
-            some = ", ".join(names[row] for row in sorted(looped)[:5]) + ", ..." * (len(looped) > 5)
             logger.warning(
                 "%d of %d utterances came out as a loop, or without an end, and were searched "
-                "again with repetition "
-                "blocked: %s",
+                "again with repetition blocked: %s",
                 len(looped),
                 len(frames),
-                some,
+                ", ".join(names[row] for row in sorted(looped)[:5]) + ", ..." * (len(looped) > 5),
             )
+
+    @torch.no_grad()
+    def words(self, sounds: Sequence[Audio], texts: Sequence[str]) -> list[list[Word]]:
+        """The words of given texts, with their times and confidence by CTC; sound is not cut.
+
+        Raises:
+            InputError: there are not as many texts as sounds, one of either cannot be used, or
+            there is no CTC head.
+        """
+        sources = self._checked_sources(sounds)
+        targets = self._targets(sounds, texts)
+        aligner = self._aligner()
+        return [
+            aligner(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)
+        ]
+
+    def _aligner(self) -> CTCAligner:
+        """The aligner of words by the CTC head; in an ensemble, by that of the first model."""
+        return CTCAligner(self.engine, self.tokenizer, self.feature_extractor.config)
+
+    def sources(self, inputs: Sequence[Audio]) -> list[Source]:
+        """The frames of every sound, which is not cut.
+
+        Raises:
+            InputError: one of them cannot be used, or is silent.
+        """
+        check_list(inputs, "encode, score and align take a list of sounds")
+        sources: list[Source] = []
+        for sound in self.read(inputs, replace(self.decoding, max_seconds=UNCUT)):
+            if sound.error:
+                raise InputError(sound.error)
+            ((_, _, frames),) = sound.segments
+            if not len(frames):
+                raise InputError(
+                    f"a sound must have something to hear, but {sound.path} is silent; leave it out"
+                )
+            sources.append(frames)
+        return sources
+
+    @property
+    def position_seconds(self) -> float:
+        """The time from one source position to the next."""
+        return self.feature_extractor.config.hop * self.model.config.frames.per_position

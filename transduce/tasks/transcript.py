@@ -34,6 +34,11 @@ class AudioSegment(NamedTuple):
     stop: float
     frames: Float[Tensor, "_ F"]
 
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True)
 class Sound:

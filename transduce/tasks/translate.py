@@ -16,14 +16,19 @@ from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.inputs import check_list, per_line, warn_of_lacking
-from transduce.tasks.request import Details, Request
+from transduce.tasks.request import Details, Request, check_list, per_line, warn_of_lacking
 from transduce.tasks.search import Output, chosen, last_position, outputs_of
 from transduce.tasks.seq2seq import Seq2SeqTask
 from transduce.tasks.states import Source, in_batches, in_order
 from transduce.tasks.words import Span, WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
+
+NOT_SHORTLIST = (
+    *("coverage_penalty", "suppress", "suppress_first", "forbid", "ctc_weight", "begin_with"),
+    *("lm_weight", "sample"),
+)
+"""Fields of SearchConfig that a search over a shortlist cannot use."""
 
 TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
@@ -105,37 +110,34 @@ class Translator(Seq2SeqTask[str]):
         """
         check_list(lines, "translate takes a list of lines", of_text=True)
         task = self.with_decoding(self._merged(decoding, settings))
-        prefixes = per_line(prefix, len(lines), "prefix", "")
-        phrases = per_line(require, len(lines), "require", [])
+        pairs = zip(
+            per_line(prefix, len(lines), "prefix", ""),
+            per_line(require, len(lines), "require", []),
+            strict=True,
+        )
         requests = [
-            Request(
-                prefix=text_prefix(task.tokenizer, prefixes[i]),
-                require=phrases[i],
-                number=first_line - 1 + i,
-            )
-            for i in range(len(lines))
+            Request(prefix=text_prefix(task.tokenizer, text), require=phrases, number=number)
+            for number, (text, phrases) in enumerate(pairs, first_line - 1)
         ]
-        return task._stream(lines, requests, details or Details(), first_line)
+        return task._stream(lines, requests, details or Details())
 
     def _stream(
-        self, lines: Sequence[str], requests: Sequence[Request], details: Details, first_line: int
+        self, lines: Sequence[str], requests: Sequence[Request], details: Details
     ) -> Iterator[tuple[int, list[Output]]]:
         config = self.decoding
-        self._check_shortlist(any(request.prefix or request.require for request in requests))
-        ways = self._ways(lines, requests, first_line)
+        self._check_shortlist(any(request.has_text for request in requests))
+        check_tags(lines, self.source_tokenizer, requests)
+        ways = self._ways(lines, requests)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
         rows = [(i, part, ids) for i, each in ways.items() for part, ids in enumerate(chain(*each))]
         outputs: dict[int, dict[int, list[Output]]] = defaultdict(dict)
-        split: list[int] = []
 
         def search(batch: list[int]) -> list[list[Output]]:
             sources: list[Source] = [rows[row][2] for row in batch]
             asked = [replace(requests[i], part=part) for i, part, _ in (rows[row] for row in batch)]
             hypotheses = self._search(sources, asked, config)
-            best = [outputs_of(self.tokenizer, each, config.n_candidates) for each in hypotheses]
-            if details.token_scores:
-                best = self.with_token_scores(sources, best)
-            return self.with_alignments(sources, best) if details.alignments else best
+            best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
+            return self._detailed(sources, best, details)
 
         for row, best in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
             i, part, _ = rows[row]
@@ -143,20 +145,11 @@ class Translator(Seq2SeqTask[str]):
             if len(outputs[i]) == sum(map(len, ways[i])):
                 texts = iter(in_order(outputs.pop(i).items()))
                 by_way = [list(islice(texts, len(way))) for way in ways[i]]
-                candidates, n_texts = likeliest(by_way, config.alpha, config.length_offset)
-                split += [first_line + i] * (n_texts > 1)
+                candidates = likeliest(by_way, config.alpha, config.length_offset)
                 translations = chosen(candidates, config)
-                warn_of_lacking(f"line {first_line + i}", requests[i].require, translations[0].text)
+                name = f"line {requests[i].number + 1}"
+                warn_of_lacking(name, requests[i].require, translations[0].text)
                 yield i, translations
-        if any(len(way) > 1 for each in ways.values() for way in each):
-            logger.warning(
-                "%d of %d lines, having more than %d tokens (split_length), were translated "
-                "sentence by sentence: %s",
-                len(split),
-                len(lines),
-                config.split_length,
-                ", ".join(map(str, sorted(split)[:5])) + ", ..." * (len(split) > 5) or "none",
-            )
 
     def with_decoding(self: TranslatorT, decoding: SearchConfig) -> TranslatorT:
         """The same task with another `decoding`, in the languages that it names."""
@@ -181,24 +174,15 @@ class Translator(Seq2SeqTask[str]):
                 "a shortlist needs a run's table of translations, but this run has none; "
                 "transduce shortlist RUN SOURCE TARGET makes it"
             )
-        fields = (
-            "coverage_penalty",
-            "suppress",
-            "forbid",
-            "ctc_weight",
-            "suppress_first",
-            "begin_with",
-            "lm_weight",
-        )
         others = {
             "prefix or require": phrases,
-            **{name: getattr(config, name) for name in (*fields, "sample")},
+            **{name: getattr(config, name) for name in NOT_SHORTLIST},
             "an ensemble": len(self.engines) > 1,
             "a language": self.tokenizer.opening,
         }
-        if wrong := [name for name, value in others.items() if value]:
+        if set_ones := [name for name, value in others.items() if value]:
             raise InputError(
-                f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of "
+                f"a shortlist goes with plain search alone, but {set_ones[0]} is set; leave one of "
                 "them out"
             )
 
@@ -222,7 +206,7 @@ class Translator(Seq2SeqTask[str]):
         return self.source_tokenizer.tokens(source)
 
     def _ways(
-        self, lines: Sequence[str], requests: Sequence[Request], first_line: int
+        self, lines: Sequence[str], requests: Sequence[Request]
     ) -> dict[int, list[list[list[int]]]]:
         """The ways to translate each line that is not blank: the ids of one or more texts.
 
@@ -234,57 +218,53 @@ class Translator(Seq2SeqTask[str]):
         config = self.decoding
         tokenizer = self.source_tokenizer
         limit = min(config.max_source_length, last_position(*self.engines, source=True))
-        check_tags(lines, tokenizer, first_line)
         written = [i for i, line in enumerate(lines) if line.strip()]
         ways = {}
-        for i, whole in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
-            each = [[whole]]
-            splits = 0 < config.split_length < len(whole) and not (
-                requests[i].prefix or requests[i].require
-            )
-            if splits and len(parts := sentences(lines[i])) > 1:
-                each.append(tokenizer.encode(parts))
-                if len(whole) >= limit:
-                    del each[0]
-            for ids in chain(*each):
-                if len(ids) >= limit:
+        for i, ids in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
+            each = [[ids]]
+            if 0 < config.split_length < len(ids) and not requests[i].has_text:
+                parts = sentences(lines[i])
+                if len(parts) > 1:
+                    each = each * (len(ids) < limit) + [tokenizer.encode(parts)]
+            for n in map(len, chain(*each)):
+                if n >= limit:
                     logger.warning(
                         "line %d has %d tokens and was cut to %d (max_source_length)",
-                        first_line + i,
-                        len(ids),
+                        requests[i].number + 1,
+                        n,
                         limit - 1,
                     )
             ways[i] = [tokenizer.with_eos(ids[: limit - 1] for ids in way) for way in each]
         return ways
 
 
-def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> None:
+def check_tags(lines: Sequence[str], source: Tokenizer, requests: Sequence[Request] = ()) -> None:
     """Check that each line says once which language to write, where a model has tags for several.
 
-    A warning counts the lines that do not say it: for those, the model guesses.
+    A warning names a line that does not say it: the model guesses.
 
     Raises:
         InputError: a line has a tag although a language was named.
     """
     known = {tag_of(language) for language in source.tagged_languages}
+    first = requests[0].number if requests else 0
     if len(known) < 2:
         return
     untagged = []
-    for number, line in enumerate(lines, start=first_line):
+    for number, line in enumerate(lines, start=first + 1):
         tags = [tag for tag in map(tag_of, TAG.findall(line)) if tag in known]
         if tags and source.opening:
             raise InputError(
                 f"what to write is said once, but a language is named and line {number} has the "
-                f"tag {tags[0]}: {line[:60]!r}; "
-                "leave one of them out"
+                f"tag {tags[0]}: {line[:60]!r}; leave one of them out"
             )
         if line.strip() and not tags and not source.opening:
             untagged.append(number)
     if untagged:
         logger.warning(
             "this model writes several languages (%s), and %d of %d lines do not say which, the "
-            "first of them line %d: it "
-            "guesses; name one with --target-language, or begin every line with a tag such as %s",
+            "first of them line %d: it guesses; name one with --target-language, or begin every "
+            "line with a tag such as %s",
             ", ".join(source.tagged_languages),
             len(untagged),
             len(lines),
@@ -315,19 +295,16 @@ def in_languages(
     return source, target
 
 
-def likeliest(
-    ways: list[list[list[Output]]], alpha: float, offset: float = 5.0
-) -> tuple[list[Output], int]:
+def likeliest(ways: list[list[list[Output]]], alpha: float, offset: float = 5.0) -> list[Output]:
     """The n best translations of a line, in the way of the highest mean log-probability of a token.
 
     Args:
         ways: in each, the n best outputs of every text of the line.
-
-    Returns:
-        The joined outputs of that way, and its number of texts.
     """
     joined_ways = [(_joined(texts, alpha, offset), len(texts)) for texts in ways]
-    return max(joined_ways, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1]))
+    return max(joined_ways, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1]))[
+        0
+    ]
 
 
 def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Output]:
