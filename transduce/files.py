@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import re
 import secrets
@@ -31,29 +30,20 @@ logger = logging.getLogger("transduce")
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-PARTIAL = ".partial"
 LOCK = ".lock"
 HOLDER = ".lock.holder"
 
 MANIFEST = "manifest.json"
 """In a checkpoint: bytes and CRC-32 of every file by its name."""
 
-DEEPEST = 100
-"""The deepest nesting of objects and lists in a JSON file."""
-
 
 @contextmanager
-def writing_whole(
-    path: Path, *, durable: bool = True, keep: bool = False
-) -> Iterator[BufferedIOBase]:
+def writing_whole(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
     """Open a file that becomes `path` once the `with` ends well, and is removed otherwise.
 
     Args:
         durable: wait for the disk; otherwise a power cut may still tear the file.
-        keep: on an error what was written becomes PATH.partial.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary, file = _open_temporary(path)
     try:
         with file:
@@ -62,11 +52,8 @@ def writing_whole(
             if durable:
                 os.fsync(file.fileno())
             temporary.replace(path)
-    except BaseException:  # Ctrl-C too
-        if keep and temporary.stat().st_size:
-            temporary.replace(path.with_name(path.name + PARTIAL))
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     if durable:
         _sync(path.parent)
 
@@ -169,18 +156,17 @@ def damaged(directory: Path, names: Collection[str] = ()) -> str | None:
         names: the files to check; by default all in manifest.json. Without a manifest, as older
             versions wrote none, they only need to exist, and a warning is logged once.
     """
-    path = directory / MANIFEST
-    manifest: dict[str, Any] = {}
-    if path.is_file():
+    if not (directory / MANIFEST).is_file():
+        _warn_unchecked(directory)
+        manifest = {}
+    else:
         try:
-            manifest = read_json(path)
+            manifest = read_json(directory / MANIFEST)
         except InputError:
             return MANIFEST
-    else:
-        _warn_unchecked(directory)
     for name in names or manifest:
         file = directory / name
-        if not file.is_file() or (manifest.get(name) and manifest[name] != _checksum(file)):
+        if not file.is_file() or manifest.get(name) not in (None, _checksum(file)):
             return name
     return None
 
@@ -319,18 +305,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file of any origin.
 
     Raises:
-        InputError: it is no object, nested deeper than DEEPEST, or has a number that is not finite.
+        InputError: it is no object, or has a number that is not finite.
     """
     way_out = f"take {path.name} from a whole run directory"
-    content = regular(path).read_bytes()
     try:
-        plain = json.loads(content.decode(), parse_constant=_finite, parse_float=_finite)
-        _check_depth([plain], DEEPEST + 1)
-    except RecursionError as error:
-        raise InputError(
-            f"{path} must be nested at most {DEEPEST} deep, but it is deeper; {way_out}"
-        ) from error
-    except ValueError as error:  # of decoding and of JSON
+        plain = json.loads(regular(path).read_bytes().decode(), parse_constant=_not_finite)
+    except (ValueError, RecursionError) as error:  # of decoding and of JSON
         raise InputError(
             f"{path} must be JSON without NaN and Infinity, but: {error}; {way_out}"
         ) from error
@@ -341,20 +321,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _finite(number: str) -> float:
-    value = float(number)
-    if not math.isfinite(value):
-        raise InputError(f"it has {number}")
-    return value
-
-
-def _check_depth(container: dict[str, Any] | list[Any], depth: int = DEEPEST) -> None:
-    """Raise RecursionError where objects and lists are nested deeper than this."""
-    if depth == 0:
-        raise RecursionError
-    for item in container.values() if isinstance(container, dict) else container:
-        if isinstance(item, dict | list):
-            _check_depth(item, depth - 1)
+def _not_finite(number: str) -> float:
+    raise InputError(f"it has {number}")
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

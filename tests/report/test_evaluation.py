@@ -16,7 +16,7 @@ from tests.runs import random_speech_run, record, sentences
 from transduce.data.speech.manifest import Recording
 from transduce.report import evaluation
 from transduce.report.evaluation import search_report, speech_report
-from transduce.tasks import segmenting, seq2seq, sound as sound_task, transcribe as transcriber
+from transduce.tasks import segmenting, seq2seq, transcribe as transcriber
 from transduce.tasks.transcript import Sound
 
 PLAIN = td.SearchConfig(beam_size=3, length_ratio=0.0, length_extra=7, no_repeat_ngram=4, n_best=2)
@@ -115,7 +115,7 @@ def test_no_more_features_are_in_memory_than_a_chunk_has(run, recordings, monkey
         alive.append(sum(frames() is not None for frames in features))
         return search(*parts, **named)
 
-    monkeypatch.setattr(sound_task, "Sound", sound)
+    monkeypatch.setattr(transcriber, "Sound", sound)
     monkeypatch.setattr(transcriber, "CHUNK", 2 * recordings[0].seconds)
     monkeypatch.setattr(seq2seq, "search_sources", look)
     speech_report(run, recordings[:1] * 20, PLAIN, "cpu")
