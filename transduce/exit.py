@@ -15,46 +15,23 @@ DEBUG = "TRANSDUCE_DEBUG"
 """The environment variable that shows where an error comes from."""
 
 
-class _ClosedOutput(io.TextIOBase):
-    """Standard output that was closed before the program began."""
-
-    def write(self, text: str) -> int:
-        raise InputError(
-            "standard output must be open, but it is closed; name a file with --output, or write > "
-            "FILE"
-        )
-
-
 @contextmanager
-def command_process(message_format: str, *, needs_output: bool) -> Iterator[None]:
+def command_process(message_format: str) -> Iterator[None]:
     """Set up streams and logging of a command, and restore them for a caller in Python.
 
     Warnings go to stderr; standard output is UTF-8 unless it is a terminal; characters that it
-    cannot show become \\u65e5; closed streams, as under cron, are opened.
-
-    Args:
-        needs_output: writing to a closed standard output is an error; otherwise what is written is
-            lost.
+    cannot show become \\u65e5; what is written to closed streams is lost.
     """
     with ExitStack() as stack:
-        for number, name in enumerate(("stdin", "stdout", "stderr")):
-            if getattr(sys, name) is not None:
-                continue
-            stack.callback(setattr, sys, name, None)
-            try:
-                os.fstat(number)
-            except OSError:  # else a file that is opened later would get its number
-                stack.callback(os.close, os.open(os.devnull, os.O_RDWR))
-            if name == "stdout" and needs_output:
-                sys.stdout = _ClosedOutput()
-            else:
-                setattr(sys, name, stack.enter_context(open(number, "r+", closefd=False)))
+        for name in ("stdin", "stdout", "stderr"):
+            if getattr(sys, name) is None:
+                setattr(sys, name, stack.enter_context(open(os.devnull, "r+")))
+                stack.callback(setattr, sys, name, None)
         out = sys.stdout
         if isinstance(out, io.TextIOWrapper):
             stack.callback(out.reconfigure, encoding=out.encoding, errors=out.errors)
-            out.reconfigure(
-                encoding=out.encoding if out.isatty() else "utf-8", errors="backslashreplace"
-            )
+            encoding = out.encoding if out.isatty() else "utf-8"
+            out.reconfigure(encoding=encoding, errors="backslashreplace")
         if not logging.root.handlers:
             stack.callback(logging.root.setLevel, logging.root.level)
             logging.basicConfig(format=message_format, level=logging.WARNING)

@@ -146,7 +146,7 @@ def test_what_is_kept_of_an_output_belongs_to_all_runs_of_the_ensemble(runs, tmp
     words = [str(tmp_path / "in.txt"), "--output", str(out), "--part", "1/2", *CPU, "--greedy", "--length-ratio", "0"]
     assert main(["translate", both, *words]) == 0
     assert main(["translate", both.split(",")[0], *words]) == 2
-    assert "was made with other settings: run: " in capsys.readouterr().err
+    assert "was begun with others: run: " in capsys.readouterr().err
 
 
 def test_runs_that_do_not_go_together_are_refused(runs, tmp_path):

@@ -146,7 +146,7 @@ def test_a_kept_output_belongs_to_its_language_model(text, tmp_path, capsys):
     ]
     assert main([*words, "--greedy", "--lm", str(first), "--lm-weight", "1"]) == 0
     assert main([*words, "--greedy", "--lm", str(second), "--lm-weight", "1"]) == 2
-    assert "was made with other settings: lm: " in capsys.readouterr().err
+    assert "was begun with others: lm: " in capsys.readouterr().err
 
 
 def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_path):

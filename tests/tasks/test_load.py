@@ -72,14 +72,12 @@ def test_a_too_long_line_is_cut_with_a_warning_that_names_it(translator, caplog)
 
 
 @pytest.mark.parametrize("decoding", [SHORT, replace(SHORT, beam_size=3, n_best=2)], ids=["greedy", "beam"])
-def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(translator, caplog, decoding):
+def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(translator, decoding):
     parts = [ENGLISH[0], ENGLISH[1], ENGLISH[3]]
     lines = [ENGLISH[5], " ".join(parts), "", " ".join(parts[:2]), "word " * 12]
     whole = translator.translate(lines, decoding)
     one = max(len(ids) for ids in translator.source_tokenizer.encode(ENGLISH))
-    with caplog.at_level(logging.WARNING):
-        got = translator.translate(lines, decoding, split_length=one, first_line=7)
-    chosen = []
+    got = translator.translate(lines, decoding, split_length=one)
     for i, n in ((1, 3), (3, 2)):
         each = translator.translate(parts[:n], decoding)
         for rank, output in enumerate(got[i]):
@@ -89,14 +87,10 @@ def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(transla
                 assert output.log_prob == pytest.approx(sum(o.log_prob for o in way), rel=1e-4)
                 assert output.tokens == [token for o in way for token in o.tokens]
                 assert output.text == " ".join(o.text for o in way)
-                chosen += [7 + i] * (rank == 0)
             else:
                 assert output.text == whole[i][rank].text
     for i in (0, 2, 4):  # too short, blank, and one sentence only
         assert [(o.text, o.tokens) for o in got[i]] == [(o.text, o.tokens) for o in whole[i]]
-    (told,) = [r.getMessage() for r in caplog.records if r.name == "transduce"]
-    assert told.startswith(f"{len(chosen)} of 5 lines") and f" {one} tokens (split_length)" in told
-    assert told.endswith(f": {', '.join(map(str, chosen)) or 'none'}")
 
 
 def test_the_likelier_way_is_the_one_with_the_higher_mean_of_all_its_tokens():
@@ -165,12 +159,6 @@ def test_a_stream_gives_every_line_once_and_blank_ones_before_any_search(transla
     with pytest.raises(ValueError) as caught:
         next(translator.stream("one"))
     assert str(caught.value) == "translate takes a list of lines, but got one string; use ['one']"
-
-
-def test_progress_counts_every_line(translator):
-    counts = []
-    translator.translate([*ENGLISH[:5], ""], replace(SHORT, batch_tokens=20), progress=counts.append)
-    assert counts == [1] * 6
 
 
 def test_load_says_what_a_directory_lacks(tmp_path):

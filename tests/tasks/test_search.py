@@ -79,9 +79,10 @@ def test_what_is_not_named_stays_as_the_run_has_it(transcriber, recordings, monk
     assert found == transcriber.transcribe(paths, replace(own, n_best=2))
     assert found != transcriber.transcribe(paths, replace(SHORT, n_best=2))
     sounds = list(transcriber.read(paths, own))
-    assert [s for _, s in sorted(transcriber.stream(sounds, n_best=2), key=lambda each: each[0])] == [
-        segment for transcript in found for segment in transcript.segments
-    ]
+    assert [
+        s
+        for _, s in sorted(transcriber.stream(sounds, transcriber.decoding.changed(n_best=2)), key=lambda each: each[0])
+    ] == [segment for transcript in found for segment in transcript.segments]
     assert transcriber(paths, alpha=0.0, beam_size=1) == transcriber(paths, replace(own, alpha=0.0, beam_size=1))
 
 
@@ -191,7 +192,7 @@ def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, beam_s
         with pytest.raises(ValueError) as error:
             translator(lines, begin_with=text)
         assert str(error.value) == message
-    with pytest.raises(ValueError, match=r"'</s>>' is none; did you mean '</s>'"):
+    with pytest.raises(ValueError, match="'</s>>' is none"):
         translator(lines, begin_with="</s>>")
     with pytest.raises(ValueError, match=r"^input 1 must fit into the model's learned positions, which end at 15, but"):
         translator.encode(["Print it. " * 4])

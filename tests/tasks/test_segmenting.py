@@ -51,7 +51,7 @@ def test_segments_and_features_are_those_of_the_whole_waveform(long, monkeypatch
         assert [len(frames) for *_, frames in pieces] == found.n_frames
         for (a, b), (*_, frames) in zip(spans, pieces, strict=True):
             assert torch.equal(frames, extractor(waveform[a:b]))
-        assert found.seconds == len(waveform) / RATE and not found.silent
+        assert not found.silent
     assert (len(spans) == 1) == (max_seconds == 1e9)
 
 

@@ -41,9 +41,9 @@ def test_what_a_run_has_can_be_switched_off(run, tmp_path, capsys):
 def test_greedy_search_goes_with_no_setting_of_another(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"--greedy .*--{name.replace('_', '-')}"):
-        TranslationSearch(greedy=True, settings=TranslationSettings(options)).applied(SearchConfig())
+        TranslationSearch(greedy=True, settings=TranslationSettings(options)).overrides()
     single = TranslationSettings(n_best=1, beam_size=1)
-    one = TranslationSearch(greedy=True, settings=single).applied(SearchConfig())
+    one = SearchConfig().changed(**TranslationSearch(greedy=True, settings=single).overrides())
     assert (one.beam_size, one.n_best) == (1, 1)
 
 

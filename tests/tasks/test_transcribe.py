@@ -143,12 +143,8 @@ def test_the_silence_of_a_long_file_is_left_out(transcriber, tmp_path, caplog):
 def test_what_lies_outside_of_what_the_run_knows_is_named(transcriber, recordings, caplog):
     known = replace(SHORT, min_seconds=1.0, max_seconds=3.0)
     own = td.Transcriber(transcriber.model, transcriber.tokenizer, transcriber.feature_extractor, known)
-    short = (np.resize(sound("red"), RATE // 4), RATE)
-    assert own([recordings[0].audio, short]) == transcriber([recordings[0].audio, short], SHORT)
     own([recordings[0].audio], max_seconds=2.5, min_seconds=0.0)
-    (told,) = [r.getMessage() for r in caplog.records]
-    assert told.startswith("sound 2 lasts 0.25 s") and " 1.00;" in told
-    caplog.clear()
+    assert not caplog.records
     own([recordings[0].audio], max_seconds=20.0)
     (told,) = [r.getMessage() for r in caplog.records]
     assert all(part in told for part in (" 20 s ", " 3 s ", "max_seconds"))

@@ -124,7 +124,7 @@ class SearchOptions:
         Raises:
             InputError: some do not go together.
         """
-        others = [name for name in GREEDY if self.settings.get(name, 1) not in (0, 1, "none")]
+        others = [n for n, value in GREEDY.items() if self.settings.get(n, value) != value]
         if self.greedy and others:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
             raise InputError(
@@ -190,9 +190,10 @@ def each_or_error(lines: Iterable[bytes], path: Path) -> Iterator[str | InputErr
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    if path != STDIN:
-        return raw_lines(path)
-    return bounded_lines(sys.stdin.buffer.readline, side_name(path))
+    if path == STDIN:
+        yield from bounded_lines(sys.stdin.buffer.readline, side_name(path))
+    else:
+        yield from raw_lines(path)
 
 
 class Lines:

@@ -52,12 +52,12 @@ COMMANDS = {
     "data manifest": ("data:manifest", "Make a manifest of recordings in another order."),
     "data shards": ("shards:shards", "Make shards of token ids of a text that memory cannot hold."),
     "tokenize": (
-        "tokenize:tokenize",
+        "runs:tokenize",
         "Write lines as a run's tokens: the text of n-gram models for --lm.",
     ),
     "merge": ("parts:merge", "Join the parts of an output that several machines made."),
     "describe": (
-        "describe:describe",
+        "runs:describe",
         "Tell what a run directory holds: model, tokenizers, training, scores.",
     ),
     "watch": (
@@ -65,19 +65,19 @@ COMMANDS = {
         "Show a training in a browser while it goes on: curves, samples, scores.",
     ),
     "shortlist": (
-        "shortlist:shortlist",
+        "runs:shortlist",
         "Learn a table of translations, with which translate --shortlist is faster.",
     ),
     "average": (
-        "average:average_checkpoints",
+        "runs:average_checkpoints",
         "Make the mean of checkpoints the run's finished model.",
     ),
-    "import": ("interop:import_run", "Make a run directory of a model as transformers saves it."),
+    "import": ("models:import_run", "Make a run directory of a model as transformers saves it."),
     "publish": (
-        "publish:publish",
+        "runs:publish",
         "Put a finished run on the Hugging Face hub, with its model card.",
     ),
-    "export": ("export:export", "Write a run's model for CTranslate2, transformers or ONNX."),
+    "export": ("models:export", "Write a run's model for CTranslate2, transformers or ONNX."),
     "completion": (
         "completion:completion",
         "Let the Tab key complete commands and flags in bash or zsh.",
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     n_words = 2 if " ".join(words[:2]) in COMMANDS else 1
     name = " ".join(words[:n_words])
-    with command_process("transduce: %(message)s", needs_output=True):
+    with command_process("transduce: %(message)s"):
         if name not in COMMANDS:
             codes = [0]
             return (

@@ -308,7 +308,10 @@ def _listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
                     f"{line}; with --prefix or --require, a FILE is a list that names sound"
                 )
             line = line.removesuffix("\r")
-            name, _, _ = columns.split(line, number, f"{side_name(file)}: SOUND")
+            try:
+                name, _, _ = columns.split(line, number, "SOUND")
+            except InputError as error:
+                raise InputError(f"{side_name(file)}: {error}") from error
             if not name.strip():
                 raise InputError(
                     f"{side_name(file)}: line {number} must begin with the name of a sound; add "

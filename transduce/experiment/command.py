@@ -73,7 +73,7 @@ def main(
         _check_machine(experiment)
         run(experiment)
 
-    with command_process("%(message)s", needs_output=False):
+    with command_process("%(message)s"):
         if os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ:
             _exit_together(start)
         return exit_code(start, interrupted=INTERRUPTED)

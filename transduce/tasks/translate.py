@@ -61,6 +61,7 @@ class Translator(Seq2SeqTask[str]):
         *,
         prefix: Sequence[str] | None = None,
         require: Sequence[Sequence[str]] | None = None,
+        first_line: int = 1,
         token_scores: bool = False,
         alignments: bool = False,
         **settings: Any,
@@ -75,6 +76,7 @@ class Translator(Seq2SeqTask[str]):
                 a space ends it.
             require: the phrases in each translation, [] for none. A wider beam finds better places
                 for them.
+            first_line: the number of lines[0], for warnings and samples.
             token_scores: give every output the log-probabilities of its tokens and the confidence
                 of its words.
             alignments: give every output the source words that its words were written from.
@@ -105,8 +107,8 @@ class Translator(Seq2SeqTask[str]):
         long ones.
 
         Args:
-            first_line: the number of lines[0], for warnings.
-            prefix, require, settings: see `translate`.
+            details: what outputs carry besides their text.
+            prefix, require, first_line, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines", of_text=True)
         task = self.with_decoding(self._merged(decoding, settings))

@@ -1,0 +1,235 @@
+"""What commands do with a run directory: describe, average, publish, shortlist, tokenize."""
+
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from transduce.cli.common import (
+    STDIN,
+    Count,
+    Files,
+    Flag,
+    OptionalFile,
+    OwnRun,
+    Run,
+    checked,
+    lines_or_errors,
+)
+from transduce.errors import InputError
+from transduce.hub import PREFIX
+
+SCREEN = 36
+"""Lines that `transduce describe` shows without --all."""
+
+BEFORE = "model.before.safetensors"
+
+Text = Annotated[Path, arg(metavar="FILE")]
+Name = Annotated[
+    str, arg(metavar="USER/NAME", help="The repository, which is made where there is none.")
+]
+Revision = Annotated[str | None, arg(metavar="BRANCH", help_behavior_hint="")]
+
+
+def describe(run: Run, *, all: Flag = False) -> None:
+    """Describe a run directory: scores first, then model, tokenizers and training, within a screen.
+
+    Args:
+        all: Show every field.
+    """
+    from transduce.checkpoints import checkpoints, weights_path
+    from transduce.config import shown
+    from transduce.engine.support import by_layers
+    from transduce.files import read_weights
+    from transduce.report.card import facts, fields_of, scores, shown_first
+    from transduce.run import load_run, on_disk
+
+    directory = on_disk(run)
+    contents = load_run(directory)
+    weights = weights_path(directory)
+    n_parameters = sum(tensor.numel() for tensor in read_weights(weights).values())
+    updates = [str(int(path.name)) for path in checkpoints(directory)]
+    lines = [
+        *(f"{label}: {score}" for label, score in scores(directory)),
+        f"{directory}: {n_parameters:,} parameters in {weights.relative_to(directory)}",
+        *facts(contents),
+        f"computed on CPUs: C++, where there is a compiler{by_layers(contents.model)}",
+        f"checkpoints: {', '.join(updates) or 'none'}",
+    ]
+    fields = fields_of(contents)
+    first = fields if all else dict(list(shown_first(fields).items())[: SCREEN - len(lines) - 1])
+    lines += [f"  {name} = {shown(value)}" for name, value in first.items()]
+    if n_more := len(fields) - len(first):
+        lines.append(f"and {n_more} more fields: transduce describe {directory} --all")
+    print("\n".join(lines))
+
+
+def average_checkpoints(
+    run: OwnRun, *, last: Count = None, best: Count = None, output: OptionalFile = None
+) -> None:
+    """Make the mean of checkpoints the run's finished model; the one before becomes
+    model.before.safetensors.
+
+    Args:
+        last: Average this many newest checkpoints.
+        best: Average this many checkpoints with the best validation score.
+        output: Write the weights there, and leave the run's finished model alone.
+    """
+    from transduce.checkpoints import average, validated_checkpoints
+    from transduce.files import write_file
+    from transduce.run import WEIGHTS, load_run, serialize
+
+    if (last is None) == (best is None):
+        raise InputError(
+            f"name --last N or --best N, one of them, but {'neither' if last is None else 'both'} "
+            "is given"
+        )
+    load_run(run)
+    validated = validated_checkpoints(run)
+    count = last or best or 0
+    if not 1 <= count <= len(validated):
+        raise InputError(
+            f"an average takes 1 to all checkpoints, but --last or --best is {count}, and {run} "
+            f"has {len(validated)}"
+        )
+    if best is not None:
+        validated = sorted(validated, key=lambda each: -each[1])[:count]
+    paths = [path for path, _ in validated[-count:]]
+    target = output or run / WEIGHTS
+    is_replaced = output is None and target.is_file()
+    if is_replaced:
+        write_file(run / BEFORE, target.read_bytes())
+    write_file(target, serialize(average([path / WEIGHTS for path in paths])))
+    print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path in paths)}")
+    if is_replaced:
+        print(f"the model before is in {run / BEFORE}")
+
+
+def publish(
+    run: OwnRun,
+    name: Positional[Name],
+    *,
+    private: Flag = False,
+    revision: Revision = None,
+) -> None:
+    """Put a finished run on the Hugging Face hub, for RUN or td.load to be hub:USER/NAME anywhere
+    else.
+
+    All that the run is used with goes there, with its scores, and MODEL_CARD.md as README.md;
+    checkpoints, samples and outputs do not. Needs a token (hf auth login, or HF_TOKEN), and
+    huggingface_hub (pip install '.[hub]' in a clone).
+
+    Args:
+        private: Only you see the repository.
+        revision: The branch to write to, made where there is none, instead of main.
+    """
+    from transduce.hub import CARD, repository, upload
+    from transduce.report.card import is_unchanged, write_card
+    from transduce.run import PUBLISHED, WEIGHTS, load_model
+
+    identifier, branch = repository(name)
+    if branch is not None:
+        raise InputError(
+            f"a branch is named by --revision, but this is {name}; use {identifier} --revision "
+            f"{branch}"
+        )
+    if not (run / WEIGHTS).is_file():
+        raise InputError(
+            f"a finished run has {WEIGHTS}, but {run} has none; let its training end, or make it "
+            f"of checkpoints: transduce average {run} --best 1"
+        )
+    load_model(run)  # so that nothing goes there that cannot be loaded
+    files = {each: run / each for each in PUBLISHED if each != CARD and (run / each).is_file()}
+    files[CARD] = write_card(run)
+    is_generated = is_unchanged(files[CARD].read_text("utf-8", errors="replace"))
+
+    def keeps(card: str) -> bool:
+        keep = is_generated and not is_unchanged(card)
+        if keep:
+            print(f"  {CARD} was changed there, and stays as it is", flush=True)
+        return keep
+
+    sizes = {each: path.stat().st_size for each, path in files.items()}
+    total = f"{sum(sizes.values()) / 1e6:,.1f} MB"
+    print(f"to hub:{identifier}, {total} in {len(files)} files:", flush=True)
+    for each, size in sizes.items():
+        print(f"  {each}  {size / 1e6:,.1f} MB", flush=True)
+    url = upload(
+        identifier, files, known=PUBLISHED, keeps=keeps, private=private, revision=revision
+    )
+    print(f"{url}: transduce describe hub:{identifier}{f'@{revision}' if revision else ''}")
+
+
+def shortlist(
+    run: OwnRun,
+    source: Positional[Text],
+    target: Positional[Text],
+    *,
+    n: int = 20,
+    frequent: int = 200,
+    lines: int = 500_000,
+) -> None:
+    """Learn which target tokens may translate a source token, for transduce translate --shortlist,
+    which is faster.
+
+    Args:
+        source: The source side of what the run was trained on, plain or .gz.
+        target: The target side, line by line.
+        n: Target tokens per source token, the likeliest by IBM model 1.
+        frequent: So many most frequent target tokens may always come out.
+        lines: Read so many lines at most.
+    """
+    from transduce.config import at_least, within
+    from transduce.data.text.parallel_text import each_line_pair
+    from transduce.decode.shortlist import FILE, learn_shortlist, save_shortlist
+    from transduce.run import load_run
+
+    within("[1, 10000]", n=n)
+    at_least(1, lines=lines)
+    at_least(0, frequent=frequent)
+    if str(run).startswith(PREFIX):
+        raise InputError(
+            f"a shortlist is written into a run directory, but {run} is on the hub; make it before "
+            "transduce publish"
+        )
+    contents = load_run(run)
+    sides = contents.source_tokenizer, contents.target_tokenizer
+    if sides[0] is None or sides[1] is None:
+        raise InputError(
+            f"a shortlist belongs to a run of text to text, but {run} is of another kind"
+        )
+    texts = [*zip(*islice(each_line_pair(source, target), lines), strict=True)]
+    if not texts:
+        raise InputError(
+            f"a table of translations is learned from parallel text, but {source} is empty"
+        )
+    table = learn_shortlist(sides[0], sides[1], *texts, n=n, frequent=frequent)
+    save_shortlist(run, table)
+    print(
+        f"{run / FILE}: {n} target tokens for each of {len(table.table):,} source tokens, "
+        f"{len(table.always)} for all"
+    )
+
+
+def tokenize(run: Run, files: Files = (), *, source: Flag = False) -> None:
+    """Write lines as the tokens of a run, with a space between: what n-gram models for --lm are
+    made of.
+
+    For example: transduce tokenize RUN text.de | lmplz -o 5 > de.arpa
+
+    Args:
+        files: Text, plain or .gz, one after the other; - is standard input, as is none.
+        source: Take the tokens of what the run reads, not of what it writes.
+    """
+    from transduce.run import load_run
+
+    contents = load_run(run)
+    tokenizer = contents.source_tokenizer if source else contents.target_tokenizer
+    if tokenizer is None:
+        raise InputError(
+            f"tokens need a tokenizer, but {run} has none for its "
+            f"{'source' if source else 'target'}"
+        )
+    for line in map(checked, chain.from_iterable(map(lines_or_errors, files or [STDIN]))):
+        print(*tokenizer.tokens(tokenizer.encode([line])[0]))
