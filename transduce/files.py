@@ -44,6 +44,8 @@ def writing_whole(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBas
     Args:
         durable: wait for the disk; otherwise a power cut may still tear the file.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary, file = _open_temporary(path)
     try:
         with file:

@@ -158,7 +158,7 @@ def test_a_stream_is_the_transcript_piece_by_piece_in_time(run, long, folder, tm
     (sound_read,) = transcriber.read([tmp_path / "a.wav"], replace(transcriber.decoding, max_seconds=3.0))
     searched, stream = [], transcriber.stream
     transcriber.stream = lambda sounds, *rest, **more: searched.append(sounds) or stream(sounds, *rest, **more)
-    first = next(transcriber.in_order(sound_read, beam_size=1))
+    first = next(transcriber.in_order(sound_read, transcriber.decoding.changed(beam_size=1)))
     assert len(searched) == 1 < len(sound_read.segments) / 4
     assert first.outputs[0].text == pieces[0]["text"]
     assert transcribe(run, [long], "--stream", "--output", str(tmp_path / "out")) == 2

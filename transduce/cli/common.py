@@ -16,7 +16,6 @@ from transduce.arguments import Group, Overrides
 from transduce.config import Common
 from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
 from transduce.errors import InputError
-from transduce.hub import PREFIX
 from transduce.tasks.config import GREEDY
 from transduce.threads import keep_memory
 
@@ -96,8 +95,6 @@ def local(runs: Path) -> Path:
     Raises:
         InputError: there is no such run on the hub, or it cannot be had.
     """
-    if PREFIX not in str(runs):
-        return runs
     from transduce.run import on_disk
 
     return Path(",".join(str(on_disk(each)) for each in each_run(runs)))

@@ -88,6 +88,7 @@ class Translator(Seq2SeqTask[str]):
                 self._merged(decoding, settings),
                 prefix=prefix,
                 require=require,
+                first_line=first_line,
                 details=details,
             )
         )
