@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from transduce.arguments import Group, Overrides
 from transduce.config import Common
-from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
+from transduce.data.text.lines import decode_line, raw_lines
 from transduce.errors import InputError
 from transduce.tasks.config import GREEDY
 from transduce.threads import keep_memory
@@ -187,10 +187,7 @@ def each_or_error(lines: Iterable[bytes], path: Path) -> Iterator[str | InputErr
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    if path == STDIN:
-        yield from bounded_lines(sys.stdin.buffer.readline, side_name(path))
-    else:
-        yield from raw_lines(path)
+    yield from sys.stdin.buffer if path == STDIN else raw_lines(path)
 
 
 class Lines:

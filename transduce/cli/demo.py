@@ -13,7 +13,6 @@ from tyro.conf import Positional, arg
 from transduce.cli import serve as serving
 from transduce.cli.common import Flag, Machine
 from transduce.cli.interactive import interact
-from transduce.data.speech.audio import record
 from transduce.errors import InputError, require
 from transduce.serve.config import ServeConfig
 
@@ -142,6 +141,8 @@ def _two_rows(alignment: WordAlignment) -> tuple[str, str]:
 
 def _sounds(recordings: list[Path]) -> Iterator[tuple[str, Any]]:
     """Recordings of the microphone where somebody can speak into one, else these files."""
+    from transduce.data.speech.audio import record
+
     if sys.stdin.isatty():
         try:
             yield "you", record(lambda: input("speak a command; Enter ends it "))

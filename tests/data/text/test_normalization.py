@@ -45,17 +45,16 @@ def test_nfkc_is_that_of_unicode():
 def test_small_letters_are_those_of_python():
     tokenizer = trained(CAPITALS, lowercase=True, symbols=["<2DE>"])
     for text in [*CAPITALS, *TEXTS]:
-        assert tokenizer.decode(tokenizer.encode([text])) == [text.lower()], text
-    assert tokenizer.decode(tokenizer.encode(["<2DE> ΟΔΟΣ"])) == ["<2DE> οδος"]
-    assert tokenizer.lowercase and not trained(CAPITALS).lowercase
+        want = "".join(letter.lower() for letter in text)  # a sigma does not look where it stands
+        assert tokenizer.decode(tokenizer.encode([text])) == [want], text
+    assert tokenizer.decode(tokenizer.encode(["<2DE> DIE"])) == ["<2DE> die"]
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_the_file_alone_does_the_same_in_sentencepiece(tmp_path, lowercase):
-    """But for sigmas, whose form depends on their neighbours."""
     import sentencepiece
 
     tokenizer = trained([*TEXTS, *CAPITALS], lowercase=lowercase)
     other = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
-    texts = [text for text in [*TEXTS, *CAPITALS] if "Σ" not in text]
+    texts = [*TEXTS, *CAPITALS]
     assert other.encode(texts) == tokenizer.encode(texts)

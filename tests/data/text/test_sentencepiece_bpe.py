@@ -152,19 +152,6 @@ def test_a_vocabulary_beyond_what_libraries_take_is_refused(kind):
             kind.train(TEXT, vocab_size=size)
 
 
-def test_a_model_with_other_special_ids_is_refused(tmp_path):
-    """SentencePiece's own defaults: unknown 0, begin 1, end 2, no padding."""
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT), model_prefix=str(tmp_path / "a"), model_type="bpe", vocab_size=60, minloglevel=2
-    )
-    with pytest.raises(ValueError) as caught:
-        SentencePieceTokenizer.load(tmp_path / "a.model")
-    assert str(caught.value) == (
-        f"{tmp_path / 'a.model'} holds no tokenizer of this kind: pad, unk, bos and eos must have the ids 0, 1, 2, 3, but "
-        "this model gives them [-1, 0, 1, 2]"
-    )
-
-
 def test_lowercase_folds_what_python_folds_but_no_symbol():
     texts = [*TEXT, "Die Straße in ÖSTERREICH, Ένα Και ДВА, ÉTÉ und Ǆ"]
     tokenizer = SentencePieceTokenizer.train(texts, vocab_size=420, symbols=("<2DE>",), lowercase=True)

@@ -55,11 +55,11 @@ def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path):
     with pytest.raises(ValueError) as error:
         PairFiles((path,), ("en", "fr")).read()
     assert str(error.value) == (
-        f"source and target must be columns of text, but {path} has no fr of that kind; it has en, de, n, translation, "
-        "text.de; name them with --source-column and --target-column"
+        f"source and target must be columns of text, but {path} has no fr of that kind; it has en, de, n, translation.en, "
+        "translation.de, text.de; name them with --source-column and --target-column"
     )
     for column in ("n", "translation", "translation.fr", "en.de"):
-        there = "translation.en, translation.de" if column == "translation.fr" else "en, de, n, translation, text.de"
+        there = "en, de, n, translation.en, translation.de, text.de"
         with pytest.raises(ValueError, match=re.escape(f"{path} has no {column} of that kind; it has {there};")):
             PairFiles((path,), ("en", column)).read()
 

@@ -78,7 +78,7 @@ def test_json_is_byte_level_bpe_or_characters(tmp_path):
     ("content", "what"),
     [
         (b"hello world, this is a text", "this is no SentencePiece model: "),
-        (b"", "this is no SentencePiece model: it has no pieces"),
+        (b"", "this is no SentencePiece model: "),
         (b"{}", "tokenizer.json must be one of the library tokenizers, but: "),
         (b'{"a": ', "Expecting value: line 1 column 7 (char 6)"),
     ],
@@ -100,7 +100,7 @@ def test_a_tokenizer_that_is_not_there_is_named_with_the_names_of_those_there_ma
 
 def test_unigram_knows_no_dropout_of_merges():
     """In training that is found out at once, when the first epoch is counted."""
-    tokenizer = SentencePieceTokenizer.adapt(foreign(model_type="unigram"))
+    tokenizer = SentencePieceTokenizer(foreign(model_type="unigram"))
     pairs = TextPairs(ParallelText(TEXT, TEXT), tokenizer, tokenizer, tokens_per_batch=200, bpe_dropout=0.1)
     with pytest.raises(ValueError) as error:
         str(pairs)
@@ -112,7 +112,7 @@ def test_unigram_knows_no_dropout_of_merges():
 
 def test_dropout_leaves_what_is_unknown_as_it_is():
     """A model without bytes for what it has no piece of."""
-    tokenizer = SentencePieceTokenizer.adapt(foreign(model_type="bpe"))
+    tokenizer = SentencePieceTokenizer(foreign(model_type="bpe"))
     for seed in range(5):
         (ids,) = tokenizer.with_dropout(tokenizer.encode(["the Xcat"]), dropout=0.5, seed=seed)
         assert ids.count(1) == 1 and "".join(tokenizer.tokens(ids)).replace("<unk>", "X") == "▁the▁Xcat"
@@ -176,5 +176,5 @@ def test_a_vocabulary_that_comes_out_smaller_is_said(kind, caplog):
 
 def test_the_end_of_a_text_is_the_end_here():
     """T5's end has the id 1, and what a run learns as the end is 3."""
-    tokenizer = SentencePieceTokenizer.adapt(foreign(**LAYOUTS["T5"]))
+    tokenizer = SentencePieceTokenizer(foreign(**LAYOUTS["T5"]))
     assert tokenizer.eos_id == EOS == 3 and tokenizer.decode([[*tokenizer.encode(["the cat"])[0], EOS]]) == ["the cat"]

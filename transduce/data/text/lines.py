@@ -1,26 +1,19 @@
 """Lines, tables and sentences: text files, plain or .gz, and the columns of Parquet and Arrow
 files."""
 
-import codecs
 import csv
 import gzip
 import hashlib
-import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from transduce.errors import InputError, require
 
-LONGEST_LINE = 1 << 28
-"""Bytes. A book that is one line has less; a file without an end, such as /dev/zero, has more."""
-
-PACKED = {b"\xfd7zXZ\0": "xz", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
-"""The first bytes of files that other programs have packed."""
-
-UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+PACKED = (b"\xfd7zXZ\0", b"PK\x03\x04", b"BZh", b"\x28\xb5\x2f\xfd")
+"""The first bytes of files that xz, zip, bzip2 and zstd have packed."""
 
 TABLES = (".parquet", ".arrow", ".feather")
 """Endings of tables; the last two are Arrow's own format, as a file or as a stream."""
@@ -60,49 +53,23 @@ def each_line(path: Path) -> Iterator[str]:
     return decode_lines(raw_lines(path), str(path))
 
 
-def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """The undecoded lines that the `readline` of an open file gives; `name` stands for the file in
-    errors.
-
-    Raises:
-        InputError: a line is longer than LONGEST_LINE.
-    """
-    while line := readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
-            raise InputError(
-                f"a line of text may have {LONGEST_LINE:,} bytes, but {name} has a longer one; "
-                "split it, or name "
-                "another file"
-            )
-        yield line
-
-
 def raw_lines(path: Path) -> Iterator[bytes]:
     """The undecoded lines of a text, plain or packed by gzip, one after the other.
 
     Raises:
-        InputError: there is no such file, it is damaged, packed by something else, or in UTF-16, or
-            a line is too long.
+        InputError: there is no such file, it is damaged, or packed by something else.
     """
     check_text(path)
     with path.open("rb") as file:
-        packed = file.peek(2)[:2] == b"\x1f\x8b" or path.suffix == ".gz"
-        text = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
+        start = file.peek(6)
+        if start.startswith(PACKED):
+            raise InputError(
+                f"a text must be plain or packed by gzip, but {path} is packed by xz, zip, bzip2 "
+                "or zstd; unpack it"
+            )
+        packed = start.startswith(b"\x1f\x8b") or path.suffix == ".gz"
         try:
-            start = text.peek(6)
-            if by := next(
-                (name for magic, name in PACKED.items() if start.startswith(magic)), None
-            ):
-                raise InputError(
-                    f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack "
-                    "it"
-                )
-            if start.startswith(UTF16):
-                raise InputError(
-                    f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 "
-                    "converts it"
-                )
-            yield from bounded_lines(text.readline, str(path))
+            yield from gzip.GzipFile(fileobj=file) if packed else file
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(
                 f"{path} is not a whole gzip file: {error}; unpack it or fetch it again"
@@ -125,21 +92,18 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     if b"\0" in line:  # valid in UTF-8, but no text has it
         raise InputError(
             f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it "
-            "is, convert the file "
-            "with iconv -f utf-16le -t utf-8"
+            "is, convert the file with iconv -f utf-16le -t utf-8"
         )
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is "
-            f"{line[error.start]:#04x}; "
-            "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 "
-            "or utf-16, for example)"
+            f"{line[error.start]:#04x}; convert the file from its encoding, with iconv -f ENCODING "
+            "-t utf-8 (latin1, cp1250 or utf-16, for example)"
         ) from error
-    return (
-        text.removeprefix("\ufeff") if number == 1 else text
-    )  # a byte order mark belongs to the file
+    # a byte order mark belongs to the file
+    return text.removeprefix("\ufeff") if number == 1 else text
 
 
 def lines_fingerprint(lines: Iterable[str]) -> str:
@@ -183,8 +147,7 @@ def check_row(row: Sequence[str], header: Sequence[str], name: str, number: int)
     if len(row) != len(header):
         raise InputError(
             f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} "
-            "cells for "
-            f"{len(header)} columns ({', '.join(header)}); tabs separate cells"
+            f"cells for {len(header)} columns ({', '.join(header)}); tabs separate cells"
         )
 
 
@@ -218,7 +181,8 @@ def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
 
     try:
         for batch in _record_batches(path):
-            yield from zip(*(_cells(batch, column, path) for column in columns), strict=True)
+            table = pyarrow.Table.from_batches([batch]).flatten()
+            yield from zip(*(_cells(table, column, path) for column in columns), strict=True)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} is no whole Parquet or Arrow file: {error}; fetch it again"
@@ -241,25 +205,17 @@ def _record_batches(path: Path) -> Iterator[Any]:
             yield from map(reader.get_batch, range(reader.num_record_batches))
 
 
-def _cells(batch: Any, column: str, path: Path) -> list[str]:
-    from pyarrow import compute, types
+def _cells(table: Any, column: str, path: Path) -> list[str]:
+    from pyarrow import types
 
-    names = batch.schema.names
-    name, _, field = column.partition(".")
-    cells: Any = None
-    if column in names:
-        cells = batch.column(column)
-    elif name in names and types.is_struct(batch.column(name).type):
-        names = [f"{name}.{each.name}" for each in batch.column(name).type]
-        if column in names:
-            cells = compute.struct_field(batch.column(name), field)
-    if cells is None or not (types.is_string(cells.type) or types.is_large_string(cells.type)):
+    names = table.column_names
+    kind = table.schema.field(column).type if column in names else None
+    if kind is None or not (types.is_string(kind) or types.is_large_string(kind)):
         raise InputError(
             f"source and target must be columns of text, but {path} has no {column} of that kind; "
-            "it has "
-            f"{', '.join(names)}; name them with --source-column and --target-column"
+            f"it has {', '.join(names)}; name them with --source-column and --target-column"
         )
-    return [(cell or "").replace("\n", " ") for cell in cells.to_pylist()]
+    return [(cell or "").replace("\n", " ") for cell in table[column].to_pylist()]
 
 
 def sentences(line: str) -> list[str]:

@@ -9,9 +9,9 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any, Literal, SupportsIndex
 
@@ -36,14 +36,11 @@ is SentencePiece's rule for Unicode NFKC, which writes ² as 2, and a full-width
 BREAKS = "\t\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 """Characters that would make one line several."""
 
-SIGMA = re.compile(r"[^\s<>]*Σ[^\s<>]*")
-"""Words with a capital sigma, whose small letter depends on its place in the word; symbols such as
-<2el> stay."""
-
 
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model. Its first ids are 0 padding, 1 unknown (unused where bytes stand in),
-    2 begin and 3 end.
+    2 begin and 3 end; a model of another origin gets them, and keeps the order of its other pieces
+    and the segmentation of texts.
 
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
@@ -54,27 +51,21 @@ class SentencePieceTokenizer(Tokenizer):
         """Read the bytes of a SentencePiece model.
 
         Raises:
-            InputError: they are something else, or its special pieces have other ids.
+            InputError: they are something else.
         """
-        super().__init__(model)
+        self._processor = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor = sentencepiece.SentencePieceProcessor()
             self._processor.LoadFromSerializedProto(model)
+            special = [getattr(self._processor, f"{name}_id")() for name in SPECIAL]
+            if special != [PAD, UNK, BOS, EOS]:
+                model = _with_special_pieces(model, special)
+                self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
-            raise InputError(
-                f"a SentencePiece model is a protocol buffer, but these {len(model)} bytes are none"
-            ) from error
+            raise InputError(f"this is no SentencePiece model: {error}") from error
+        super().__init__(model)
         self.vocab_size = self._processor.get_piece_size()
         self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
         """The id of every piece; a merge learned earlier has the smaller id."""
-        self.lowercase = self._processor.decode(self._processor.encode("A")) == "a"
-        """Whether a text comes back without capitals."""
-        ids = _special_ids(self._processor)
-        if ids != [PAD, UNK, BOS, EOS]:
-            raise InputError(
-                "pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them "
-                f"{ids}"
-            )
 
     @classmethod
     def train(
@@ -99,7 +90,7 @@ class SentencePieceTokenizer(Tokenizer):
             InputError: vocab_size is beyond LARGEST, or leaves no room for the 4 special pieces,
                 256 bytes, the symbols and the characters; or a symbol marks something else.
         """
-        _check_symbols(symbols, dict.fromkeys(PIECES, CONTROL))
+        _check_symbols(symbols, PIECES)
         within(LARGEST, vocab_size=vocab_size)
         sentences = (line for text in texts for line in text.split("\n") if line.strip())
         with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
@@ -108,58 +99,18 @@ class SentencePieceTokenizer(Tokenizer):
                 file.write(_rules(lowercase))
                 file.flush()
                 rules = {"normalization_rule_tsv": file.name}
-            proto = _parse(
-                _learn(
-                    map(_lower_sigma, sentences) if lowercase else sentences,
-                    vocab_size,
-                    symbols,
-                    rules,
-                )
-            )
-        proto.normalizer_spec.normalization_rule_tsv = (
-            ""  # the rules are in the model; the file is removed
-        )
+            proto = _parse(_learn(sentences, vocab_size, symbols, rules))
+        # the rules are in the model; the file is removed
+        proto.normalizer_spec.normalization_rule_tsv = ""
         tokenizer = cls(proto.SerializeToString())
         warn_if_smaller(tokenizer.vocab_size, vocab_size)
         return tokenizer
 
-    @classmethod
-    def adapt(cls, model: bytes) -> "SentencePieceTokenizer":
-        """A SentencePiece model of any origin: padding, unknown, begin and end get the ids 0 to 3,
-        and are added if missing.
-
-        All other pieces keep their order, and a text its segmentation.
-
-        Raises:
-            InputError: this is no SentencePiece model.
-        """
-        try:
-            ids = _special_ids(sentencepiece.SentencePieceProcessor(model_proto=model))
-        except RuntimeError as error:
-            raise InputError(f"this is no SentencePiece model: {error}") from error
-        proto = _parse(model)
-        if not proto.pieces:
-            raise InputError("this is no SentencePiece model: it has no pieces")
-        if ids == [PAD, UNK, BOS, EOS]:
-            return cls(model)
-        others = [
-            piece
-            for i, piece in enumerate(proto.pieces)
-            if i not in ids and piece.piece not in PIECES
-        ]
-        del proto.pieces[:]
-        for i, (name, piece) in enumerate(zip(SPECIAL, PIECES, strict=True)):
-            proto.pieces.add(piece=piece, score=0.0, type=UNKNOWN if i == UNK else CONTROL)
-            setattr(proto.trainer_spec, f"{name}_id", i)
-            setattr(proto.trainer_spec, f"{name}_piece", piece)
-        proto.pieces.extend(others)
-        proto.trainer_spec.vocab_size = len(proto.pieces)
-        return cls(proto.SerializeToString())
-
     def with_symbols(self, symbols: Sequence[str]) -> "SentencePieceTokenizer":
         proto = _parse(self.model)
         pieces = {piece.piece: piece for piece in proto.pieces}
-        _check_symbols(symbols, {name: piece.type for name, piece in pieces.items()})
+        textual = (NORMAL, USER_DEFINED)
+        _check_symbols(symbols, [name for name, each in pieces.items() if each.type not in textual])
         for symbol in symbols:
             if symbol in pieces:
                 pieces[symbol].type = USER_DEFINED
@@ -181,7 +132,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # each by itself: a list makes SentencePiece start threads, which takes longer than a text
-        texts = [_lower_sigma(text) for text in texts] if self.lowercase else texts
         return [self._processor.encode(text) for text in texts]
 
     def with_dropout(
@@ -237,7 +187,7 @@ class SentencePieceTokenizer(Tokenizer):
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [self._processor.decode(list(row)) for row in ids]
+        return [self._processor.decode([*row]) for row in ids]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
@@ -254,30 +204,37 @@ def train_tokenizer_pair(
     normalization: Normalization = "identity",
 ) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
     """Trained tokenizers of both sides; if `joint`, one tokenizer of both texts, twice."""
-    train = partial(
-        SentencePieceTokenizer.train,
-        vocab_size=vocab_size,
-        symbols=symbols,
-        lowercase=lowercase,
-        normalization=normalization,
-    )
-    if joint:
-        both = train([*source, *target])
-        return both, both
-    return train(source), train(target)
+    trained = [
+        SentencePieceTokenizer.train(
+            texts,
+            vocab_size=vocab_size,
+            symbols=symbols,
+            lowercase=lowercase,
+            normalization=normalization,
+        )
+        for texts in ([[*source, *target]] if joint else [source, target])
+    ]
+    return trained[0], trained[-1]
 
 
 tokenizers = train_tokenizer_pair
 """The name of version 0.2, for recipes written with it."""
 
 
-def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> list[int]:
-    return [getattr(processor, f"{name}_id")() for name in SPECIAL]
-
-
-def _lower_sigma(text: str) -> str:
-    """The text with small sigmas for capital ones: ς at the end of a word, σ elsewhere."""
-    return SIGMA.sub(lambda word: word[0].lower(), text) if "Σ" in text else text
+def _with_special_pieces(model: bytes, ids: Sequence[int]) -> bytes:
+    """The same model with padding, unknown, begin and end as pieces 0 to 3, which had these ids."""
+    proto = _parse(model)
+    others = [
+        piece for i, piece in enumerate(proto.pieces) if i not in ids and piece.piece not in PIECES
+    ]
+    del proto.pieces[:]
+    for i, (name, piece) in enumerate(zip(SPECIAL, PIECES, strict=True)):
+        proto.pieces.add(piece=piece, score=0.0, type=UNKNOWN if i == UNK else CONTROL)
+        setattr(proto.trainer_spec, f"{name}_id", i)
+        setattr(proto.trainer_spec, f"{name}_piece", piece)
+    proto.pieces.extend(others)
+    proto.trainer_spec.vocab_size = len(proto.pieces)
+    return bytes(proto.SerializeToString())
 
 
 def _rules(lowercase: bool) -> str:
@@ -344,11 +301,10 @@ def _parse(model: bytes) -> Any:
     return module.ModelProto.FromString(model)
 
 
-def _check_symbols(symbols: Sequence[str], types: dict[str, int]) -> None:
-    """Raise InputError if a symbol is a piece of a type that no text can hold."""
-    for symbol in symbols:
-        if types.get(symbol, NORMAL) not in (NORMAL, USER_DEFINED):
-            raise InputError(
-                f"a symbol must be no special piece, but {symbol} has another meaning in this "
-                "vocabulary; rename it"
-            )
+def _check_symbols(symbols: Sequence[str], special: Collection[str]) -> None:
+    """Raise InputError if a symbol is a piece that no text can hold."""
+    if wrong := [symbol for symbol in symbols if symbol in special]:
+        raise InputError(
+            f"a symbol must be no special piece, but {wrong[0]} has another meaning in this "
+            "vocabulary; rename it"
+        )

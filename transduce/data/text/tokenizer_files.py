@@ -79,7 +79,7 @@ def _read(path: Path) -> Tokenizer:
     model = path.read_bytes()
     try:
         if not model.lstrip().startswith(b"{"):
-            return SentencePieceTokenizer.adapt(model)
+            return SentencePieceTokenizer(model)
         plain = json.loads(model)
         kinds: dict[str, type[Tokenizer]] = {
             "special": ImportedTokenizer,
