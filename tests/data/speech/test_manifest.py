@@ -206,7 +206,7 @@ def test_one_speaker_or_recording_cannot_be_split_and_a_share_is_a_share(spoken)
         "holding out speakers takes two, but there are 1; name a manifest for validation, or hold out recordings "
         "(hold_out=recordings)"
     )
-    with pytest.raises(ValueError, match=r"recordings .* there are 1; .* leave_out"):
+    with pytest.raises(ValueError, match=r"recordings .* there are 1; .* see leave_out"):
         split(one_speaker[:1], "recordings", 0.1, 0)
     assert [len(part) for part in split(one_speaker[:2], "recordings", 0.9, 0)] == [1, 1]
     for what in ("speakers", "recordings"):

@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -191,23 +190,20 @@ def split(
         InputError: there is one speaker or recording only, or `share` is not between 0 and 1.
     """
     within("(0, 1)", share=share)
-    name_of = attrgetter("speaker" if unit == "speakers" else "id")
-    names = [*map(name_of, recordings)]
+    names = [r.speaker if unit == "speakers" else r.id for r in recordings]
     groups = sorted(set(names)) if unit == "speakers" else names
     if len(groups) < 2:
-        other = (
-            "hold out recordings (hold_out=recordings)"
-            if unit == "speakers"
-            else "look at leave_out"
-        )
+        other = {"speakers": "hold out recordings (hold_out=recordings)"}.get(unit, "see leave_out")
         raise InputError(
             f"holding out {unit} takes two, but there are {len(groups)}; name a manifest for "
             f"validation, or {other}"
         )
     n = min(max(round(share * len(groups)), 1), len(groups) - 1)
     held_out = {groups[i] for i in np.random.default_rng(seed).permutation(len(groups))[:n]}
-    valid = [r for r in recordings if name_of(r) in held_out]
-    return [r for r in recordings if name_of(r) not in held_out], valid
+    parts: tuple[list[Recording], list[Recording]] = ([], [])
+    for recording, name in zip(recordings, names, strict=True):
+        parts[name in held_out].append(recording)
+    return parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,20 +240,18 @@ class Manifests:
                 left for training or for validation, or the test has no texts.
         """
         train = self._read(self.train)
-        test = self._read(self.test) if self.test else []
-        if self.leave_out:
+        test = self._read(self.test)
+        valid = self._read(self.valid)
+        if who := self.leave_out:
             everybody = [*train, *test]
-            train = self._without(train)
-            test = [r for r in everybody if r.speaker == self.leave_out]
+            test = [r for r in everybody if r.speaker == who]
             if not test:
                 names = ", ".join(sorted({r.speaker for r in everybody})[:10])
                 raise InputError(
-                    f"leave_out must be a speaker of the manifests, but {self.leave_out!r} is not: "
-                    f"{names}"
+                    f"leave_out must be a speaker of the manifests, but {who!r} is not: {names}"
                 )
-        if self.valid:
-            valid = self._without(self._read(self.valid))
-        else:
+            train, valid = ([r for r in part if r.speaker != who] for part in (train, valid))
+        if not self.valid:
             train, valid = split(train, self.hold_out, self.share, seed)
         if not train or not valid:
             raise InputError(
@@ -273,10 +267,9 @@ class Manifests:
             )
         return train, valid, test
 
-    def _without(self, recordings: list[Recording]) -> list[Recording]:
-        return [r for r in recordings if not self.leave_out or r.speaker != self.leave_out]
-
-    def _read(self, path: Path) -> list[Recording]:
+    def _read(self, path: Path | None) -> list[Recording]:
+        if path is None:
+            return []
         path = self.data / path if self.data else path
         if not path.exists():
             raise InputError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float
@@ -57,15 +58,16 @@ def levels(blocks: Iterable[Float[Tensor, " _"]], sample_rate: int) -> Levels:
     loudest = torch.zeros(())
     powers = []
     rest = torch.zeros(0)
-    for block in blocks:
-        n_samples += len(block)
-        loudest = torch.maximum(loudest, block.abs().amax())
-        rest = torch.cat([rest, block])
+    for block in chain(blocks, [None]):
+        if block is None:
+            rest = torch.nn.functional.pad(rest, (0, -len(rest) % size))
+        else:
+            n_samples += len(block)
+            loudest = torch.maximum(loudest, block.abs().amax())
+            rest = torch.cat([rest, block])
         complete = len(rest) // size * size
         powers.append(rest[:complete].view(-1, size).square().mean(dim=1))
         rest = rest[complete:]
-    rest = torch.nn.functional.pad(rest, (0, -len(rest) % size))
-    powers.append(rest.view(-1, size).square().mean(dim=1))
     return Levels(torch.cat(powers), size, n_samples, sample_rate, loudest)
 
 
@@ -82,21 +84,20 @@ def split_segments(
         InputError: the recording ends before the last span does.
     """
     blocks = iter(blocks)
-    begin = 0  # of the block
-    block = torch.zeros(0)
+    begin = 0  # of `rest`
+    rest = torch.zeros(0)
     for start, stop in spans:
-        parts = [block[max(0, start - begin) : max(0, stop - begin)]]
-        while begin + len(block) < stop:
-            begin += len(block)
-            following = next(blocks, None)
-            if following is None:
+        while begin + len(rest) < stop:
+            block = next(blocks, None)
+            if block is None:
                 raise InputError(
-                    f"{name} must stay as it is while it is read, but now it ends after {begin} "
-                    "samples; try again"
+                    f"{name} must stay as it is while it is read, but now it ends after "
+                    f"{begin + len(rest)} samples; try again"
                 )
-            block = following
-            parts.append(block[max(0, start - begin) : max(0, stop - begin)])
-        yield torch.cat(parts)
+            before = max(0, start - begin)
+            begin += min(before, len(rest))
+            rest = torch.cat([rest[before:], block])
+        yield rest[start - begin : stop - begin]
 
 
 def segments(
@@ -157,8 +158,7 @@ def _long(frames: Bool[Tensor, " n"], seconds: float) -> Bool[Tensor, " n"]:
     """The frames that belong to a run of at least so many seconds."""
     in_long_run = torch.zeros_like(frames)
     for start, stop in _runs(frames):
-        if stop - start >= round(seconds / FRAME):
-            in_long_run[start:stop] = True
+        in_long_run[start:stop] = stop - start >= round(seconds / FRAME)
     return in_long_run
 
 
@@ -174,21 +174,13 @@ def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
 
     The shortest pause comes first, so that a short span joins the nearer neighbour.
     """
-    merged = [
-        [start, stop, i] for i, (start, stop) in enumerate(spans)
-    ]  # with the last of the spans that are in it
+    # of every span, the one that it has become a part of: its borders, and its first and last span
+    merged = [(start, stop, i, i) for i, (start, stop) in enumerate(spans)]
     for i in sorted(range(len(spans) - 1), key=lambda i: spans[i + 1][0] - spans[i][1]):
-        left, right = merged[i], merged[i + 1]
-        if min(left[1] - left[0], right[1] - right[0]) < least and right[1] - left[0] <= limit:
-            left[1:] = right[1:]
-            merged[right[2]] = left  # found from either end
-    result = []
-    i = 0
-    while i < len(spans):
-        start, stop, last = merged[i]
-        result.append((start, stop))
-        i = last + 1
-    return result
+        (start, left_stop, first, _), (right_start, stop, _, last) = merged[i], merged[i + 1]
+        if min(left_stop - start, stop - right_start) < least and stop - start <= limit:
+            merged[first : last + 1] = [(start, stop, first, last)] * (last + 1 - first)
+    return [(start, stop) for start, stop, _, _ in dict.fromkeys(merged)]
 
 
 def _split_at_quietest(levels: Levels, span: Span, limit: int) -> list[Span]:

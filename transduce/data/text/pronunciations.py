@@ -32,24 +32,17 @@ pairs decide."""
 Phones = tuple[str, ...]
 
 
-def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
+def read_dictionary(path: Path) -> dict[str, str]:
     """Phones, with spaces between them, by word in lower case, of a pronouncing dictionary's file,
     plain or .gz.
 
     A line is a word and its phones, as in the CMU Pronouncing Dictionary: `hello HH AH0 L OW1`.
     Lines that begin with ;;; and the rest of a line from # on are comments. Of several
-    pronunciations, hello and hello(2), the first is taken.
-
-    Args:
-        keep_stress: AH0 and AH1 are two phones; by default they are one, AH.
+    pronunciations, hello and hello(2), the first is taken. AH0 and AH1 are one phone, AH.
 
     Raises:
         InputError: there is no such file, a line has a word alone, or there is none.
     """
-    if not path.is_file():
-        raise InputError(
-            f"a pronouncing dictionary must be a file, but {path} is none; name another one"
-        )
     pronunciations: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), start=1):
         if line.startswith(";;;") or not (cells := line.split("#")[0].split()):
@@ -61,8 +54,8 @@ def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
                 "add them"
             )
         if not ALTERNATIVE.fullmatch(word):
-            phones = phones if keep_stress else [phone.rstrip("012") for phone in phones]
-            pronunciations.setdefault(word.lower(), " ".join(phones))
+            plain = " ".join(phone.rstrip("012") for phone in phones)
+            pronunciations.setdefault(word.lower(), plain)
     if not pronunciations:
         raise InputError(
             f"a dictionary must have words and their phones, but {path} has none; name another file"
@@ -117,10 +110,10 @@ class PronunciationTokenizer(Tokenizer):
                 '"counts": {"hello": 1}, '
                 f'"pairs": {{}}}}, but: {error!r:.200}'
             ) from error
-        if not all(self._phones.values()):
-            silent = next(word for word, phones in self._phones.items() if not phones)
+        if silent := [word for word, phones in self._phones.items() if not phones]:
             raise InputError(
-                f"a word must have phones, but {silent!r} has none; add them or leave the word out"
+                f"a word must have phones, but {silent[0]!r} has none; add them or leave the word "
+                "out"
             )
         self._tokens = [
             *SPECIAL,
@@ -162,29 +155,24 @@ class PronunciationTokenizer(Tokenizer):
             )
         times = Counter(phones.values())
         homophones = {word for word, each in phones.items() if times[each] > 1}
-        plain: dict[str, dict] = {
+        following = {
+            first: {word: n for word, n in sorted(after.items()) if homophones & {first, word}}
+            for first, after in sorted(pairs.items())
+        }
+        plain = {
             "pronunciations": phones,
             "counts": {word: counts[word] for word in phones},
-            "pairs": {},
+            "pairs": {first: after for first, after in following.items() if after},
         }
-        for first, after in sorted(pairs.items()):
-            seconds = {
-                second: n for second, n in sorted(after.items()) if homophones & {first, second}
-            }
-            if seconds:
-                plain["pairs"][first] = seconds
         return cls(json.dumps(plain, ensure_ascii=False).encode())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        rows = []
-        for text in texts:
-            row: list[int] = []
-            for word in text.split():
-                row += [SPACE] * bool(row) + [
-                    self._ids[phone] for phone in self._phones.get(word, ("<unk>",))
-                ]
-            rows.append(row)
-        return rows
+        unknown = ("<unk>",)
+        spelled = ([self._phones.get(word, unknown) for word in text.split()] for text in texts)
+        return [
+            [self._ids[phone] for phones in words for phone in ("▁", *phones)][1:]
+            for words in spelled
+        ]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         texts = []
