@@ -40,8 +40,8 @@ class Experiment(ex.TextExperiment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ex.at_least(1, batches_per_epoch=self.batches_per_epoch, bigram_tokens=self.bigram_tokens)
-        ex.at_least(1, valid_windows=self.valid_windows)
+        ex.at_least(1, batches_per_epoch=self.batches_per_epoch, valid_windows=self.valid_windows)
+        ex.at_least(1, bigram_tokens=self.bigram_tokens)
 
 
 def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
@@ -57,29 +57,17 @@ def rotary_swiglu(config: td.TransformerConfig) -> td.TransformerConfig:
     return replace(config, positions="rotary", activation="silu", gated=True, d_ff=width)
 
 
+ADAMW = ex.OptimConfig(
+    peak_rate=1e-3, final_rate=1e-4, warmup_steps=100, schedule="cosine", betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1
+)
+MUON = replace(ADAMW, optimizer="muon", peak_rate=3e-3, final_rate=0.0)
+TRAINING = ex.TrainingConfig(label_smoothing=0.0, static_shapes=True, validate_every=250, keep_last=1, keep_best=1)
 SHAKESPEARE_CPU = Experiment(
     run=Path("runs/shakespeare_cpu"),
     corpus=ex.OneText(data=ex.corpus_folder("tinyshakespeare")),
     batch_size=12,
     model=rotary_swiglu(decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0)),
-    training=ex.TrainingConfig(
-        optim=ex.OptimConfig(
-            optimizer="muon",
-            peak_rate=3e-3,
-            final_rate=0.0,
-            warmup_steps=100,
-            schedule="cosine",
-            betas=(0.9, 0.99),
-            eps=1e-8,
-            weight_decay=0.1,
-        ),
-        max_updates=2000,
-        label_smoothing=0.0,
-        static_shapes=True,
-        validate_every=250,
-        keep_last=1,
-        keep_best=1,
-    ),
+    training=replace(TRAINING, optim=MUON, max_updates=2000),
 )
 SHAKESPEARE = ex.with_fields(
     SHAKESPEARE_CPU,
@@ -88,7 +76,6 @@ SHAKESPEARE = ex.with_fields(
     model=rotary_swiglu(decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.25)),
     training={"optim": {"peak_rate": 1e-3}, "max_updates": 1500, "consistency": 1.0, "precision": "auto"},
 )
-ADAMW = replace(SHAKESPEARE_CPU.training.optim, optimizer="adamw", peak_rate=1e-3, final_rate=1e-4)
 COMMANDS = ex.with_fields(
     SHAKESPEARE_CPU,
     run=Path("runs/language"),
@@ -106,8 +93,9 @@ TEXT = ex.with_fields(
     model=decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2),
     training={"optim": SLOWLY, "max_updates": 100_000, "consistency": 0.0, "validate_every": 500, "patience": 10},
 )
+GPT2_OPTIM = replace(ADAMW, peak_rate=6e-4, final_rate=6e-5, warmup_steps=700, betas=(0.9, 0.95))
 GPT2 = ex.with_fields(
-    SHAKESPEARE_CPU,
+    COMMANDS,
     run=Path("runs/gpt2"),
     corpus=ex.Shards(),
     tokenizer="byte_bpe",
@@ -115,14 +103,7 @@ GPT2 = ex.with_fields(
     batches_per_epoch=15_000,
     valid_windows=512,
     model=replace(ex.gpt2(multiple=128), dropout=0.0, attention_dropout=0.0),
-    training={
-        "optim": replace(ADAMW, peak_rate=6e-4, final_rate=6e-5, warmup_steps=700, betas=(0.9, 0.95)),
-        "max_updates": 19_000,
-        "accumulate": 15,
-        "precision": "auto",
-        "compile": True,
-        "validate_every": 500,
-    },
+    training={"optim": GPT2_OPTIM, "max_updates": 19_000, "accumulate": 15, "compile": True, "validate_every": 500},
 )
 SETTINGS = {
     "commands": ("English of the spoken commands that ship; minutes on two cores.", COMMANDS),
@@ -133,36 +114,27 @@ SETTINGS = {
 }
 
 
-def run(specified: Experiment) -> dict[str, float]:
+def run(x: Experiment) -> dict[str, float]:
     """Train, then measure the validation text; returns its scores."""
     # Data
-    x = specified
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
     tokenizer, context = language.tokenizer, x.model.max_positions
-    windows = ex.TokenWindows(
-        stream=language.train,
-        context=context,
-        batch_size=x.batch_size,
-        seed=x.training.seed,
-        batches_per_epoch=x.batches_per_epoch,
-    )
+    windows = ex.TokenWindows(language.train, context, x.batch_size, x.training.seed, x.batches_per_epoch)
     held_out = ex.HeldOutWindows(language.valid, context=context, batch_size=x.batch_size, n_windows=x.valid_windows)
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
-    x = ex.resolved(x, vocab_sizes=[tokenizer.vocab_size])
+    full = ex.resolved(x, vocab_sizes=[tokenizer.vocab_size])
 
     # Model
     processor = ex.Processor(target=tokenizer)
-    model = ex.new_model(x, processor)
+    model = ex.new_model(full, processor)
 
     # Training
-    objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))
+    objective = ex.CrossEntropy(model, ex.token_losses(full, model, processor))
     validate = ex.language_validator(td.Generator(model, tokenizer), language.valid, held_out, x.generation)
-    fingerprint = language.fingerprints()
-    if not ex.train(
-        x, objective, processor, data=windows, validate=validate, fingerprint=fingerprint, specified=specified
-    ):  # of several processes, the first one goes on
-        return {}
+    key = language.fingerprints()
+    if not ex.train(full, objective, processor, data=windows, validate=validate, fingerprint=key, specified=x):
+        return {}  # of several processes, the first one goes on
 
     # Score
     bigram = bigram_cross_entropy(language.train, language.valid, tokenizer.vocab_size, limit=x.bigram_tokens)

@@ -8,7 +8,7 @@ Every field can be set from the command line (see NAME --help). The same command
 """
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,6 +57,9 @@ def encoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout:
     )
 
 
+OPTIM = ex.OptimConfig(
+    peak_rate=2e-3, final_rate=1e-4, warmup_steps=100, schedule="cosine", betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01
+)
 COMMANDS = Experiment(
     run=Path("runs/masked_language"),
     corpus=ex.TextFiles(train=(COMMANDS_TEXT / "train.en",), valid=(COMMANDS_TEXT / "valid.en",)),
@@ -66,15 +69,7 @@ COMMANDS = Experiment(
     batch_size=32,
     model=encoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.1),
     training=ex.TrainingConfig(
-        optim=ex.OptimConfig(
-            peak_rate=2e-3,
-            final_rate=1e-4,
-            warmup_steps=100,
-            schedule="cosine",
-            betas=(0.9, 0.98),
-            eps=1e-6,
-            weight_decay=0.01,
-        ),
+        optim=OPTIM,
         max_updates=1500,
         label_smoothing=0.0,
         precision="auto",
@@ -84,30 +79,27 @@ COMMANDS = Experiment(
         keep_best=1,
     ),
 )
-SHAKESPEARE = replace(
+SHAKESPEARE = ex.with_fields(
     COMMANDS,
     run=Path("runs/masked_shakespeare"),
     corpus=ex.OneText(),
     test=(),
     tokenizer="characters",
-    model=encoder(n_layers=4, d_model=128, n_heads=4, context=128, dropout=0.1),
-    training=replace(COMMANDS.training, max_updates=5000, validate_every=500),
+    model={"max_positions": 128},
+    training={"max_updates": 5000, "validate_every": 500},
 )
-TEXT = replace(
+TEXT = ex.with_fields(
     SHAKESPEARE,
     run=Path("runs/masked_text"),
     corpus=ex.TextFiles(),
     tokenizer="byte_bpe",
     batch_size=64,
     model=encoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.1),
-    training=replace(
-        SHAKESPEARE.training,
-        optim=replace(
-            COMMANDS.training.optim, peak_rate=1e-3, schedule="inverse_sqrt", final_rate=0.0, warmup_steps=500
-        ),
-        max_updates=100_000,
-        patience=10,
-    ),
+    training={
+        "optim": {"peak_rate": 1e-3, "schedule": "inverse_sqrt", "final_rate": 0.0, "warmup_steps": 500},
+        "max_updates": 100_000,
+        "patience": 10,
+    },
 )
 SETTINGS = {
     "commands": ("English of the spoken commands that ship; minutes on two cores.", COMMANDS),
@@ -116,10 +108,9 @@ SETTINGS = {
 }
 
 
-def run(specified: Experiment) -> dict[str, float]:
+def run(x: Experiment) -> dict[str, float]:
     """Train, then find tokens again in held-out text; returns the scores."""
     # Data
-    x = specified
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
     tokenizer, context = language.tokenizer, x.model.max_positions
@@ -130,21 +121,19 @@ def run(specified: Experiment) -> dict[str, float]:
         for stream in (language.valid, tested)
     )
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in valid):,} of them chosen")
-    x = ex.resolved(x, vocab_sizes=[ex.mask_id(tokenizer) + 1])
+    full = ex.resolved(x, vocab_sizes=[ex.mask_id(tokenizer) + 1])
 
     # Model
     processor = ex.Processor(source=tokenizer, target=tokenizer)
-    model = ex.new_model(x, processor)
+    model = ex.new_model(full, processor)
 
     # Training
-    objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))
+    objective = ex.CrossEntropy(model, ex.token_losses(full, model, processor))
     masked = ex.MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer)
     validate = ex.masked_language_validator(td.FillMask(model, tokenizer), valid, by=x.validate_by)
-    fingerprint = language.fingerprints()
-    if not ex.train(
-        x, objective, processor, data=masked, validate=validate, fingerprint=fingerprint, specified=specified
-    ):  # of several processes, the first one goes on
-        return {}
+    key = language.fingerprints()
+    if not ex.train(full, objective, processor, data=masked, validate=validate, fingerprint=key, specified=x):
+        return {}  # of several processes, the first one goes on
 
     # Score
     neighbours = Neighbours(language.train, tokenizer.vocab_size, limit=x.neighbour_tokens)

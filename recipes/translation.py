@@ -17,18 +17,15 @@ import transduce as td
 from transduce import experiment as ex
 from transduce.recipes import DATA
 
+OPTIM = ex.OptimConfig(peak_rate=5e-3, warmup_steps=150, cooldown=0.3)
+LONGER = replace(OPTIM, warmup_steps=1000, cooldown=0.0)
 COMMANDS = ex.TranslationExperiment(
     run=Path("runs/commands"),
     corpus=ex.Folder(data=DATA / "commands", valid="valid"),
     vocab_size=1000,
     model=replace(td.transformer_tiny(), dropout=0.1),
     tokens_per_batch=2048,
-    training=ex.TrainingConfig(
-        optim=ex.OptimConfig(peak_rate=5e-3, warmup_steps=150, cooldown=0.3),
-        max_updates=500,
-        validate_every=100,
-        keep_last=2,
-    ),
+    training=ex.TrainingConfig(optim=OPTIM, max_updates=500, validate_every=100, keep_last=2),
 )
 PAPER = replace(  # of the paper all but the sizes: its layers, initial weights, Adam, schedule, smoothing, mean of checkpoints
     COMMANDS,
@@ -44,12 +41,7 @@ FILES = ex.TranslationExperiment(
     tokens_per_batch=2048,
     model=replace(td.transformer_tiny(), dropout=0.25),
     training=ex.TrainingConfig(
-        optim=ex.OptimConfig(peak_rate=5e-3, warmup_steps=1000),
-        max_updates=100_000,
-        patience=10,
-        precision="auto",
-        validate_every=500,
-        keep_last=10,
+        optim=LONGER, max_updates=100_000, patience=10, precision="auto", validate_every=500, keep_last=10
     ),
     decoding=td.SearchConfig(alpha=1.6),
 )
@@ -81,10 +73,7 @@ SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
     "paper": ("The same, with the paper's model and training at this corpus's size.", PAPER),
     "multi30k": ("Image captions, 29,000 pairs; an hour on two cores.", MULTI30K),
-    "multilingual": (
-        "Image captions in four languages, one model for all directions; hours on two cores.",
-        MULTILINGUAL,
-    ),
+    "multilingual": ("Image captions in four languages, one model for all; hours on two cores.", MULTILINGUAL),
     "files": ("Any parallel text, the small model; until ten validations bring nothing better.", FILES),
     "files_base": ("Any parallel text, the base model of the paper; wants a GPU.", FILES_BASE),
 }
@@ -131,11 +120,9 @@ def run(specified: ex.TranslationExperiment) -> dict[str, float]:
         td.Translator(model, *tokenizers), valid, held_out.epoch(0), by=x.validate_by, tokenize=x.tokenize
     )
     objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))
-    fingerprint = ex.fingerprint(text, valid)
-    if not ex.train(
-        x, objective, processor, data=pairs, validate=validate, fingerprint=fingerprint, specified=specified
-    ):  # of several processes, the first one goes on
-        return {}
+    key = ex.fingerprint(text, valid)
+    if not ex.train(x, objective, processor, data=pairs, validate=validate, fingerprint=key, specified=specified):
+        return {}  # of several processes, the first one goes on
     if x.shortlist:
         ex.save_shortlist(x.run, ex.learn_shortlist(source, target, *text.sample()))
 
