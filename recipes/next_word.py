@@ -6,10 +6,11 @@ no training. Each model below mends what the one before it cannot do.
 Source: "Transformers from Scratch" (Brandon Rohrer, 2021), from the first order sequence model to masking.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 
 Corpus = dict[str, float]
-Model = dict[Hashable, dict[str, float]]
+Key = str | tuple[str, ...]
+Model = dict[Key, dict[str, float]]
 
 SHOW = {
     "show me my directories please": 0.2,
@@ -26,7 +27,7 @@ FIND_OUT = {
 }
 
 
-def count(corpus: Corpus, seen: Callable[[list[str]], Iterable[Hashable]]) -> Model:
+def count(corpus: Corpus, seen: Callable[[list[str]], Iterable[Key]]) -> Model:
     """How often each word follows what `seen` finds in the words before it, as shares that sum to 1."""
     model: Model = {}
     for sentence, share in corpus.items():
@@ -58,7 +59,7 @@ def second_order_with_skips(corpus: Corpus) -> Model:
     return count(corpus, features)
 
 
-def votes(model: Model, past: list[str], mask: set[Hashable] | None = None) -> dict[str, float]:
+def votes(model: Model, past: list[str], mask: set[Key] | None = None) -> dict[str, float]:
     """The sum of the rows of all features of `past`; those outside the mask are multiplied by 0.
 
     Written with matrices this is (features * mask) @ transitions, and the mask is what attention will learn.
@@ -71,17 +72,17 @@ def votes(model: Model, past: list[str], mask: set[Hashable] | None = None) -> d
     return total
 
 
-def decisive(model: Model, last: str) -> set[Hashable]:
+def decisive(model: Model, last: str) -> set[Key]:
     """The mask that shows only those features before `last` that leave no doubt about what follows."""
     return {key for key, row in model.items() if key[1] == last and len(row) == 1}
 
 
-def branches(model: Model) -> list[Hashable]:
+def branches(model: Model) -> list[Key]:
     """Where the model is in doubt."""
     return [key for key, row in model.items() if len(row) > 1]
 
 
-def show(model: Model, keys: Iterable[Hashable]) -> None:
+def show(model: Model, keys: Iterable[Key]) -> None:
     for key in keys:
         name = key if isinstance(key, str) else " ... ".join(key)
         print(f"  {name:<18} -> " + ", ".join(f"{word} {weight:g}" for word, weight in model[key].items()))

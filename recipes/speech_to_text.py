@@ -120,6 +120,7 @@ def run(specified: ex.SpeechExperiment) -> dict[str, float]:
     print(f"train: {pairs}\nvalid: {held_out}")
     lengths = sorted(r.seconds for r in pairs.recordings)
     x = ex.resolved(x, seconds=(lengths[0], lengths[-1]))
+    assert x.run is not None and x.validate_by is not None
     print(f"segments to transcribe: {x.decoding.min_seconds:.1f} to {x.decoding.max_seconds:.1f} s, as in the training")
 
     # Model

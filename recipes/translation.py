@@ -129,7 +129,7 @@ def run(specified: ex.TranslationExperiment) -> dict[str, float]:
     # Decoding and score
     if test is None:
         return {}
-    translator, lines = td.load(x.run, x.device), list(zip(test.source, test.target, strict=True))
+    translator, lines = td.load_translator(x.run, x.device), list(zip(test.source, test.target, strict=True))
     return ex.search_report(
         x.run,
         lambda search: translator(test.source, search),
