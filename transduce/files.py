@@ -310,8 +310,9 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: it is no object, or has a number that is not finite.
     """
     way_out = f"take {path.name} from a whole run directory"
+    content = regular(path).read_bytes()
     try:
-        plain = json.loads(regular(path).read_bytes().decode(), parse_constant=_not_finite)
+        plain = json.loads(content.decode(), parse_constant=_not_finite)
     except (ValueError, RecursionError) as error:  # of decoding and of JSON
         raise InputError(
             f"{path} must be JSON without NaN and Infinity, but: {error}; {way_out}"

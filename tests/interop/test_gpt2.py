@@ -18,7 +18,7 @@ from tests.runs import ENGLISH, library_tokenizer
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.interop.families import read_model
-from transduce.interop.language_models import export_gpt2
+from transduce.interop.language_models import export_language_model
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.perplexity import measure_perplexity
 
@@ -105,7 +105,7 @@ def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, caplog, s
         torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-5, atol=1e-5)
     assert not ours.training
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
-    export_gpt2(ours, tmp_path / "again")
+    export_language_model(ours, tmp_path / "again", "gpt2")
     again = loaded_in_silence(tmp_path / "again", caplog)
     with torch.no_grad():
         torch.testing.assert_close(again(ids).logits, want, rtol=1e-5, atol=1e-5)
@@ -123,7 +123,7 @@ def test_a_model_without_biases_is_exported_with_zeros(tmp_path, rng, caplog):
     torch.manual_seed(1)
     ours = td.Transformer(config).eval()
     assert not any(name.endswith("bias") for name, _ in ours.named_parameters())
-    export_gpt2(ours, tmp_path / "again")
+    export_language_model(ours, tmp_path / "again", "gpt2")
     again, ids = loaded_in_silence(tmp_path / "again", caplog), torch.randint(53, (5, 37), generator=rng)
     with torch.no_grad():
         torch.testing.assert_close(again(ids).logits, ours(target_in=ids), rtol=1e-5, atol=1e-5)
@@ -255,7 +255,7 @@ def test_only_byte_level_bpe_is_written_with_a_model(run, tmp_path, capsys):
     shutil.copytree(run[1], tmp_path / "run")
     library.save(str(tmp_path / "run" / "tokenizer.json"))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "gpt2"]) == 0
-    assert f"the JSONTokenizer of {tmp_path / 'run'} was not" in capsys.readouterr().err
+    assert "gpt2 has no place for a JSONTokenizer, which was not written" in capsys.readouterr().err
     assert not (tmp_path / "out" / "tokenizer.json").exists()
 
 
@@ -327,14 +327,14 @@ def test_what_is_no_gpt2_is_not_exported(tmp_path):
     small = {"d_model": 8, "n_heads": 2, "d_ff": 12}
     other = td.Transformer(td.TransformerConfig(decoder=stack, attention="linear", **small))
     message = (
-        "a GPT-2 has fields of one value, but in this model they differ: attention: softmax -> linear; norm_position: pre -> post; "
+        "a gpt2 has fields of one value, but in this model they differ: attention: softmax -> linear; norm_position: pre -> post; "
         "positions: learned -> sinusoidal; scale_embeddings: False -> True"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        export_gpt2(other, tmp_path)
+        export_language_model(other, tmp_path, "gpt2")
     both = td.Transformer(td.TransformerConfig(encoder=stack, decoder=stack, **small))
-    with pytest.raises(ValueError, match=r"^a GPT-2 is a decoder alone, but this model has an encoder; it cannot be"):
-        export_gpt2(both, tmp_path)
+    with pytest.raises(ValueError, match=r"^a gpt2 is a decoder alone, but this model has an encoder; it cannot be"):
+        export_language_model(both, tmp_path, "gpt2")
     assert not list(tmp_path.iterdir())
 
 
@@ -355,11 +355,6 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     assert main(["import", "gpt2", str(theirs), str(new)]) == 2
     assert f"tokenizer.json, or vocab.json and merges.txt, but {theirs} has neither" in capsys.readouterr().err
     pieces(theirs)
-    assert main(["import", "gpt2", str(theirs), str(new)]) == 2
-    assert f"eos_token_id, but in {theirs} they are 0 and 7\n" in capsys.readouterr().err
-    changed(theirs, eos_token_id=[0, 1])
-    assert main(["import", "gpt2", str(theirs), str(new)]) == 2
-    assert f"eos_token_id, but in {theirs} they are 0 and 0, 1\n" in capsys.readouterr().err
     for command in (["import", "gpt2", str(theirs), str(run[1])], ["export", str(run[1]), str(theirs), "--to", "gpt2"]):
         assert main(command) == 2
         taken = command[-1] if command[0] == "import" else command[2]

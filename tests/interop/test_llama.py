@@ -15,7 +15,7 @@ from tests.language_runs import byte_bpe, language_model
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.interop.families import read_model
-from transduce.interop.language_models import export_llama
+from transduce.interop.language_models import export_language_model
 from transduce.model.meta import n_parameters
 from transduce.tasks.generate import GenerationConfig
 
@@ -62,7 +62,7 @@ def compare(directory, rng, kind: str, **settings) -> None:
         torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-4, atol=1e-4)
     n = sum(parameter.numel() for parameter in theirs.parameters())
     assert sum(parameter.numel() for parameter in ours.parameters()) == n == n_parameters(ours.config)
-    export_llama(ours, directory / "again")
+    export_language_model(ours, directory / "again", "llama")
     again, told = transformers.AutoModelForCausalLM.from_pretrained(directory / "again", output_loading_info=True)
     assert type(again) is type(theirs) and not any(told.values())
     with torch.no_grad():
@@ -77,7 +77,6 @@ def compare(directory, rng, kind: str, **settings) -> None:
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, **BANDS}}),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}, "head_dim": 10}),
         ("qwen2", {"tie_word_embeddings": True, "rms_norm_eps": 1e-3}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}),
         ("qwen3", {"head_dim": 12, "num_key_value_heads": 1}),
         ("qwen3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
         ("llama", {"hidden_act": "gelu", "num_key_value_heads": 1}),
@@ -131,9 +130,9 @@ def test_models_like_llama_are_read_and_go_out_as_one(tmp_path, rng, kind, setti
         torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-4, atol=1e-4)
         if again is None:
             with pytest.raises(ValueError, match="norm: rms -> layer"):
-                export_llama(ours, tmp_path / "again")
+                export_language_model(ours, tmp_path / "again", "llama")
             return
-        export_llama(ours, tmp_path / "again")
+        export_language_model(ours, tmp_path / "again", "llama")
         written = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
         assert written.config.model_type == again
         torch.testing.assert_close(written(ids).logits, want, rtol=1e-4, atol=1e-4)
@@ -215,7 +214,7 @@ def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
         31, norm="rms", gated=True, activation="silu", positions="rotary", qk_norm=True, bias=False, n_kv_heads=1, head_width=4,
         rotary_factor=2.0, norm_eps=1e-3,
     )  # fmt: skip
-    export_llama(ours, tmp_path)
+    export_language_model(ours, tmp_path, "llama")
     theirs, ids = (
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(),
         torch.randint(31, (3, 20), generator=rng),
@@ -241,11 +240,7 @@ def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
             "but in {} it is {{'rope_type': 'yarn', 'factor': 2.0}}",
         ),
-        (
-            "qwen2",
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "but in {} layer_types are full_attention, sliding_attention",
-        ),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window must be False, but in {} it is True"),
     ],
 )
 def test_a_model_of_another_make_is_refused(tmp_path, kind, values, message):
@@ -258,7 +253,7 @@ def test_a_model_of_another_make_is_refused(tmp_path, kind, values, message):
 def test_what_is_no_llama_is_not_exported(tmp_path):
     told = "gated: True -> False; norm: rms -> layer; positions: rotary -> sinusoidal"
     with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
-        export_llama(language_model(31), tmp_path / "out")
+        export_language_model(language_model(31), tmp_path / "out", "llama")
     assert not (tmp_path / "out").exists()
 
 

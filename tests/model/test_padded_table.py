@@ -18,7 +18,7 @@ from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.families import read_model
-from transduce.interop.language_models import export_gpt2
+from transduce.interop.language_models import export_language_model
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import gpt2
 from transduce.model.transformer import Transformer
@@ -143,8 +143,8 @@ def test_beam_search_finds_the_same():
 @pytest.mark.parametrize("name", ["language", "untied"])
 def test_gpt2_is_exported_without_them(tmp_path, name):
     plain, padded = pair(name)
-    export_gpt2(plain.float(), tmp_path / "plain")
-    export_gpt2(padded.float(), tmp_path / "padded")
+    export_language_model(plain.float(), tmp_path / "plain", "gpt2")
+    export_language_model(padded.float(), tmp_path / "padded", "gpt2")
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "padded" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
     assert load_file(tmp_path / "padded" / "model.safetensors")["transformer.wte.weight"].shape == (V, 8)

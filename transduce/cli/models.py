@@ -25,7 +25,6 @@ def export(
             that runs them is in docs/models_in_and_out.md.
     """
     from transduce.config import to_dict
-    from transduce.data.text.json_tokenizer import JSONTokenizer
     from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx
     from transduce.run import load_run, read_model
     from transduce.tasks.config import SearchConfig
@@ -55,11 +54,7 @@ def export(
             model, directory, source=source, target=target, decoding=decoding
         )
     else:
-        is_json = isinstance(target, JSONTokenizer) and (to == "llama" or target.is_byte_bpe)
-        known = target if isinstance(target, JSONTokenizer) and is_json else None
-        write = language_models.export_gpt2 if to == "gpt2" else language_models.export_llama
-        write(model, directory, tokenizer=known)
-        is_written = is_json
+        is_written = language_models.export_language_model(model, directory, to, tokenizer=target)
     if not is_written:
         kind = type(target).__name__
         print(f"transduce: {to} has no place for a {kind}, which was not written", file=sys.stderr)

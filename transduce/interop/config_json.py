@@ -75,6 +75,7 @@ FIXED: dict[str, Collection[Any]] = {
     "add_cross_attention": [False],
     "use_bidirectional_attention": [None, False],
     "clip_qkv": [None],
+    "use_sliding_window": [False],
     "_remove_final_layer_norm": [False],
     "do_layer_norm_before": [True],
     "enable_bias": [True],
@@ -118,17 +119,13 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 """By model_type, the fields of TransformerConfig that have one value in all of its models."""
 
-IN_TRAINING = "; they matter in training alone, so make them equal in config.json"
 EQUAL = {
-    ("embd_pdrop", "resid_pdrop"): IN_TRAINING,
-    (
-        "attention_bias",
-        "mlp_bias",
-    ): "; a Transformer here has biases in all linear maps or in those to queries, keys and values",
-    ("encoder_attention_heads", "decoder_attention_heads"): "",
-    ("encoder_ffn_dim", "decoder_ffn_dim"): "",
+    "embd_pdrop": "resid_pdrop",
+    "attention_bias": "mlp_bias",
+    "encoder_attention_heads": "decoder_attention_heads",
+    "encoder_ffn_dim": "decoder_ffn_dim",
 }
-"""Settings that must be equal, for a Transformer here has one field for both, and the way out."""
+"""Settings that must be equal, for a Transformer here has one field for both."""
 
 
 def read_settings(directory: Path, kinds: Iterable[str] = SETTINGS) -> Settings:
@@ -149,9 +146,9 @@ def read_settings(directory: Path, kinds: Iterable[str] = SETTINGS) -> Settings:
     for name, allowed in FIXED.items():
         if hasattr(settings, name):
             require_value(settings, name, allowed, directory)
-    for (one, other), way_out in EQUAL.items():
+    for one, other in EQUAL.items():
         if hasattr(settings, one) and hasattr(settings, other):
-            require_equal(settings, one, other, directory, way_out)
+            require_equal(settings, one, other, directory)
     return settings
 
 
@@ -179,15 +176,12 @@ def require_value(settings: object, name: str, allowed: Collection[Any], directo
         raise InputError(f"{name} must be {one_of(allowed)}, but in {directory} it is {value!r}")
 
 
-def require_equal(
-    settings: object, one: str, other: str, directory: Path, way_out: str = ""
-) -> None:
+def require_equal(settings: object, one: str, other: str, directory: Path) -> None:
     """Raise InputError unless two settings are equal; here, one field stands for both."""
     values = getattr(settings, one), getattr(settings, other)
     if values[0] != values[1]:
         raise InputError(
-            f"{one} must equal {other}, but in {directory} they are {values[0]} and "
-            f"{values[1]}{way_out}"
+            f"{one} must equal {other}, but in {directory} they are {values[0]} and {values[1]}"
         )
 
 

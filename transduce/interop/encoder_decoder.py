@@ -38,6 +38,7 @@ from transduce.interop.pretrained import (
     read_table,
     write_model,
     write_settings,
+    write_tokenizer_settings,
 )
 from transduce.interop.settings import BARTSettings, MarianSettings
 from transduce.interop.weights import (
@@ -359,15 +360,9 @@ def _write_tokenizers(
     for name, tokenizer in {"source.spm": source, "target.spm": target}.items():
         write_file(directory / name, sentencepiece_of(tokenizer) or b"")
     pad, unk, eos = target.tokens(target.required("pad_id", "unk_id", "eos_id"))
-    settings = {
-        "tokenizer_class": "MarianTokenizer",
-        "separate_vocabs": separate,
-        "model_max_length": max_positions,
-        "pad_token": pad,
-        "unk_token": unk,
-        "eos_token": eos,
-    }
-    write_settings(directory / TOKENIZER, settings)
+    tokens = {"pad_token": pad, "unk_token": unk, "eos_token": eos}
+    settings = tokens | {"separate_vocabs": separate}
+    write_tokenizer_settings(directory, "MarianTokenizer", max_positions, settings)
 
 
 def sentencepiece_of(tokenizer: Tokenizer) -> bytes | None:

@@ -198,12 +198,10 @@ def read_decoding(
     beam = g.num_beams != 1
     _check_search(directory, g, beam)
     least = g.min_length - n_given if g.min_new_tokens is None else g.min_new_tokens
-    decoding = {
-        **_read_rules(directory, g, vocab_size),
-        "beam_size": g.num_beams,
+    decoding = _read_rules(directory, g, vocab_size) | {
+        **{ours: getattr(g, theirs) for theirs, ours in SEARCH.items()},
         "alpha": g.length_penalty if beam else 1.0,
         "length_offset": float(n_forced),
-        "early_stopping": g.early_stopping,
         "at_max_length": "by_score",
         "no_repeat_ngram": max(0, g.no_repeat_ngram_size),
         "min_length": max(0, least - n_forced),

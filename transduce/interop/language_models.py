@@ -7,16 +7,17 @@ transposed. OPT and XGLM come from fairseq, and their layers are those of its BA
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer as LibraryTokenizer
+from torch import Tensor
 
-from transduce.config import shown
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
+from transduce.files import write_file
 from transduce.interop.config_json import (
     CONFIG,
     known_fields,
@@ -29,20 +30,17 @@ from transduce.interop.generation import Generation, read_sampling
 from transduce.interop.pretrained import (
     TOKENIZER,
     Imported,
-    check_decoder_alone,
     check_same,
     read_optional,
-    write_json_tokenizer,
     write_model,
+    write_tokenizer_settings,
 )
 from transduce.interop.settings import (
+    SETTINGS,
     GPT2Settings,
     LlamaLikeSettings,
     LlamaSettings,
-    MistralSettings,
     OPTSettings,
-    Qwen2Settings,
-    Qwen3Settings,
     Settings,
     XGLMSettings,
 )
@@ -59,13 +57,8 @@ from transduce.interop.weights import (
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
-KINDS: dict[str, type[LlamaLikeSettings]] = {
-    "llama": LlamaSettings,
-    "qwen2": Qwen2Settings,
-    "qwen3": Qwen3Settings,
-    "mistral": MistralSettings,
-}
-"""The models that are written."""
+FREE = {"gpt2": {"bias"}, "llama": {"scale_embeddings", "qkv_bias", "head_width", "n_kv_heads"}}
+"""The fields that may differ from those that config.json describes."""
 
 BANDS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 """The settings of rotary_bands."""
@@ -109,8 +102,6 @@ def _our_config(settings: Settings, directory: Path) -> TransformerConfig:
         ours |= _rotation(settings, directory)
         if not isinstance(settings, LlamaSettings):
             require_value(settings, "attention_bias", [False], directory)
-    if isinstance(settings, Qwen2Settings):
-        ours["window"] = _window(settings, directory)
     if settings.model_type == "gemma" and ours["activation"] == "gelu":
         ours["activation"] = "gelu_tanh"  # its files mean the approximation
     return our_config(ours, directory)
@@ -133,26 +124,6 @@ def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
     return ours
 
 
-def _window(settings: Qwen2Settings, directory: Path) -> int | None:
-    """How far every layer sees; None: all positions.
-
-    Raises:
-        InputError: some layers see further than others.
-    """
-    size = settings.sliding_window if settings.use_sliding_window else None
-    ends = (0, max(0, settings.num_hidden_layers - 1))
-    kinds = settings.layer_types or [
-        "sliding_attention" if size and i >= settings.max_window_layers else "full_attention"
-        for i in ends
-    ]
-    if len({*kinds}) != 1 or kinds[0] not in ("full_attention", "sliding_attention"):
-        raise InputError(
-            f"all layers must see equally far, but in {directory} layer_types are "
-            f"{', '.join(kinds)}"
-        )
-    return size if kinds[0] == "sliding_attention" else None
-
-
 def read_run(
     directory: Path, settings: Settings, model: Transformer, generation: Generation
 ) -> Imported:
@@ -161,22 +132,8 @@ def read_run(
     Raises:
         InputError: there is no tokenizer, or nothing in it ends texts as config.json says.
     """
-    tokenizer: Tokenizer
-    if isinstance(settings, GPT2Settings):
-        tokenizer = _gpt2_tokenizer(directory, settings)
-    else:
-        tokenizer = _text_tokenizer(directory, generation.eos_token_id, model.vocab_size)
+    tokenizer = _text_tokenizer(directory, generation.eos_token_id, model.vocab_size)
     return Imported(model, None, tokenizer, read_sampling(directory, generation, model.config))
-
-
-def _gpt2_tokenizer(directory: Path, settings: GPT2Settings) -> JSONTokenizer:
-    tokenizer = JSONTokenizer.load(directory)
-    if {*settings.eos_token_id} != {tokenizer.eos_id} - {None}:
-        raise InputError(
-            f"the tokenizer's <|endoftext|> must be config.json's eos_token_id, but in {directory} "
-            f"they are {tokenizer.eos_id} and {shown(settings.eos_token_id)}"
-        )
-    return tokenizer
 
 
 def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> Tokenizer:
@@ -227,82 +184,77 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
     return ImportedTokenizer.of({"tokenizer": plain}, size=vocab_size, special=ids, opening=begins)
 
 
-def export_gpt2(
-    model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None
-) -> None:
-    """Write a directory that GPT2LMHeadModel.from_pretrained reads.
+def export_language_model(
+    model: Transformer,
+    directory: Path,
+    to: Literal["gpt2", "llama"],
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> bool:
+    """Write what GPT2LMHeadModel reads; or LlamaForCausalLM, or the class of Qwen2, Qwen3 or
+    Mistral, if the model has their parts.
 
-    In a model without biases, zeros take their places.
+    A GPT-2 without biases gets zeros. Of a Llama, embeddings that the model multiplies by
+    sqrt(d_model) are so multiplied, and stand beside the output table.
 
-    Raises:
-        InputError: the model is not a GPT-2; the message lists the fields that differ from a
-            GPT-2's.
-    """
-    config = model.config
-    check_decoder_alone(config, "GPT-2")
-    end = tokenizer.eos_id if tokenizer else None
-    theirs = their_settings(config, "gpt2", "GPT2LMHeadModel")
-    theirs |= {"embd_pdrop": config.dropout, "bos_token_id": end, "eos_token_id": end}
-    check_same(
-        _our_config(known_fields(GPT2Settings, theirs, directory), directory),
-        config,
-        {"bias"},
-        "GPT-2",
-    )
-    weights = named_weights(model, GPT2)
-    if config.tie != "none":
-        del weights["lm_head.weight"]
-    for name in GPT2.values():
-        if not name.endswith(".weight"):
-            for i in range(theirs["n_layer"]):
-                module = name.format(i)
-                weights.setdefault(
-                    f"{module}.bias", torch.zeros(weights[f"{module}.weight"].size(-1))
-                )
-    write_model(directory, theirs, weights)
-    if tokenizer is not None:
-        special = {"bos_token": end, "eos_token": end, "unk_token": end}
-        write_json_tokenizer(directory, tokenizer, "GPT2Tokenizer", config.max_positions, special)
-
-
-def export_llama(
-    model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None
-) -> None:
-    """Write what LlamaForCausalLM reads, or Qwen2, Qwen3 or Mistral, if it has their parts.
-
-    Embeddings that the model multiplies by sqrt(d_model) are so multiplied, and stand beside the
-    output table.
+    Returns:
+        Whether the tokenizer is there, too: a tokenizer.json, which for GPT-2 is byte-level BPE.
 
     Raises:
         InputError: the model is none of them; the message lists the fields that differ.
     """
     config = model.config
-    check_decoder_alone(config, "Llama")
-    theirs = _llama_settings(config, tokenizer)
-    kind = theirs["model_type"]
-    free = {"scale_embeddings", "qkv_bias", "head_width", "n_kv_heads"}
-    stored = known_fields(KINDS[kind], theirs, directory)
-    check_same(_our_config(stored, directory), config, free, kind.capitalize())
-    weights = named_weights(model, LLAMA)
-    if config.scale_embeddings:
-        weights["model.embed_tokens.weight"] = (
-            weights["model.embed_tokens.weight"] * config.d_model**0.5
+    if config.encoder is not None or config.decoder is None:
+        raise InputError(
+            f"a {to} is a decoder alone, but this model has an encoder; it cannot be exported as "
+            "one"
         )
+    is_json = isinstance(tokenizer, JSONTokenizer) and (to == "llama" or tokenizer.is_byte_bpe)
+    ids = _special_ids(tokenizer, to) if tokenizer is not None and is_json else {}
+    theirs = _llama_settings(config) if to == "llama" else _gpt2_settings(config)
+    theirs |= {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
+    kind = theirs["model_type"]
+    stored = known_fields(SETTINGS[kind], theirs, directory)
+    check_same(_our_config(stored, directory), config, FREE[to], kind)
+    weights = named_weights(model, LLAMA if to == "llama" else GPT2)
+    if config.scale_embeddings:
+        table = "model.embed_tokens.weight"
+        weights[table] = weights[table] * config.d_model**0.5
     elif config.tie != "none":
         del weights["lm_head.weight"]
+    if to == "gpt2":
+        _add_biases(weights, theirs["n_layer"])
     write_model(directory, theirs, weights)
-    if tokenizer is not None:
-        special = {
-            "bos_token": tokenizer.bos_id,
-            "eos_token": tokenizer.eos_id,
-            "pad_token": tokenizer.pad_id,
-        }
-        write_json_tokenizer(
-            directory, tokenizer, "PreTrainedTokenizerFast", config.max_positions, special
-        )
+    if tokenizer is not None and is_json:
+        write_file(directory / "tokenizer.json", tokenizer.model)
+        tokens = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items()}
+        name = "PreTrainedTokenizerFast" if to == "llama" else "GPT2Tokenizer"
+        write_tokenizer_settings(directory, name, config.max_positions, tokens)
+    return is_json
 
 
-def _llama_settings(config: TransformerConfig, tokenizer: JSONTokenizer | None) -> dict[str, Any]:
+def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
+    """The ids of special tokens by their roles; in GPT-2, one has all."""
+    end = tokenizer.eos_id
+    of_llama = {"bos": tokenizer.bos_id, "eos": end, "pad": tokenizer.pad_id}
+    ids = of_llama if to == "llama" else {"bos": end, "eos": end}
+    return {role: i for role, i in ids.items() if i is not None}
+
+
+def _gpt2_settings(config: TransformerConfig) -> dict[str, Any]:
+    return their_settings(config, "gpt2", "GPT2LMHeadModel") | {"embd_pdrop": config.dropout}
+
+
+def _add_biases(weights: dict[str, Tensor], n_layers: int) -> None:
+    """Add zeros where a GPT-2 has biases and a model has none."""
+    for name in GPT2.values():
+        for module in [name.format(i) for i in range(n_layers)]:
+            if f"{module}.weight" in weights:
+                width = weights[f"{module}.weight"].size(-1)
+                weights.setdefault(f"{module}.bias", torch.zeros(width))
+
+
+def _llama_settings(config: TransformerConfig) -> dict[str, Any]:
     """Translate our fields into the settings of config.json, as far as it has them."""
     kind = "llama"
     if config.qk_norm:
@@ -315,14 +267,9 @@ def _llama_settings(config: TransformerConfig, tokenizer: JSONTokenizer | None) 
     theirs["tie_word_embeddings"] &= not config.scale_embeddings
     if kind == "llama":
         theirs["attention_bias"] = config.bias
-    elif kind != "mistral" and config.window is not None:
-        theirs |= {"use_sliding_window": True, "max_window_layers": 0}
     if config.rotary_factor != 1:
         theirs["rope_scaling"] = {"rope_type": "linear", "factor": config.rotary_factor}
     if config.rotary_bands is not None:
         bands = dict(zip(BANDS, config.rotary_bands, strict=True))
         theirs["rope_scaling"] = {"rope_type": "llama3", "factor": config.rotary_factor, **bands}
-    ids = {
-        f"{role}_token_id": getattr(tokenizer, f"{role}_id", None) for role in ("bos", "eos", "pad")
-    }
-    return theirs | ids
+    return theirs

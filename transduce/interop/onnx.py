@@ -1,7 +1,7 @@
 """Write models as ONNX: the encoder, and one step of the decoder with its cache."""
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -65,56 +65,54 @@ def rms_norm(norm: nn.RMSNorm, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps) * norm.weight
 
 
-class Encoder(nn.Module):
-    """Sources to the projected keys and values of every layer's cross-attention."""
+class Traced(nn.Module):
+    """A function of a model and tensors as a module, for the exporter."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, function: Callable[..., tuple[Tensor, ...]]) -> None:
         super().__init__()
         self.model = model
+        self.function = function
 
-    def forward(
-        self, source: Int[Tensor, "B S"], lengths: Int[Tensor, " B"]
-    ) -> tuple[MemoryKeys, MemoryKeys, Int[Tensor, " B"]]:
-        """Keys, values and lengths of the memory."""
-        memory = self.model.encode(source, lengths)
-        assert self.model.decoder is not None and memory.lengths is not None
-        crosses = [layer.cross for layer in self.model.decoder.layers if isinstance(layer, Layer)]
-        parts = [cross.project(memory.states) for cross in crosses if cross is not None]
-        keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
-        return keys, values, memory.lengths
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What the function gives."""
+        return self.function(self.model, *tensors)
 
 
-class Step(nn.Module):
-    """One more token of every row."""
+def encode(
+    model: Transformer, source: Int[Tensor, "B S"], lengths: Int[Tensor, " B"]
+) -> tuple[MemoryKeys, MemoryKeys, Int[Tensor, " B"]]:
+    """The projected keys and values of every layer's cross-attention, and the lengths of the
+    memory."""
+    memory = model.encode(source, lengths)
+    assert model.decoder is not None and memory.lengths is not None
+    crosses = [layer.cross for layer in model.decoder.layers if isinstance(layer, Layer)]
+    parts = [cross.project(memory.states) for cross in crosses if cross is not None]
+    keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
+    return keys, values, memory.lengths
 
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
 
-    def forward(
-        self,
-        tokens: Int[Tensor, " N"],
-        keys: Float[Tensor, "C N K L E"],
-        values: Float[Tensor, "C N K L E"],
-        memory_keys: MemoryKeys | None = None,
-        memory_values: MemoryKeys | None = None,
-        memory_lengths: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "N V"], Float[Tensor, "C N K P E"], Float[Tensor, "C N K P E"]]:
-        """The logits of what follows, and keys and values with one position more: P = L + 1."""
-        cache = Cache(len(keys))
-        for i in range(len(keys)):
-            memory = (
-                None
-                if memory_keys is None or memory_values is None
-                else (memory_keys[i], memory_values[i])
-            )
-            cache.layers[i] = GivenCache((keys[i], values[i]), memory)
-        cache.memory_lengths = memory_lengths
-        logits = self.model.decode(tokens[:, None], cache=cache)
-        new_keys, new_values = (
-            torch.stack([layer.buffers[side] for layer in cache.layers]) for side in (0, 1)
-        )
-        return logits[:, 0], new_keys, new_values
+def step(
+    model: Transformer,
+    tokens: Int[Tensor, " N"],
+    keys: Float[Tensor, "C N K L E"],
+    values: Float[Tensor, "C N K L E"],
+    *memory: Tensor,
+) -> tuple[Float[Tensor, "N V"], Float[Tensor, "C N K P E"], Float[Tensor, "C N K P E"]]:
+    """The logits of one more token of every row, and keys and values with one position more.
+
+    Args:
+        memory: what `encode` gives; nothing for a decoder alone.
+    """
+    cache = Cache(len(keys))
+    for i in range(len(keys)):
+        cross = (memory[0][i], memory[1][i]) if memory else None
+        cache.layers[i] = GivenCache((keys[i], values[i]), cross)
+    cache.memory_lengths = memory[2] if memory else None
+    logits = model.decode(tokens[:, None], cache=cache)
+    new_keys, new_values = (
+        torch.stack([layer.buffers[side] for layer in cache.layers]) for side in (0, 1)
+    )
+    return logits[:, 0], new_keys, new_values
 
 
 def export_onnx(
@@ -149,15 +147,14 @@ def export_onnx(
     assert model.decoder is not None
     n_layers = len(model.decoder.layers)
     past = torch.zeros(n_layers, 2, config.kv_heads, 3, config.d_head)
-    given = {"tokens": torch.zeros(2, dtype=torch.long), "keys": past, "values": past}
+    inputs = {"tokens": torch.zeros(2, dtype=torch.long), "keys": past, "values": past}
     if config.encoder is not None:
         sources = {"source": torch.zeros(2, 5, dtype=torch.long), "lengths": torch.tensor([5, 4])}
-        encoder = Encoder(model)
         names = ["memory_keys", "memory_values", "memory_lengths"]
-        _write(encoder, directory / ENCODER, sources, names)
+        _write(Traced(model, encode), directory / ENCODER, sources, names)
         with torch.no_grad():
-            given |= dict(zip(names, encoder(**sources), strict=True))
-    _write(Step(model), directory / STEP, given, ["logits", "new_keys", "new_values"])
+            inputs |= dict(zip(names, encode(model, *sources.values()), strict=True))
+    _write(Traced(model, step), directory / STEP, inputs, ["logits", "new_keys", "new_values"])
     write_tokenizers(directory, source, target, alone=config.encoder is None)
     never = {*target.suppressed, *range(target.vocab_size, config.vocab_size), *suppress}
     write_settings(directory / CONFIG, _settings(config, target, never))

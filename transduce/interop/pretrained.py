@@ -12,7 +12,6 @@ from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
-from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
 from transduce.interop.config_json import CONFIG
@@ -55,25 +54,17 @@ def write_model(directory: Path, theirs: dict[str, Any], weights: dict[str, Tens
     write_file(directory / WEIGHTS, serialize(contiguous, metadata={"format": "pt"}))
 
 
-def write_json_tokenizer(
-    directory: Path,
-    tokenizer: JSONTokenizer,
-    kind: str,
-    max_positions: int,
-    special: dict[str, int | None],
+def write_tokenizer_settings(
+    directory: Path, kind: str, max_positions: int, settings: dict[str, Any]
 ) -> None:
-    """Write tokenizer.json and tokenizer_config.json.
+    """Write tokenizer_config.json.
 
     Args:
         kind: the class in transformers.
-        special: the ids of special tokens, by what transformers calls them, as eos_token.
+        settings: the special tokens, as eos_token, and others.
     """
-    write_file(directory / "tokenizer.json", tokenizer.model)
-    tokens = {name: tokenizer.tokens([i])[0] for name, i in special.items() if i is not None}
-    write_settings(
-        directory / TOKENIZER,
-        {"tokenizer_class": kind, "model_max_length": max_positions, **tokens},
-    )
+    known = {"tokenizer_class": kind, "model_max_length": max_positions}
+    write_settings(directory / TOKENIZER, known | settings)
 
 
 def piece_tokenizer(
@@ -168,12 +159,3 @@ def check_exportable(config: TransformerConfig, name: str, lacking: Sequence[str
                 f"{name} knows {field}={known!r} alone, but this model has {field}={value!r}; it "
                 "cannot be exported"
             )
-
-
-def check_decoder_alone(config: TransformerConfig, name: str) -> None:
-    """Raise InputError unless a model is a decoder alone, as the format of this name has it."""
-    if config.encoder is not None or config.decoder is None:
-        raise InputError(
-            f"a {name} is a decoder alone, but this model has an encoder; it cannot be exported as "
-            "one"
-        )

@@ -76,9 +76,6 @@ class Qwen2Settings(LlamaLikeSettings):
     num_key_value_heads: int | None = 32
     max_position_embeddings: int = 32768
     use_sliding_window: bool = False
-    sliding_window: int | None = None
-    layer_types: tuple[str, ...] | None = None
-    max_window_layers: int = 28
     eos_token_id: tuple[int, ...] = ()
 
 
