@@ -46,8 +46,8 @@ struct Norm {
 
 // The norms of queries and keys are over one head.
 struct Layer {
-    Linear qkv, output, cross_q, cross_output, wide, narrow;
-    Norm norm, cross_norm, feed_forward_norm, query_norm, key_norm, cross_query_norm;
+    Linear qkv, output, cross_q, cross_kv, cross_output, wide, narrow;
+    Norm norm, cross_norm, feed_forward_norm, query_norm, key_norm, cross_query_norm, cross_key_norm;
 };
 
 // `window`: how many keys a query sees in a decoder, itself included, and on each side in an encoder; 0: all.
@@ -70,13 +70,15 @@ struct Positions {
     const float *added, *cosines, *sines;
 };
 
-// Keys and values (n_layers, 2, n_rows, K, capacity, E), of which `length` positions are there, and those of the memory
-// (n_layers, 2, n_sentences, K, memory_length, E). The rows of a sentence follow one another.
+// Keys and values (n_layers, 2, n_slots, K, capacity, E), of which `length` positions are there, and those of the memory
+// (n_layers, 2, n_memory_slots, K, memory_capacity, E); see `Head` for their layout. A row has a slot, and so has a sentence,
+// whose rows follow one another and look at `memory_lengths` positions, or all where there are no lengths.
 struct KVCache {
     float* past;
+    const int64_t* slots;
     const float* memory;
-    const int64_t* memory_lengths;
-    int64_t n_rows, length, capacity, n_sentences, memory_length;
+    const int64_t *memory_slots, *memory_lengths;
+    int64_t n_rows, n_slots, length, capacity, n_sentences, n_memory_slots, memory_length, memory_capacity;
 };
 
 // Where the cross-attention (n_rows, H, T, S) of one layer is written; `weights` is null where nobody asks.
@@ -113,6 +115,16 @@ inline float total(Floats x) {
     return sum;
 }
 
+inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }  // y where x is NaN
+
+inline float largest_of(Floats x) {
+    float largest = x[0];
+    for (int i = 1; i < LANES; i++) largest = std::max(largest, x[i]);
+    return largest;
+}
+
+inline int64_t whole_blocks(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
 // The sum of `each` over n numbers: by vectors, and the rest one by one.
 template <class Each>
 inline float sum_of(int64_t n, Each each) {
@@ -125,10 +137,6 @@ inline float sum_of(int64_t n, Each each) {
     float result = total(sum + other);
     for (; i < n; i++) result += each(i, one);
     return result;
-}
-
-inline float dot(const float* x, const float* y, int64_t n) {
-    return sum_of(n, [&](int64_t i, auto at) { return at(x, i) * at(y, i); });
 }
 
 // A tile's sums leave the registers: bias, relu, and only the outputs that there are.
@@ -288,7 +296,7 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
 
 // Scratch memory of a thread. It grows, and stays from call to call unless it is larger than KEPT bytes.
 struct Scratch {
-    std::vector<float> states, x, y, wide, scores, scale;
+    std::vector<float> states, x, y, wide, keys, scores, scale;
     std::vector<Rounded> rounded;
 };
 thread_local Scratch scratch;
@@ -296,7 +304,7 @@ constexpr size_t KEPT = 1 << 24;
 
 void release_large_scratch() {
     size_t bytes = scratch.rounded.capacity() * sizeof(Rounded);
-    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.scores, &scratch.scale})
+    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.keys, &scratch.scores, &scratch.scale})
         bytes += each->capacity() * sizeof(float);
     if (bytes > KEPT) scratch = Scratch();
 }
@@ -363,24 +371,27 @@ void normalize(const Norm& norm, const float* x, int64_t n, int64_t width, float
     }
 }
 
-void activate(float* x, int64_t n, int32_t kind) {  // 1 gelu, 2 gelu_tanh, 3 silu, 4 relu, which products do by themselves
-    if (kind == 4)
-        for (int64_t i = 0; i < n; i++) x[i] = std::max(x[i], 0.0f);
-    if (kind == 1)
-        for (int64_t i = 0; i < n; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
-    if (kind != 2 && kind != 3) return;
-    auto through = [&](Floats v) {  // v times a sigmoid; tanh is one of twice its argument
-        Floats z = kind == 3 ? v : 1.5957691216f * (v + 0.044715f * v * v * v);
-        return v / (1.0f + exponential(-z));
-    };
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) store(x + i, through(load(x + i)));
-    if (i < n) {
-        float rest[LANES] = {};
-        std::memcpy(rest, x + i, (n - i) * sizeof(float));
-        store(rest, through(load(rest)));
-        std::memcpy(x + i, rest, (n - i) * sizeof(float));
+// 1 gelu, 2 gelu_tanh, 3 silu, 4 relu, which products do by themselves
+inline Floats activated(Floats x, int32_t kind) {
+    if (kind == 4) return x < 0.0f ? Floats{} : x;
+    if (kind == 1) {  // x times the normal distribution's integral (Abramowitz and Stegun 7.1.26, within 1e-7)
+        Floats z = (x < 0.0f ? -x : x) * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * z);
+        Floats tail = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+        tail *= 0.5f * exponential(-z * z);
+        return x * (x < 0.0f ? tail : 1.0f - tail);
     }
+    Floats z = kind == 3 ? x : 1.5957691216f * (x + 0.044715f * x * x * x);  // tanh is a sigmoid of twice its argument
+    return x / (1.0f + exponential(-z));
+}
+
+void activate(float* x, int64_t n, int32_t kind) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(x + i, activated(load(x + i), kind));
+    if (i == n) return;
+    float rest[LANES] = {};
+    std::memcpy(rest, x + i, (n - i) * sizeof(float));
+    store(rest, activated(load(rest), kind));
+    std::memcpy(x + i, rest, (n - i) * sizeof(float));
 }
 
 // Some heads of one position, whose pairs (i, i + width / 2) turn by angles of these cosines and sines.
@@ -396,38 +407,84 @@ void rotate(float* x, int64_t heads, int64_t width, const float* cosines, const 
     }
 }
 
-// One query of one head over n keys and values of `width` numbers, each `stride` after the other: softmax(q k scale) v;
-// zeros where there is no key. The n weights go to `weights` too, where it is not null.
-void attend(const float* query, const float* keys, const float* values, int64_t n, int64_t width, int64_t stride, float scale,
-            float* out, float* weights = nullptr) {
-    std::fill(out, out + width, 0.0f);
-    if (n < 1) return;
-    if (static_cast<int64_t>(scratch.scores.size()) < n + LANES) scratch.scores.resize(2 * n + LANES);
-    float* scores = scratch.scores.data();
-    float largest = -INFINITY, sum = 0;
-    for (int64_t i = 0; i < n; i++) {
-        scores[i] = dot(query, keys + i * stride, width) * scale;
-        largest = std::max(largest, scores[i]);
+// The keys and values of one head. Keys stand in blocks of LANES positions, (blocks, width, LANES), so that a product with a
+// query gives the scores of a block; values are (positions, width), each `stride` numbers after the other.
+struct Head {
+    float *keys, *values;
+    int64_t width, stride;
+
+    void set_key(int64_t position, const float* key) const {
+        float* lane = keys + position / LANES * LANES * width + position % LANES;
+        for (int64_t i = 0; i < width; i++) lane[i * LANES] = key[i];
     }
-    for (int64_t i = n; i < n + LANES; i++) scores[i] = -INFINITY;
-    Floats sums = {};
-    for (int64_t i = 0; i < n; i += LANES) {
-        Floats e = exponential(load(scores + i) - largest);
-        store(scores + i, e);
-        sums += e;
+    void set(int64_t position, const float* key, const float* value) const {
+        set_key(position, key);
+        std::memcpy(values + position * stride, value, width * sizeof(float));
     }
-    sum = 1.0f / total(sums);
-    for (int64_t i = 0; weights && i < n; i++) weights[i] = scores[i] * sum;
+};
+
+// Scores of a query for the LANES keys of a block.
+inline Floats scores_of(const float* query, const float* block, int64_t width) {
+    Floats sums[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= width; i += 4)
+        for (int j = 0; j < 4; j++) sums[j] += load(block + (i + j) * LANES) * query[i + j];
+    for (; i < width; i++) sums[0] += load(block + i * LANES) * query[i];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// The sums of VECTORS * LANES numbers of n values, each times its weight.
+template <int VECTORS>
+inline void weighted_sum(const float* values, int64_t stride, const float* weights, int64_t n, float* out) {
+    constexpr int CHAINS = VECTORS == 4 ? 2 : 4;  // sums that do not wait for one another
+    Floats sums[CHAINS][VECTORS] = {};
+    int64_t i = 0;
+    for (; i + CHAINS <= n; i += CHAINS, values += CHAINS * stride)
+        for (int c = 0; c < CHAINS; c++)
+            for (int v = 0; v < VECTORS; v++) sums[c][v] += load(values + c * stride + v * LANES) * weights[i + c];
+    for (; i < n; i++, values += stride)
+        for (int v = 0; v < VECTORS; v++) sums[0][v] += load(values + v * LANES) * weights[i];
+    for (int v = 0; v < VECTORS; v++) {
+        for (int c = 1; c < CHAINS; c++) sums[0][v] += sums[c][v];
+        store(out + v * LANES, sums[0][v]);
+    }
+}
+
+// One query over the positions first ... last - 1 of a head: softmax(q k scale) v; zeros where there is none. The weights go
+// to `taken` too, where it is not null.
+void attend(const float* query, const Head& head, int64_t first, int64_t last, float scale, float* out, float* taken = nullptr) {
+    const int64_t width = head.width, start = first / LANES * LANES;
+    if (last <= first) return std::fill(out, out + width, 0.0f), void();
+    if (static_cast<int64_t>(scratch.scores.size()) < last - start + LANES) scratch.scores.resize(2 * (last - start) + LANES);
+    float* scores = scratch.scores.data() - start;
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    Floats high = Floats{} - INFINITY, sums = {};
+    for (int64_t i = start; i < last; i += LANES) {
+        Ints there = (lane >= static_cast<int32_t>(first - i)) & (lane < static_cast<int32_t>(last - i));
+        Floats score = there ? scores_of(query, head.keys + i * width, width) * scale : Floats{} - INFINITY;
+        store(scores + i, score);
+        high = larger(score, high);
+    }
+    const float largest = largest_of(high);
+    for (int64_t i = start; i < last; i += LANES) {
+        Floats weight = exponential(load(scores + i) - largest);
+        store(scores + i, weight);
+        sums += weight;
+    }
+    const Floats factor = Floats{} + 1.0f / total(sums);
+    for (int64_t i = start; i < last; i += LANES) store(scores + i, load(scores + i) * factor);
+    if (taken) std::memcpy(taken + first, scores + first, (last - first) * sizeof(float));
+    const float *values = head.values + first * head.stride, *weights = scores + first;
+    const int64_t n = last - first;
     int64_t at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES) {
-        Floats all[4] = {};
-        for (int64_t i = 0; i < n; i++)
-            for (int j = 0; j < 4; j++) all[j] += load(values + i * stride + at + j * LANES) * scores[i];
-        for (int j = 0; j < 4; j++) store(out + at + j * LANES, all[j] * sum);
-    }
+    for (; at + 4 * LANES <= width; at += 4 * LANES) weighted_sum<4>(values + at, head.stride, weights, n, out + at);
+    if (at + 2 * LANES <= width) weighted_sum<2>(values + at, head.stride, weights, n, out + at), at += 2 * LANES;
+    if (at + LANES <= width) weighted_sum<1>(values + at, head.stride, weights, n, out + at), at += LANES;
     if (at == width) return;
+    std::fill(out + at, out + width, 0.0f);
     for (int64_t i = 0; i < n; i++)
-        for (int64_t j = at; j < width; j++) out[j] += values[i * stride + j] * (scores[i] * sum);
+        for (int64_t j = at; j < width; j++) out[j] += values[i * head.stride + j] * weights[i];
 }
 
 // The layers of a stack over n vectors. attention(layer, qkv, to) and memory(layer, queries, to) read other vectors.
@@ -497,36 +554,42 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
     const int64_t inner = heads * e, stride = inner + 2 * kv_heads * e, shared = heads / kv_heads;
     const int64_t per_sentence = cache.n_sentences ? cache.n_rows / cache.n_sentences : 1;
     const float scale = 1.0f / std::sqrt(static_cast<float>(e));
+    const int threads_of_attention = n * (cache.length + n_new) < (1 << 12) ? 1 : threads;
+    auto head_of = [&](const float* buffers, int64_t i, int64_t slot, int64_t n_slots, int64_t k, int64_t capacity) {
+        const int64_t size = n_slots * kv_heads * capacity * e;
+        float* keys = const_cast<float*>(buffers) + 2 * i * size + (slot * kv_heads + k) * capacity * e;
+        return Head{keys, keys + size, e, e};
+    };
+    auto past_of = [&](int64_t i, int64_t m, int64_t k) {
+        return head_of(cache.past, i, cache.slots[first + m / n_new], cache.n_slots, k, cache.capacity);
+    };
     auto attention = [&](int64_t i, float* qkv, float* to) {
-        float* keys_of_layer = cache.past + 2 * i * cache.n_rows * kv_heads * cache.capacity * e;
-        float* values_of_layer = keys_of_layer + cache.n_rows * kv_heads * cache.capacity * e;
         for (int64_t m = 0; m < n; m++) {
-            const int64_t row = first + m / n_new, t = m % n_new, at = cache.length + t;
-            float* q = qkv + m * stride;
-            prepare(stack, stack.layers[i], q, positions, t);
-            const int64_t start = stack.window ? std::max<int64_t>(0, at + 1 - stack.window) : 0;
-            for (int64_t k = 0; k < kv_heads; k++) {
-                const int64_t offset = (row * kv_heads + k) * cache.capacity * e;
-                float *keys = keys_of_layer + offset, *values = values_of_layer + offset;
-                std::memcpy(keys + at * e, q + inner + k * e, e * sizeof(float));
-                std::memcpy(values + at * e, q + inner + (kv_heads + k) * e, e * sizeof(float));
-                for (int64_t h = k * shared; h < (k + 1) * shared; h++)
-                    attend(q + h * e, keys + start * e, values + start * e, at + 1 - start, e, e, scale, to + m * inner + h * e);
-            }
+            float *q = qkv + m * stride, *key = q + inner, *value = key + kv_heads * e;
+            prepare(stack, stack.layers[i], q, positions, m % n_new);
+            for (int64_t k = 0; k < kv_heads; k++)
+                past_of(i, m, k).set(cache.length + m % n_new, key + k * e, value + k * e);
         }
+        parallel(threads_of_attention, [&](int t) {
+            for (int64_t m = n * t / threads_of_attention; m < n * (t + 1) / threads_of_attention; m++) {
+                const int64_t end = cache.length + m % n_new + 1;
+                const int64_t start = stack.window ? std::max<int64_t>(0, end - stack.window) : 0;
+                for (int64_t h = 0; h < heads; h++)
+                    attend(qkv + m * stride + h * e, past_of(i, m, h / shared), start, end, scale, to + m * inner + h * e);
+            }
+        });
     };
     auto memory = [&](int64_t i, const float* queries, float* to) {
-        const int64_t length = cache.memory_length, size = cache.n_sentences * kv_heads * length * e;
-        const float* keys_of_layer = cache.memory + 2 * i * size;
         for (int64_t m = 0; m < n; m++) {
-            const int64_t row = first + m / n_new, sentence = row / per_sentence;
+            const int64_t row = first + m / n_new, sentence = row / per_sentence, slot = cache.memory_slots[sentence];
+            const int64_t length = cache.memory_length;
             const int64_t n_keys = cache.memory_lengths ? std::min(cache.memory_lengths[sentence], length) : length;
             for (int64_t h = 0; h < heads; h++) {
-                const float* keys = keys_of_layer + (sentence * kv_heads + h / shared) * length * e;
-                const int64_t own = m * inner + h * e;
-                float* weights = nullptr;
-                if (tap.weights && tap.layer == i) weights = tap.weights + ((row * heads + h) * n_new + m % n_new) * length;
-                attend(queries + own, keys, keys + size, n_keys, e, e, scale, to + own, weights);
+                const Head head = head_of(cache.memory, i, slot, cache.n_memory_slots, h / shared, cache.memory_capacity);
+                float* taken = nullptr;
+                if (tap.weights && tap.layer == i)
+                    taken = tap.weights + ((row * heads + h) * n_new + m % n_new) * length;
+                attend(queries + m * inner + h * e, head, 0, n_keys, scale, to + m * inner + h * e, taken);
             }
         }
     };
@@ -543,19 +606,25 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
     scratch.states.clear();
     for (int64_t b = first; b < last; b++)
         scratch.states.insert(scratch.states.end(), x + b * length * width, x + (b * length + length_of(b)) * width);
+    auto head = [&](float* qkv, int64_t n, int64_t h, float* to) {
+        float *queries = qkv + h * e, *key = qkv + inner + h / (heads / kv_heads) * e;
+        scratch.keys.resize(whole_blocks(n) * e);
+        const Head packed{scratch.keys.data(), key + kv_heads * e, e, stride};
+        for (int64_t m = 0; m < n; m++) packed.set_key(m, key + m * stride);
+        for (int64_t m = 0; m < n; m++) {
+            const int64_t from = stack.window ? std::max<int64_t>(0, m + 1 - stack.window) : 0;
+            const int64_t end = stack.window ? std::min(n, m + stack.window) : n;
+            attend(queries + m * stride, packed, from, end, scale, to + m * inner + h * e);
+        }
+    };
     auto attention = [&](int64_t i, float* qkv, float* to) {
         for (int64_t b = first; b < last; b++) {
             const int64_t n = length_of(b);
             for (int64_t m = 0; m < n; m++) prepare(stack, stack.layers[i], qkv + m * stride, positions, m);
-            for (int64_t h = 0; h < heads; h++) {
-                const float* keys = qkv + inner + h / (heads / kv_heads) * e;
-                for (int64_t m = 0; m < n; m++) {
-                    const int64_t from = stack.window ? std::max<int64_t>(0, m + 1 - stack.window) : 0;
-                    const int64_t to_key = stack.window ? std::min(n, m + stack.window) : n;
-                    attend(qkv + m * stride + h * e, keys + from * stride, keys + kv_heads * e + from * stride, to_key - from, e,
-                           stride, scale, to + m * inner + h * e);
-                }
-            }
+            const int threads_of_heads = n * n < (1 << 12) ? 1 : threads;
+            parallel(threads_of_heads, [&](int t) {
+                for (int64_t h = t; h < heads; h += threads_of_heads) head(qkv, n, h, to);
+            });
             qkv += n * stride, to += n * inner;
         }
     };
@@ -574,8 +643,9 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
 
 extern "C" {
 
-// How python lays out panels: outputs of one, and inputs of 8 bits that one instruction takes together.
-int32_t wide = WIDE, pair = PAIR;
+// How python lays out panels: outputs of one, and inputs of 8 bits that one instruction takes together; and positions of a
+// block of keys.
+int32_t wide = WIDE, pair = PAIR, lanes = LANES;
 
 // y (N, outputs) = x (N, inputs) W^T + bias.
 int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32_t threads) {
@@ -623,58 +693,55 @@ int32_t encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_
     });
 }
 
-// Let row m of every buffer (N, H, capacity) continue row rows[m], of which `used` numbers of each head are there. Where
-// memory is lacking, nothing has changed.
-int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* rows, int64_t n, int64_t heads,
-                     int64_t capacity, int64_t used) {
+// The keys and values of states (B, S, D) for the cross-attention of every layer, as KVCache has them.
+int32_t project_memory(const Stack* stack, const float* states, int64_t n_sentences, int64_t length, float* memory,
+                       int32_t threads) {
+    const int64_t heads = stack->n_kv_heads, e = stack->d_head, inner = heads * e, capacity = whole_blocks(length);
     return guarded([&] {
-        std::vector<int64_t> aside;  // rows that others need and that change themselves
-        auto changes = [&](int64_t m) { return rows[m] != m; };
-        for (int64_t m = 0; m < n; m++)
-            if (changes(m) && changes(rows[m])) aside.push_back(m);
-        std::vector<float> kept(aside.size() * heads * used);
-        auto copy = [&](const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-            for (int64_t h = 0; h < heads; h++)
-                std::memcpy(to + h * to_stride, from + h * from_stride, used * sizeof(float));
-        };
-        for (int64_t i = 0; i < n_buffers; i++) {
-            auto row = [&](int64_t m) { return buffers + (i * n + m) * heads * capacity; };
-            float* at = kept.data();
-            for (int64_t m : aside) copy(row(rows[m]), capacity, at, used), at += heads * used;
-            for (int64_t m = 0; m < n; m++)
-                if (changes(m) && !changes(rows[m])) copy(row(rows[m]), capacity, row(m), capacity);
-            at = kept.data();
-            for (int64_t m : aside) copy(at, used, row(m), capacity), at += heads * used;
+        scratch.wide.resize(n_sentences * length * 2 * inner);
+        float* wide = scratch.wide.data();
+        for (int64_t i = 0; i < stack->n_layers; i++) {
+            const Layer& layer = stack->layers[i];
+            linear(layer.cross_kv, states, n_sentences * length, wide, false, threads);
+            float *keys = memory + 2 * i * n_sentences * capacity * inner, *values = keys + n_sentences * capacity * inner;
+            for (int64_t m = 0; m < n_sentences * length; m++) {
+                float *key = wide + m * 2 * inner, *value = key + inner;
+                if (layer.cross_key_norm.weight) normalize(layer.cross_key_norm, key, heads, e, key);
+                for (int64_t k = 0; k < heads; k++) {
+                    const int64_t at = (m / length * heads + k) * capacity * e;
+                    Head{keys + at, values + at, e, e}.set(m % length, key + k * e, value + k * e);
+                }
+            }
         }
+        release_large_scratch();
         return 0;
     });
 }
 
-// Row m of every buffer of `to` (n_to, H, capacity) becomes row rows[m] of `from` (n_from, H, capacity), of which `used` numbers of
-// each head are there.
-void gather_rows(const float* from, int64_t n_from, float* to, int64_t n_to, int64_t n_buffers, const int64_t* rows, int64_t heads,
-                 int64_t capacity, int64_t used) {
-    for (int64_t i = 0; i < n_buffers; i++)
-        for (int64_t m = 0; m < n_to; m++)
-            for (int64_t h = 0; h < heads; h++)
-                std::memcpy(to + ((i * n_to + m) * heads + h) * capacity, from + ((i * n_from + rows[m]) * heads + h) * capacity,
-                            used * sizeof(float));
-}
-
-// The order of K hypotheses of every sentence in which the first of those that continue a row takes that row's place, and
-// the others what is free: parents (A, K) are rows of the sentence, or one for all.
-void assign_beam_slots(const int64_t* parents, int64_t n_sentences, int64_t n, int64_t* order) {
-    for (int64_t a = 0; a < n_sentences; a++, parents += n, order += n) {
-        std::fill(order, order + n, -1);
-        int64_t free = 0;
-        for (int64_t k = 0; k < n; k++)
-            if (order[parents[k]] < 0) order[parents[k]] = k;
-        for (int64_t k = 0; k < n; k++) {
-            if (order[parents[k]] == k) continue;
-            while (order[free] >= 0) free++;
-            order[free] = k;
+// Let row m go on from what row rows[m] has in its slot, of which `used` numbers of each head are there: its new slot goes to
+// new_slots. The first row that goes on from another takes its slot; what the others need is copied to slots that are free.
+int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* slots, const int64_t* rows, int64_t n, int64_t n_slots,
+                     int64_t heads, int64_t capacity, int64_t used, int64_t* new_slots) {
+    return guarded([&] {
+        std::vector<char> taken(n_slots);
+        std::vector<int64_t> copied;  // rows that need a slot of their own
+        for (int64_t m = 0; m < n; m++) {
+            new_slots[m] = slots[rows[m]];
+            if (taken[new_slots[m]]) copied.push_back(m);
+            taken[new_slots[m]] = true;
         }
-    }
+        int64_t free = 0;
+        for (int64_t m : copied) {
+            while (taken[free]) free++;
+            taken[free] = true;
+            for (int64_t i = 0; i < n_buffers * heads; i++) {
+                float* buffer = buffers + (i / heads * n_slots * heads + i % heads) * capacity;
+                std::memcpy(buffer + free * heads * capacity, buffer + new_slots[m] * heads * capacity, used * sizeof(float));
+            }
+            new_slots[m] = free;
+        }
+        return 0;
+    });
 }
 
 // log of the sum of exp of every row.

@@ -122,9 +122,8 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
             flag,
         ],
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
-        "gather_rows": [pointer, size, pointer, size, size, pointer, size, size, size],
-        "reorder_rows": [pointer, size, pointer, size, size, size, size],
-        "assign_beam_slots": [pointer, size, size, pointer],
+        "project_memory": [pointer, pointer, size, size, pointer, flag],
+        "reorder_rows": [pointer, size, pointer, pointer, *[size] * 5, pointer],
         "log_sum_exp": [pointer, size, size, pointer, flag],
         "top_k": [pointer, pointer, size, size, size, size, pointer, pointer, pointer, flag],
     }
@@ -135,6 +134,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
             "linear_map",
             "decoder_states",
             "encoder_states",
+            "project_memory",
             "reorder_rows",
         ):  # these take memory
             function.restype, function.errcheck = flag, _checked

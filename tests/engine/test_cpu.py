@@ -11,7 +11,7 @@ import torch
 from tests import contract
 from tests.kernels import needs_cpp
 from tests.model.test_contract import CASES, CHOSEN, one_layer
-from transduce.engine.cpu import LONGEST, CPUEngine
+from transduce.engine.cpu import CPUEngine
 from transduce.engine.support import unsupported
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Memory, Transformer
@@ -44,9 +44,9 @@ class Counting(CPUEngine):
 
     calls = 0
 
-    def _in_cpp(self, *arguments):
+    def _fill(self, *arguments):
         self.calls += 1
-        return super()._in_cpp(*arguments)
+        return super()._fill(*arguments)
 
 
 def both(config: TransformerConfig, rng, *, int8: bool = False) -> tuple[Transformer, Counting]:
@@ -302,12 +302,16 @@ def test_one_layers_cross_attention_is_that_of_the_layers(layer, rng):
     torch.testing.assert_close(got.cross_attention[0].double(), want.cross_attention[layer], rtol=1e-4, atol=1e-6)
 
 
-def test_more_positions_than_it_takes_go_through_the_layers_and_into_its_cache(rng):
-    plain, engine = both(replace(LANGUAGE, max_positions=2000), rng)
-    target = torch.randint(LANGUAGE.decoder.input.vocab_size, (2, LONGEST + 9), generator=rng)
-    with torch.inference_mode():
-        near(contract.in_pieces(engine, target, None, (3, LONGEST + 1, 1, 4)), plain.decode(target))
-    assert engine.calls == 3
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_long_texts_and_sources(n_threads, rng):
+    """Threads share the positions of one text, and the heads of one source."""
+    plain, engine = both(replace(TEXT, max_positions=2000), rng)
+    source, target = (torch.randint(TEXT.decoder.input.vocab_size, (1, n), generator=rng) for n in (300, 540))
+    with torch.inference_mode(), threads(n_threads):
+        want, got = plain.encode(source), engine.encode(source)
+        near(got.states, want.states)
+        near(contract.in_pieces(engine, target, got, (3, 532, 1, 4)), plain.decode(target, memory=want))
+    assert engine.calls == 4
 
 
 def test_weights_that_change_are_noticed(rng):

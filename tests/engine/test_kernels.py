@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tests.kernels import needs_cpp
 from transduce import kernels
-from transduce.decode.beams import Hypotheses, assign_slots
 from transduce.decode.topk import log_sum_exp, top_k
 from transduce.engine.cache import KVCache
 from transduce.engine.weights import Matrix
@@ -124,17 +123,31 @@ def test_log_sum_exp(rng):
 @needs_cpp
 @pytest.mark.parametrize("length", [1, 15, 40])
 def test_rows_change_places(length, rng):
-    """Permutations, copies, circles: what each row has is what it was told to have."""
+    """Permutations, copies, circles, fewer rows and more: each has what the row that it goes on from had."""
     n_rows, cache = 12, KVCache()
-    past = torch.randn(2, 2, n_rows, 3, length, 5, generator=rng)
-    cache.make_room(n_rows, length, past, (2, 3, 5))[..., :length, :] = past
+    stored = cache.make_room(n_rows, length, torch.empty(0), (2, 3, 5))
+    past = stored[:] = torch.randn(stored.shape, generator=rng)
     cache.advance(length)
-    for _ in range(20):
-        rows = torch.randint(n_rows, (n_rows,), generator=rng)
-        rows = torch.randperm(n_rows, generator=rng) if _ % 3 == 0 else rows
+    for step in range(40):
+        n_next = n_rows if step % 5 else 4 + step % 20
+        rows = torch.randint(n_rows, (n_next,), generator=rng)
+        rows = torch.randperm(n_rows, generator=rng) if step % 3 == 0 and n_next == n_rows else rows
         cache.reorder(rows)
-        past = past[:, :, rows]
-        assert torch.equal(cache.past[..., :length, :], past)
+        past, n_rows = past[:, :, rows], n_next
+        assert len(cache.slots.unique()) == n_rows
+        assert torch.equal(cache.past[:, :, cache.slots, :, :length], past[..., :length, :])
+
+
+@needs_cpp
+def test_as_few_rows_as_possible_are_copied(rng):
+    """Of the rows that go on from one, one stays where that is."""
+    n_rows, cache = 30, KVCache()
+    cache.make_room(n_rows, 1, torch.empty(0), (1, 1, 1))
+    cache.advance(1)
+    for _ in range(20):
+        rows, before = torch.randint(n_rows, (n_rows,), generator=rng), cache.slots
+        cache.reorder(rows)
+        assert (cache.slots == before[rows]).sum() == len(rows.unique())
 
 
 @pytest.fixture
@@ -202,23 +215,3 @@ def test_whoever_has_no_compiler_is_told_and_goes_on(anew, monkeypatch, caplog):
 def test_they_can_be_switched_off(anew, monkeypatch):
     monkeypatch.setenv("TRANSDUCE_KERNELS", "0")
     assert kernels.library() is None and not anew.exists()
-
-
-@needs_cpp
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 4), (64, 12)])
-def test_as_few_rows_as_possible_change_places(shape, rng):
-    """The hypotheses of a sentence stay the same ones, each with its parent."""
-    n_sentences, beam_size = shape
-    for _ in range(20):
-        parent = torch.randint(beam_size, shape, generator=rng)
-        tokens = torch.arange(n_sentences * beam_size).view(*shape, 1)
-        active = Hypotheses(tokens, torch.randn(shape, generator=rng), torch.randn(shape, generator=rng))
-        rows = parent + beam_size * torch.arange(n_sentences)[:, None]
-        got, got_parent = assign_slots(active, rows)
-        pairs = zip(
-            tokens[..., 0].tolist(), rows.tolist(), got.tokens[..., 0].tolist(), got_parent.tolist(), strict=True
-        )
-        for before, parents, after, parents_after in pairs:
-            assert sorted(zip(before, parents, strict=True)) == sorted(zip(after, parents_after, strict=True))
-        stay = (got_parent == torch.arange(n_sentences * beam_size).view(shape)).sum()
-        assert stay == sum(len(set(row)) for row in parent.tolist())

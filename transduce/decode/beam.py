@@ -65,8 +65,7 @@ def beam_search(
         penalty = None if coverage is None else config.coverage_penalty * coverage().view_as(offset)
         parents = beams.extend(scores, offset, penalty)
         rest = beams.retire()
-        parents = beams.assign_slots(parents if rest is None else parents[rest])
-        scorer.reorder(parents.flatten())
+        scorer.reorder((parents if rest is None else parents[rest]).flatten())
         if rest is not None:
             scorer.keep(rest)
         last = beams.active.tokens[:, :, -1].flatten()

@@ -16,7 +16,6 @@ from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.rules import ids_tensor, partition
 from transduce.decode.scorer import Places, Scores
 from transduce.decode.topk import Continuations, top_k
-from transduce.kernels import library
 
 
 @dataclass(frozen=True)
@@ -195,12 +194,6 @@ class Beams:
         self.finished = self.finished[rest]
         return rest
 
-    def assign_slots(self, parents: Int[Tensor, "A K"]) -> Int[Tensor, "A K"]:
-        """Reorder the active hypotheses so that few rows of caches move; return their parents."""
-        if self.length > 1 and parents.device.type == "cpu":
-            self.active, parents = assign_slots(self.active, parents)
-        return parents
-
     def best(self) -> list[list[Hypothesis]]:
         """The n best of every sentence, finished ones before active ones; sorted."""
         capacity = None if self.config.at_max_length == "by_score" else self.groups[0].stop
@@ -218,19 +211,3 @@ class Beams:
                 ranked = sorted(distinct.values(), key=lambda hypothesis: -hypothesis.score)
                 best[sentence] = ranked[: self.config.n_best]
         return [best[sentence] for sentence in sorted(best)]
-
-
-def assign_slots(
-    active: Hypotheses, parents: Int[Tensor, "A K"]
-) -> tuple[Hypotheses, Int[Tensor, "A K"]]:
-    """The same hypotheses of every sentence in another order, and their parents.
-
-    The first of those that continue a row takes its place, so that C++ overwrites only rows of its
-    cache that nothing continues.
-    """
-    if (cpp := library()) is None:
-        return active, parents
-    slots = parents % parents.size(1)  # of the parents among those of their sentence
-    order = torch.empty_like(slots)
-    cpp.assign_beam_slots(slots.data_ptr(), *slots.shape, order.data_ptr())
-    return active.gather(order), parents.gather(1, order)

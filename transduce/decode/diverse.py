@@ -52,7 +52,3 @@ class DiverseBeams(Beams):
             finished.append(new[1])
             parents.append(rows.start + new[2])
         return concatenate(active), concatenate(finished), torch.cat(parents, dim=1)
-
-    def assign_slots(self, parents: Tensor) -> Tensor:
-        """Leave the hypotheses in the places of their groups."""
-        return parents

@@ -1,17 +1,22 @@
 """Keys and values of the positions decoded so far, as kernels.cpp reads and writes them."""
 
-import math
+from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.engine.stack import CacheStruct
+from transduce.engine.weights import address, constant
 from transduce.kernels import required
-from transduce.model.cache import Cache
 
 
 class KVCache:
     """Keys and values of all layers in one tensor, with capacity for more positions, and those of
     the memory.
+
+    A row, or a sentence, is at a slot of them. So rows that leave cost nothing, and of those that
+    stay only what several continue is copied.
 
     Args:
         window: no later query sees further back than window - 1 positions; older ones are dropped.
@@ -24,10 +29,12 @@ class KVCache:
         """Positions decoded so far."""
         self.stored = 0
         """Positions that are there: the last ones."""
-        self.past: Float[Tensor, "L 2 N K C E"] | None = None
-        self.spare: Tensor | None = None
-        """What `past` was before rows left it: memory that the system need not give anew."""
-        self.memory: Float[Tensor, "L 2 B K S E"] | None = None
+        self.past: Float[Tensor, "L 2 slots K C E"] | None = None
+        """Their layout is that of `Head` in kernels.cpp."""
+        self.slots: Int[Tensor, " N"] = torch.empty(0, dtype=torch.long)
+        self.memory: Float[Tensor, "L 2 slots K S E"] | None = None
+        self.memory_slots: Int[Tensor, " B"] = self.slots
+        self.memory_length = 0
         self.memory_lengths: Int[Tensor, " B"] | None = None
 
     def make_room(
@@ -36,19 +43,43 @@ class KVCache:
         """Return `past` with capacity for n_new positions more, of (layers, heads, width); it is
         made by the first call."""
         n_layers, n_heads, width = shape
-        least = 16 if self.window is None else 2 * self.window
         if self.past is None:
-            capacity = max(least, 2 * n_new if self.window is None else n_new)
-            self.past = like.new_empty(n_layers, 2, n_rows, n_heads, capacity, width)
-        old = self.past
-        beyond_window = self.window is not None and old.size(4) > least  # a long prompt
-        if self.stored + n_new > old.size(4) or (beyond_window and self.stored):
-            kept = self.stored if self.window is None else min(self.stored, self.window - 1)
-            capacity = max(least, 2 * (kept + n_new) if self.window is None else kept + n_new)
-            self.past = old.new_empty(*old.shape[:4], capacity, width)
-            self.past[..., :kept, :] = old[..., self.stored - kept : self.stored, :]
-            self.stored = kept
+            self.past = like.new_empty(n_layers, 2, n_rows, n_heads, 0, width)
+            self.slots = torch.arange(n_rows)
+        lanes = constant("lanes")
+        dropped = 0 if self.window is None else max(0, self.stored - self.window + 1)
+        dropped -= dropped % lanes
+        needed = self.stored - dropped + n_new
+        usual = whole_blocks(2 * needed if self.window is None else 2 * self.window + lanes)
+        capacity = self.past.size(4)
+        if self.stored + n_new > capacity or needed <= usual < capacity:
+            kept = whole_blocks(self.stored) - dropped
+            old = self.past[..., dropped : dropped + kept, :].index_select(2, self.slots)
+            self.past = old.new_empty(*old.shape[:4], max(usual, whole_blocks(needed)), width)
+            self.past[..., :kept, :] = old
+            self.slots = torch.arange(n_rows)
+            self.stored -= dropped
         return self.past
+
+    def struct(self) -> Any:
+        """The cache as kernels.cpp reads it."""
+        past, memory = self.past, self.memory
+        assert past is not None
+        return CacheStruct(
+            past.data_ptr(),
+            self.slots.data_ptr(),
+            address(memory),
+            self.memory_slots.data_ptr(),
+            address(self.memory_lengths),
+            len(self.slots),
+            past.size(2),
+            self.stored,
+            past.size(4),
+            len(self.memory_slots),
+            0 if memory is None else memory.size(2),
+            self.memory_length,
+            0 if memory is None else memory.size(4),
+        )
 
     def advance(self, n_new: int) -> None:
         """Count n_new positions that were written."""
@@ -64,54 +95,29 @@ class KVCache:
         """
         if self.past is None:
             return
-        n_layers, _, n_rows, n_heads, capacity, width = self.past.shape
-        if len(rows) != n_rows:
-            self.past, self.spare = _gathered(self.past, rows, self.stored, self.spare), self.past
+        rows = _checked(rows, len(self.slots))
+        n_layers, _, n_slots, n_heads, capacity, width = self.past.shape
+        if len(rows) > n_slots:
+            self.past = self.past.index_select(2, self.slots[rows])
+            self.slots = torch.arange(len(rows))
             return
-        rows = _checked(rows, n_rows)
-        sizes = (n_rows, n_heads, capacity * width, self.stored * width)
-        required().reorder_rows(self.past.data_ptr(), 2 * n_layers, rows.data_ptr(), *sizes)
+        slots = torch.empty_like(rows)
+        pointers = (self.past.data_ptr(), 2 * n_layers, self.slots.data_ptr(), rows.data_ptr())
+        sizes = (len(rows), n_slots, n_heads, capacity * width, whole_blocks(self.stored) * width)
+        required().reorder_rows(*pointers, *sizes, slots.data_ptr())
+        self.slots = slots
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Keep the memory of these sentences only."""
         if self.memory is not None:
-            self.memory = _gathered(self.memory, sentences, self.memory.size(4), None)
+            self.memory_slots = self.memory_slots.index_select(0, sentences)
         if self.memory_lengths is not None:
             self.memory_lengths = self.memory_lengths.index_select(0, sentences)
 
-    def as_layers(self) -> Cache:
-        """A cache of the reference whose tensors are parts of this one, which has room for what it
-        adds."""
-        assert self.past is not None
-        cache = Cache(len(self.past), self.window)
-        cache.memory_lengths = self.memory_lengths
-        for number, layer in enumerate(cache.layers):
-            layer.length = self.length
-            layer.stored = self.stored
-            layer.buffers = list(self.past[number])
-            if self.memory is not None:
-                layer.memory = self.memory[number, 0], self.memory[number, 1]
-        return cache
 
-
-def _gathered(
-    buffers: Float[Tensor, "L 2 N K C E"],
-    rows: Int[Tensor, " M"],
-    used: int,
-    spare: Tensor | None,
-) -> Float[Tensor, "L 2 M K C E"]:
-    """Copies of these rows, of which `used` positions are there, in the memory of `spare` if it is
-    large enough."""
-    n_layers, _, n_rows, n_heads, capacity, width = buffers.shape
-    rows = _checked(rows, n_rows)
-    shape = (n_layers, 2, len(rows), n_heads, capacity, width)
-    if spare is None or spare.numel() < math.prod(shape):
-        spare = buffers.new_empty(shape)
-    copies = spare.view(-1)[: math.prod(shape)].view(shape)
-    pointers = (buffers.data_ptr(), n_rows, copies.data_ptr(), len(rows), 2 * n_layers)
-    sizes = (n_heads, capacity * width, used * width)
-    required().gather_rows(*pointers, rows.data_ptr(), *sizes)
-    return copies
+def whole_blocks(n: int) -> int:
+    """The positions of the blocks that n positions take."""
+    return n + -n % constant("lanes")
 
 
 def _checked(rows: Int[Tensor, " M"], n_rows: int) -> Int[Tensor, " M"]:

@@ -9,22 +9,17 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from transduce.engine.cache import KVCache
-from transduce.engine.stack import CacheStruct, CPUStack, CrossTapStruct, EmbeddingStruct
+from transduce.engine.cache import KVCache, whole_blocks
+from transduce.engine.stack import CPUStack, CrossTapStruct, EmbeddingStruct
 from transduce.engine.support import by_layers, unsupported
-from transduce.engine.weights import Matrix, address
+from transduce.engine.weights import Matrix, address, vectors
 from transduce.errors import InputError
 from transduce.kernels import required
 from transduce.model.cache import Cache
 from transduce.model.inputs import TokenInput
-from transduce.model.layers import Layer
 from transduce.model.transformer import Memory, Transformer
 from transduce.taps import Taps
 from transduce.threads import compute_after_fork
-
-LONGEST = 512
-"""New positions up to which a stack is one call of C++; PyTorch's attention is faster for longer
-texts."""
 
 
 class CPUEngine:
@@ -95,15 +90,13 @@ class CPUEngine:
             RuntimeError: the model's weights have changed.
         """
         self._check()
-        if self.encoder is None or source is None or source.size(1) > LONGEST or taps is not None:
+        if self.encoder is None or source is None or taps is not None:
             return self.model.encode(source, source_lengths, taps=taps)
         assert self.model.source_input is not None
-        vectors, lengths = self.model.source_input(source, source_lengths)
-        if vectors.dtype != torch.float32:
-            raise InputError(
-                f"frames must be float32, as the weights are, but they are {vectors.dtype}"
-            )
-        x = self.encoder.positions(vectors).clone(memory_format=torch.contiguous_format)
+        x, lengths = self.model.source_input(source, source_lengths)
+        if x.dtype != torch.float32:
+            raise InputError(f"frames must be float32, as the weights are, but they are {x.dtype}")
+        x = self.encoder.positions(x).clone(memory_format=torch.contiguous_format)
         inside = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
         positions = self.encoder.position_struct(0, x.size(1))
         pointers = (
@@ -140,24 +133,33 @@ class CPUEngine:
             InputError: there are other rows than in the cache, or not as many for each sentence of
                 the memory.
         """
-        if self.decoder is None or isinstance(cache, Cache):
-            assert cache is None or isinstance(cache, Cache)
+        in_layers = taps is not None and not taps.one_cross_attention
+        if self.decoder is None or in_layers:
+            assert not isinstance(cache, KVCache)
             return self.model.decoder_states(target_in, memory=memory, cache=cache, taps=taps)
-        in_layers = target_in.size(1) > LONGEST or (
-            taps is not None and not taps.one_cross_attention
-        )
-        if cache is None:
-            if in_layers:
-                return self.model.decoder_states(target_in, memory=memory, taps=taps)
-            cache = KVCache()
+        cache = KVCache(self.config.window) if cache is None else cache
+        assert isinstance(cache, KVCache)
+        past = self._fill(cache, memory, *target_in.shape)
         n_rows, n_new = target_in.shape
-        past = self._fill(cache, memory, n_rows, n_new)
-        if in_layers:
-            states = self.model.decoder_states(target_in, cache=cache.as_layers(), taps=taps)
-        else:
-            states = self._in_cpp(target_in, cache, past, taps)
+        tokens = target_in.long().contiguous()
+        x = past.new_empty(n_rows, n_new, self.config.d_model)
+        positions = self.decoder.position_struct(cache.length, cache.length + n_new)
+        weights = None
+        if taps is not None and taps.cross_attention is not None:
+            weights = x.new_zeros(n_rows, self.config.n_heads, n_new, cache.memory_length)
+            taps.cross_attention.append(weights)
+        tap = CrossTapStruct(address(weights), (taps and taps.layer) or 0)
+        structs = (self.decoder.struct, cache.struct(), self.embedding, positions, tap)
+        pointers = tokens.data_ptr(), x.data_ptr()
+        if not required().decoder_states(
+            *map(ctypes.byref, structs), *pointers, n_new, torch.get_num_threads()
+        ):
+            raise IndexError(
+                f"tokens are 0 to {self.embedding.rows - 1}, but there is {int(tokens.min())} or "
+                f"{int(tokens.max())}"
+            )
         cache.advance(n_new)
-        return states
+        return x
 
     def _fill(self, cache: KVCache, memory: Memory | None, n_rows: int, n_new: int) -> Tensor:
         """Check the rows, make room for the new positions, and project the memory where it is not
@@ -165,89 +167,38 @@ class CPUEngine:
         assert self.decoder is not None and self.model.target_input is not None
         weight = self.model.target_input.weight
         assert isinstance(weight, Tensor)
-        config, maps = self.config, self.decoder.memory_maps
-        if maps and cache.memory is None:
+        if self.decoder.struct.cross and cache.memory is None:
             if memory is None:
                 raise InputError(
                     "a decoder with cross-attention needs a memory, but memory=None; call encode() "
                     "first"
                 )
-            cache.memory_lengths = (
-                None if memory.lengths is None else memory.lengths.long().contiguous()
-            )
-            cache.memory = self._project_memory(memory.states)
-        n_sentences = 1 if cache.memory is None else cache.memory.size(2)
-        if n_rows % max(1, n_sentences) or (
-            cache.past is not None and n_rows != cache.past.size(2)
-        ):
+            self._project_memory(cache, memory)
+        n_sentences = 1 if cache.memory is None else len(cache.memory_slots)
+        if n_rows % max(1, n_sentences) or (cache.past is not None and n_rows != len(cache.slots)):
             raise InputError(
                 f"rows must be those of the cache, and as many for each of {n_sentences} "
                 f"sentences, but there are {n_rows}"
             )
-        return cache.make_room(
-            n_rows, n_new, weight, (len(self.decoder.layers), config.kv_heads, config.d_head)
-        )
-
-    def _project_memory(self, states: Float[Tensor, "B S D"]) -> Float[Tensor, "L 2 B K S E"]:
-        """The keys and values of the memory for every layer."""
-        assert self.decoder is not None and self.model.decoder is not None
-        n_sentences, length, _ = states.shape
         config = self.config
-        shape = (
-            len(self.decoder.memory_maps),
-            2,
-            n_sentences,
-            config.kv_heads,
-            length,
-            config.d_head,
-        )
-        memory = states.new_empty(shape)
-        for part, project, layer in zip(
-            memory, self.decoder.memory_maps, self.model.decoder.layers, strict=True
-        ):
-            heads = project(states).view(n_sentences, length, 2, config.kv_heads, config.d_head)
-            part.copy_(heads.permute(2, 0, 3, 1, 4))
-            assert isinstance(layer, Layer) and layer.cross is not None
-            if layer.cross.norm is not None:
-                part[0] = layer.cross.norm.key(part[0])
-        return memory
+        shape = (len(self.decoder.layers), config.kv_heads, config.d_head)
+        return cache.make_room(n_rows, n_new, weight, shape)
 
-    def _in_cpp(
-        self, target_in: Int[Tensor, "N T"], cache: KVCache, past: Tensor, taps: Taps | None
-    ) -> Float[Tensor, "N T D"]:
+    def _project_memory(self, cache: KVCache, memory: Memory) -> None:
+        """Put the keys and values of the memory for every layer into the cache."""
         assert self.decoder is not None
-        n_rows, n_new = target_in.shape
-        tokens = target_in.long().contiguous()
-        x = past.new_empty(n_rows, n_new, self.config.d_model)
-        positions = self.decoder.position_struct(cache.length, cache.length + n_new)
-        n_sentences, memory_length = (
-            (0, 0) if cache.memory is None else (cache.memory.size(2), cache.memory.size(4))
-        )
-        struct = CacheStruct(
-            past.data_ptr(),
-            address(cache.memory),
-            address(cache.memory_lengths),
-            n_rows,
-            cache.stored,
-            past.size(4),
-            n_sentences,
-            memory_length,
-        )
-        weights = None
-        if taps is not None and taps.cross_attention is not None:
-            weights = x.new_zeros(n_rows, self.config.n_heads, n_new, memory_length)
-            taps.cross_attention.append(weights)
-        tap = CrossTapStruct(
-            address(weights), 0 if taps is None or taps.layer is None else taps.layer
-        )
-        structs = map(ctypes.byref, (self.decoder.struct, struct, self.embedding, positions, tap))
-        pointers = tokens.data_ptr(), x.data_ptr()
-        if not required().decoder_states(*structs, *pointers, n_new, torch.get_num_threads()):
-            raise IndexError(
-                f"tokens are 0 to {self.embedding.rows - 1}, but there is {int(tokens.min())} or "
-                f"{int(tokens.max())}"
-            )
-        return x
+        config, states = self.config, vectors(memory.states, self.config.d_model)
+        n_sentences, length, _ = states.shape
+        heads = (n_sentences, config.kv_heads, whole_blocks(length), config.d_head)
+        cache.memory = states.new_empty(len(self.decoder.layers), 2, *heads)
+        cache.memory_slots, cache.memory_length = torch.arange(n_sentences), length
+        cache.memory_lengths = memory.lengths
+        if memory.lengths is not None:
+            cache.memory_lengths = memory.lengths.long().contiguous()
+        pointers = ctypes.byref(self.decoder.struct), states.data_ptr()
+        sizes = (n_sentences, length)
+        address_of = cache.memory.data_ptr()
+        required().project_memory(*pointers, *sizes, address_of, torch.get_num_threads())
 
     def decode(
         self,

@@ -16,8 +16,16 @@ ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4}
 """As in kernels.cpp."""
 
 NormStruct = structure("Norm", weight=POINTER, bias=POINTER, eps=ctypes.c_float, rms=FLAG)
-MAPS = ("qkv", "output", "cross_q", "cross_output", "wide", "narrow")
-NORMS = ("norm", "cross_norm", "feed_forward_norm", "query_norm", "key_norm", "cross_query_norm")
+MAPS = ("qkv", "output", "cross_q", "cross_kv", "cross_output", "wide", "narrow")
+NORMS = (
+    "norm",
+    "cross_norm",
+    "feed_forward_norm",
+    "query_norm",
+    "key_norm",
+    "cross_query_norm",
+    "cross_key_norm",
+)
 LayerStruct = structure(
     "Layer", **dict.fromkeys(MAPS, LinearStruct), **dict.fromkeys(NORMS, NormStruct)
 )
@@ -33,8 +41,9 @@ EmbeddingStruct = structure("Embedding", weight=POINTER, rows=SIZE, scale=ctypes
 PositionsStruct = structure("Positions", added=POINTER, cosines=POINTER, sines=POINTER)
 CacheStruct = structure(
     "KVCache",
-    **dict.fromkeys(("past", "memory", "memory_lengths"), POINTER),
-    **dict.fromkeys(("n_rows", "length", "capacity", "n_sentences", "memory_length"), SIZE),
+    **dict.fromkeys(("past", "slots", "memory", "memory_slots", "memory_lengths"), POINTER),
+    **dict.fromkeys(("n_rows", "n_slots", "length", "capacity"), SIZE),
+    **dict.fromkeys(("n_sentences", "n_memory_slots", "memory_length", "memory_capacity"), SIZE),
 )
 CrossTapStruct = structure("CrossTap", weights=POINTER, layer=SIZE)
 
@@ -58,8 +67,6 @@ class CPUStack:
         self.positions = stack.positions
         self.matrices: list[Matrix] = []
         """What the structures point to."""
-        self.memory_maps: list[Matrix] = []
-        """By layer, the map from the memory to its keys and values."""
         self.int8 = int8
         layers = [self._layer(layer) for layer in stack.layers if isinstance(layer, Layer)]
         self.layers = (LayerStruct * len(layers))(*layers)
@@ -73,7 +80,7 @@ class CPUStack:
             config.norm_position == "pre",
             ACTIVATIONS[config.activation],
             config.gated,
-            bool(self.memory_maps),
+            any(layer.cross_q.inputs for layer in layers),
             ctypes.addressof(self.layers),
             norm_struct(stack.embedding_norm),
             norm_struct(stack.norm),
@@ -102,11 +109,14 @@ class CPUStack:
         if attention.norm is not None:
             norms |= {"query_norm": attention.norm.query, "key_norm": attention.norm.key}
         if cross is not None and layer.cross_sublayer is not None:
-            maps |= {"cross_q": self._linear(cross.q), "cross_output": self._linear(cross.output)}
+            maps |= {
+                "cross_q": self._linear(cross.q),
+                "cross_kv": self._linear(cross.kv),
+                "cross_output": self._linear(cross.output),
+            }
             norms["cross_norm"] = layer.cross_sublayer.norm
             if cross.norm is not None:
-                norms["cross_query_norm"] = cross.norm.query
-            self.memory_maps.append(Matrix(cross.kv.weight, cross.kv.bias, int8=self.int8))
+                norms |= {"cross_query_norm": cross.norm.query, "cross_key_norm": cross.norm.key}
         return LayerStruct(**maps, **{name: norm_struct(module) for name, module in norms.items()})
 
     def position_table(self, length: int) -> tuple[Tensor | None, Tensor | None]:

@@ -68,17 +68,8 @@ class Matrix:
         self.linear = LinearStruct(*map(address, self.tensors), weight.size(1), weight.size(0))
 
     def __call__(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
-        """x W^T + b.
-
-        Raises:
-            InputError: x is not of float32 and this width: in C++ nobody would notice.
-        """
-        if x.dtype != torch.float32 or x.size(-1) != self.linear.inputs:
-            raise InputError(
-                f"x must be float32 (..., {self.linear.inputs}), but it is {x.dtype} "
-                f"{tuple(x.shape)}"
-            )
-        x = x.contiguous()
+        """x W^T + b; see `vectors`."""
+        x = vectors(x, self.linear.inputs)
         y = x.new_empty(*x.shape[:-1], self.linear.outputs)
         n_rows = x.numel() // self.linear.inputs
         library = required()
@@ -86,6 +77,17 @@ class Matrix:
             ctypes.byref(self.linear), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads()
         )
         return y
+
+
+def vectors(x: Tensor, width: int) -> Float[Tensor, "*B I"]:
+    """The same numbers, contiguous.
+
+    Raises:
+        InputError: x is not of float32 and this width: in C++ nobody would notice.
+    """
+    if x.dtype != torch.float32 or x.size(-1) != width:
+        raise InputError(f"x must be float32 (..., {width}), but it is {x.dtype} {tuple(x.shape)}")
+    return x.contiguous()
 
 
 def _in_panels(weight: Shaped[Tensor, "O I"]) -> Tensor:
