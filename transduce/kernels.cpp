@@ -81,6 +81,25 @@ struct KVCache {
     int64_t n_rows, n_slots, length, capacity, n_sentences, n_memory_slots, memory_length, memory_capacity;
 };
 
+// Hypotheses of every sentence, (A, n): tokens (A, n, L), and -inf where there is none.
+struct Hypotheses {
+    int64_t* tokens;
+    float *log_prob, *score;
+};
+
+// How hypotheses grow by one token: the tokens (A, k, L) of the active ones, those that have ended, and tokens (A, 2n) with which
+// the active ones may go on, sorted, of hypotheses whose numbers are `parent`. `coverage` (A, k) is added to scores, and `bias`
+// (A, 2n) taken from what decides who goes on; null: neither. Then what comes out.
+struct Growth {
+    const int64_t* active;
+    Hypotheses finished;
+    const float* log_prob;
+    const int64_t *token, *parent;
+    const float *coverage, *bias;
+    Hypotheses going, ended;
+    int64_t* going_parent;
+};
+
 // Where the cross-attention (n_rows, H, T, S) of one layer is written; `weights` is null where nobody asks.
 struct CrossTap {
     float* weights;
@@ -739,6 +758,61 @@ int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* slots, co
                 std::memcpy(buffer + free * heads * capacity, buffer + new_slots[m] * heads * capacity, used * sizeof(float));
             }
             new_slots[m] = free;
+        }
+        return 0;
+    });
+}
+
+// The places of the n largest of `count` numbers, largest first, and among equal ones the first. NaN is none of them.
+void places_of_largest(const float* x, int64_t count, int64_t n, int64_t* places) {
+    int64_t there = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (std::isnan(x[i]) || (there == n && !(x[i] > x[places[n - 1]]))) continue;
+        int64_t at = there < n ? there++ : n - 1;
+        for (; at > 0 && x[i] > x[places[at - 1]]; at--) places[at] = places[at - 1];
+        places[at] = i;
+    }
+    for (; there < n; there++) places[there] = 0;
+}
+
+// Hypotheses after one more token: of every sentence the best n that go on, and the best n that have ended. Of its 2n
+// continuations an end counts if it is among the first n.
+int32_t grow(const Growth* growth, int64_t n_sentences, int64_t n_active, int64_t n, int64_t length, int64_t eos, float penalty) {
+    const Growth& x = *growth;
+    return guarded([&] {
+        std::vector<float> going_score(2 * n), ended_score(2 * n), rank(2 * n);
+        std::vector<int64_t> places(n);
+        auto write = [&](const Hypotheses& to, int64_t place, const int64_t* tokens, int64_t last, float log_prob, float score) {
+            int64_t* row = to.tokens + place * (length + 1);
+            std::memcpy(row, tokens, length * sizeof(int64_t));
+            row[length] = last, to.log_prob[place] = log_prob, to.score[place] = score;
+        };
+        for (int64_t a = 0; a < n_sentences; a++) {
+            const int64_t first = a * 2 * n;
+            auto past = [&](int64_t i) { return x.active + (a * n_active + x.parent[first + i]) * length; };
+            for (int64_t i = 0; i < 2 * n; i++) {
+                const bool ends = x.token[first + i] == eos;
+                float score = x.log_prob[first + i] / penalty;
+                if (x.coverage) score += x.coverage[a * n_active + x.parent[first + i]];
+                going_score[i] = rank[i] = ends ? -INFINITY : score;
+                if (x.bias) rank[i] -= x.bias[first + i] / penalty;
+                if (i < n) ended_score[i] = x.finished.score[a * n + i], ended_score[n + i] = ends ? score : -INFINITY;
+            }
+            places_of_largest(rank.data(), 2 * n, n, places.data());
+            for (int64_t j = 0; j < n; j++) {
+                const int64_t i = places[j];
+                const float log_prob = going_score[i] == -INFINITY ? -INFINITY : x.log_prob[first + i];
+                write(x.going, a * n + j, past(i), x.token[first + i], log_prob, going_score[i]);
+                x.going_parent[a * n + j] = x.parent[first + i];
+            }
+            places_of_largest(ended_score.data(), 2 * n, n, places.data());
+            for (int64_t j = 0; j < n; j++) {
+                const int64_t i = places[j], old = a * n + i, now = first + i - n;
+                if (i < n)
+                    write(x.ended, a * n + j, x.finished.tokens + old * length, eos, x.finished.log_prob[old], ended_score[i]);
+                else
+                    write(x.ended, a * n + j, past(i - n), x.token[now], x.log_prob[now], ended_score[i]);
+            }
         }
         return 0;
     });

@@ -124,6 +124,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
         "project_memory": [pointer, pointer, size, size, pointer, flag],
         "reorder_rows": [pointer, size, pointer, pointer, *[size] * 5, pointer],
+        "grow": [pointer, *[size] * 5, ctypes.c_float],
         "log_sum_exp": [pointer, size, size, pointer, flag],
         "top_k": [pointer, pointer, size, size, size, size, pointer, pointer, pointer, flag],
     }
@@ -134,6 +135,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
             "linear_map",
             "decoder_states",
             "encoder_states",
+            "grow",
             "project_memory",
             "reorder_rows",
         ):  # these take memory

@@ -236,11 +236,12 @@ KINDS = {
 
 IN_CPP = {
     "linear_map": "linear maps",
-    "decoder_step": "decoder steps",
+    "decoder_states": "decoder steps",
     "encoder_states": "the encoder",
+    "project_memory": "the encoder",
     "log_sum_exp": "the choice of tokens",
-    "likeliest": "the choice of tokens",
-    "settle": "copies",
+    "top_k": "the choice of tokens",
+    "grow": "the choice of tokens",
     "reorder_rows": "copies",
 }
 """What transduce does in C++, by the same; a decoder step has linear maps, attention and norms in one."""

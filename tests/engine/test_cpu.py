@@ -306,7 +306,8 @@ def test_one_layers_cross_attention_is_that_of_the_layers(layer, rng):
 def test_long_texts_and_sources(n_threads, rng):
     """Threads share the positions of one text, and the heads of one source."""
     plain, engine = both(replace(TEXT, max_positions=2000), rng)
-    source, target = (torch.randint(TEXT.decoder.input.vocab_size, (1, n), generator=rng) for n in (300, 540))
+    sizes = {300: TEXT.encoder.input.vocab_size, 540: TEXT.decoder.input.vocab_size}
+    source, target = (torch.randint(size, (1, n), generator=rng) for n, size in sizes.items())
     with torch.inference_mode(), threads(n_threads):
         want, got = plain.encode(source), engine.encode(source)
         near(got.states, want.states)

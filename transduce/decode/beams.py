@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from ctypes import CDLL, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.rules import ids_tensor, partition
 from transduce.decode.scorer import Places, Scores
-from transduce.decode.topk import Continuations, top_k
+from transduce.decode.topk import Continuations, in_cpp, top_k
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ def grow(
         coverage: what each hypothesis adds to the scores of its continuations.
     """
     log_prob, token, parent = continuations
+    if (cpp := in_cpp(log_prob)) is not None:
+        rows = [active.tokens, *vars(finished).values(), *continuations, coverage, bias]
+        return _grow_in_cpp(cpp, rows, eos_id, penalty)
     size = finished.score.size(1)
     tokens = active.append(parent, token)
     score = log_prob / penalty
@@ -105,6 +109,29 @@ def grow(
     rank = going.score if bias is None else going.score - bias / penalty
     chosen = rank.topk(size).indices
     return going.gather(chosen), finished, parent.gather(1, chosen)
+
+
+def _grow_in_cpp(cpp: CDLL, given: Sequence[Tensor | None], eos_id: int, penalty: float) -> Growth:
+    """What `grow` computes, of contiguous tensors in the order of `Growth` in kernels.cpp."""
+    given = [None if each is None else each.contiguous() for each in given]
+    tokens, finished, log_prob = given[:3]
+    assert tokens is not None and finished is not None and log_prob is not None
+    n_sentences, n_active, length = tokens.shape
+    shape = log_prob.shape
+    going, ended = (
+        Hypotheses(
+            tokens.new_empty(*shape, length + 1),
+            log_prob.new_empty(shape),
+            log_prob.new_empty(shape),
+        )
+        for _ in range(2)
+    )
+    parents = tokens.new_empty(shape)
+    every = [*given, *vars(going).values(), *vars(ended).values(), parents]
+    pointers = [None if each is None else each.data_ptr() for each in every]
+    sizes = (n_sentences, n_active, shape[1], length, eos_id)
+    cpp.grow((c_void_p * len(pointers))(*pointers), *sizes, penalty)
+    return going, ended, parents
 
 
 class Beams:

@@ -23,7 +23,7 @@ class Continuations(NamedTuple):
 
 def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     """log of the sum of exp(logits) of every row; log_softmax is the logits minus it."""
-    if (cpp := _in_cpp(logits)) is not None:
+    if (cpp := in_cpp(logits)) is not None:
         out = logits.new_empty(len(logits))
         cpp.log_sum_exp(logits.data_ptr(), *logits.shape, out.data_ptr(), torch.get_num_threads())
         return out
@@ -43,7 +43,7 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
     if n == n_rows == 1:
         value, token = scores.max(-1, keepdim=True)  # the first of equal ones
         return Continuations(value + offset, token, torch.zeros_like(token))
-    if (cpp := _in_cpp(scores)) is not None:
+    if (cpp := in_cpp(scores)) is not None:
         values = scores.new_empty(n_sentences, n)
         tokens, rows = (torch.empty(n_sentences, n, dtype=torch.long) for _ in range(2))
         outputs = (each.data_ptr() for each in (values, tokens, rows))
@@ -58,7 +58,7 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
     return Continuations(values, index % vocab_size, (index // vocab_size).clamp_max(n_rows - 1))
 
 
-def _in_cpp(scores: Tensor) -> CDLL | None:
+def in_cpp(scores: Tensor) -> CDLL | None:
     """The library of kernels, if it takes tables of this kind."""
     fits = scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.is_contiguous()
     return library() if fits else None
