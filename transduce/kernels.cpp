@@ -70,15 +70,16 @@ struct Positions {
     const float *added, *cosines, *sines;
 };
 
-// Keys and values (n_layers, 2, n_slots, K, capacity, E), of which `length` positions are there, and those of the memory
-// (n_layers, 2, n_memory_slots, K, memory_capacity, E); see `Head` for their layout. A row has a slot, and so has a sentence,
-// whose rows follow one another and look at `memory_lengths` positions, or all where there are no lengths.
+// Keys and values of the past (n_layers, n_slots, capacity, 2, K, E), of which `length` positions are there, and of the memory
+// (n_layers, n_memory_slots, memory_length, 2, K, E). Position t of row m is in the slot slots[m, t] of (n_rows, capacity): rows
+// that have a common past share it. A sentence, whose rows follow one another, has a slot of the memory, and looks at so many
+// positions, or at all where there are no lengths.
 struct KVCache {
     float* past;
-    const int64_t* slots;
+    int64_t* slots;
     const float* memory;
     const int64_t *memory_slots, *memory_lengths;
-    int64_t n_rows, n_slots, length, capacity, n_sentences, n_memory_slots, memory_length, memory_capacity;
+    int64_t n_rows, n_slots, length, capacity, n_sentences, n_memory_slots, memory_length;
 };
 
 // Hypotheses of every sentence, (A, n): tokens (A, n, L), and -inf where there is none.
@@ -128,21 +129,53 @@ inline Floats exponential(Floats x) {  // 2^n times a polynomial on [-ln 2 / 2, 
     return low ? Floats{} : y;
 }
 
+// The N lanes of x as one number: halves are joined again and again.
+template <int N, class Vector, class Join>
+inline float joined(Vector x, Join join) {
+    if constexpr (N == 1) {
+        return x[0];
+    } else {
+        typedef float Half __attribute__((vector_size(2 * N)));
+        Half halves[2];
+        std::memcpy(halves, &x, sizeof x);
+        return joined<N / 2>(join(halves[0], halves[1]), join);
+    }
+}
+
 inline float total(Floats x) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += x[i];
-    return sum;
+    return joined<LANES>(x, [](auto y, auto z) { return y + z; });
 }
 
 inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }  // y where x is NaN
 
 inline float largest_of(Floats x) {
-    float largest = x[0];
-    for (int i = 1; i < LANES; i++) largest = std::max(largest, x[i]);
-    return largest;
+    return joined<LANES>(x, [](auto y, auto z) { return y > z ? y : z; });
 }
 
-inline int64_t whole_blocks(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+// Sums of neighbouring lanes: first those of x, then those of y.
+inline Floats sums_of_pairs(Floats x, Floats y) {
+#if defined(__clang__)
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+           + __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#else
+    return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14) + __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15);
+#endif
+#else
+    Ints even, odd;
+    for (int i = 0; i < LANES; i++) even[i] = 2 * i, odd[i] = 2 * i + 1;
+    return __builtin_shuffle(x, y, even) + __builtin_shuffle(x, y, odd);
+#endif
+}
+
+// The sums of LANES vectors, each of which is one lane of the result.
+template <int N = LANES>
+inline Floats totals(const Floats* x) {
+    if constexpr (N == 1)
+        return x[0];
+    else
+        return sums_of_pairs(totals<N / 2>(x), totals<N / 2>(x + N / 2));
+}
 
 // The sum of `each` over n numbers: by vectors, and the rest one by one.
 template <class Each>
@@ -315,7 +348,8 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
 
 // Scratch memory of a thread. It grows, and stays from call to call unless it is larger than KEPT bytes.
 struct Scratch {
-    std::vector<float> states, x, y, wide, keys, scores, scale;
+    std::vector<float> states, x, y, wide, scores, scale;
+    std::vector<const float*> positions;
     std::vector<Rounded> rounded;
 };
 thread_local Scratch scratch;
@@ -323,7 +357,7 @@ constexpr size_t KEPT = 1 << 24;
 
 void release_large_scratch() {
     size_t bytes = scratch.rounded.capacity() * sizeof(Rounded);
-    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.keys, &scratch.scores, &scratch.scale})
+    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.scores, &scratch.scale})
         bytes += each->capacity() * sizeof(float);
     if (bytes > KEPT) scratch = Scratch();
 }
@@ -426,84 +460,73 @@ void rotate(float* x, int64_t heads, int64_t width, const float* cosines, const 
     }
 }
 
-// The keys and values of one head. Keys stand in blocks of LANES positions, (blocks, width, LANES), so that a product with a
-// query gives the scores of a block; values are (positions, width), each `stride` numbers after the other.
-struct Head {
-    float *keys, *values;
-    int64_t width, stride;
-
-    void set_key(int64_t position, const float* key) const {
-        float* lane = keys + position / LANES * LANES * width + position % LANES;
-        for (int64_t i = 0; i < width; i++) lane[i * LANES] = key[i];
+// Scores of a query for n keys, positions[i] + key, and -inf behind them up to a whole vector. VECTORS: of a key, where that is
+// known when this is compiled; 0: as `width` says.
+template <int VECTORS>
+void scores_of(const float* query, const float* const* positions, int64_t key, int64_t n, int64_t width, float scale, float* scores) {
+    const int64_t whole = VECTORS ? VECTORS * LANES : width / LANES * LANES;
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (int64_t i = 0; i < n; i += LANES) {
+        Floats products[LANES] = {};
+        for (int64_t j = 0; j < LANES && i + j < n; j++) {
+            const float* x = positions[i + j] + key;
+            for (int64_t at = 0; at < whole; at += LANES) products[j] += load(query + at) * load(x + at);
+            for (int64_t at = whole; !VECTORS && at < width; at++) products[j][at % LANES] += query[at] * x[at];
+        }
+        Floats score = totals(products) * scale;
+        store(scores + i, lane < static_cast<int32_t>(std::min<int64_t>(n - i, LANES)) ? score : Floats{} - INFINITY);
     }
-    void set(int64_t position, const float* key, const float* value) const {
-        set_key(position, key);
-        std::memcpy(values + position * stride, value, width * sizeof(float));
-    }
-};
-
-// Scores of a query for the LANES keys of a block.
-inline Floats scores_of(const float* query, const float* block, int64_t width) {
-    Floats sums[4] = {};
-    int64_t i = 0;
-    for (; i + 4 <= width; i += 4)
-        for (int j = 0; j < 4; j++) sums[j] += load(block + (i + j) * LANES) * query[i + j];
-    for (; i < width; i++) sums[0] += load(block + i * LANES) * query[i];
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// The sums of VECTORS * LANES numbers of n values, each times its weight.
+// The sum of n values, positions[i] + value, each times its weight: VECTORS * LANES numbers.
 template <int VECTORS>
-inline void weighted_sum(const float* values, int64_t stride, const float* weights, int64_t n, float* out) {
+void weighted_sum(const float* const* positions, int64_t value, const float* weights, int64_t n, float* out) {
     constexpr int CHAINS = VECTORS == 4 ? 2 : 4;  // sums that do not wait for one another
     Floats sums[CHAINS][VECTORS] = {};
     int64_t i = 0;
-    for (; i + CHAINS <= n; i += CHAINS, values += CHAINS * stride)
+    for (; i + CHAINS <= n; i += CHAINS)
         for (int c = 0; c < CHAINS; c++)
-            for (int v = 0; v < VECTORS; v++) sums[c][v] += load(values + c * stride + v * LANES) * weights[i + c];
-    for (; i < n; i++, values += stride)
-        for (int v = 0; v < VECTORS; v++) sums[0][v] += load(values + v * LANES) * weights[i];
+            for (int v = 0; v < VECTORS; v++) sums[c][v] += load(positions[i + c] + value + v * LANES) * weights[i + c];
+    for (; i < n; i++)
+        for (int v = 0; v < VECTORS; v++) sums[0][v] += load(positions[i] + value + v * LANES) * weights[i];
     for (int v = 0; v < VECTORS; v++) {
         for (int c = 1; c < CHAINS; c++) sums[0][v] += sums[c][v];
         store(out + v * LANES, sums[0][v]);
     }
 }
 
-// One query over the positions first ... last - 1 of a head: softmax(q k scale) v; zeros where there is none. The weights go
-// to `taken` too, where it is not null.
-void attend(const float* query, const Head& head, int64_t first, int64_t last, float scale, float* out, float* taken = nullptr) {
-    const int64_t width = head.width, start = first / LANES * LANES;
-    if (last <= first) return std::fill(out, out + width, 0.0f), void();
-    if (static_cast<int64_t>(scratch.scores.size()) < last - start + LANES) scratch.scores.resize(2 * (last - start) + LANES);
-    float* scores = scratch.scores.data() - start;
-    Ints lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
+// One query over n positions: softmax(q k scale) v; zeros where there are none. A position has its key and its value so many
+// numbers behind its address. The weights go to `taken` too, where it is not null.
+void attend(const float* query, const float* const* positions, int64_t n, int64_t key, int64_t value, int64_t width, float* out,
+            float* taken = nullptr) {
+    if (n < 1) return std::fill(out, out + width, 0.0f);
+    if (static_cast<int64_t>(scratch.scores.size()) < n + LANES) scratch.scores.resize(2 * n + LANES);
+    float* weights = scratch.scores.data();
+    const float scale = 1.0f / std::sqrt(static_cast<float>(width));
+    if (width == LANES) scores_of<1>(query, positions, key, n, width, scale, weights);
+    else if (width == 2 * LANES) scores_of<2>(query, positions, key, n, width, scale, weights);
+    else if (width == 4 * LANES) scores_of<4>(query, positions, key, n, width, scale, weights);
+    else scores_of<0>(query, positions, key, n, width, scale, weights);
     Floats high = Floats{} - INFINITY, sums = {};
-    for (int64_t i = start; i < last; i += LANES) {
-        Ints there = (lane >= static_cast<int32_t>(first - i)) & (lane < static_cast<int32_t>(last - i));
-        Floats score = there ? scores_of(query, head.keys + i * width, width) * scale : Floats{} - INFINITY;
-        store(scores + i, score);
-        high = larger(score, high);
-    }
+    for (int64_t i = 0; i < n; i += LANES) high = larger(load(weights + i), high);
     const float largest = largest_of(high);
-    for (int64_t i = start; i < last; i += LANES) {
-        Floats weight = exponential(load(scores + i) - largest);
-        store(scores + i, weight);
+    for (int64_t i = 0; i < n; i += LANES) {
+        Floats weight = exponential(load(weights + i) - largest);
+        store(weights + i, weight);
         sums += weight;
     }
-    const Floats factor = Floats{} + 1.0f / total(sums);
-    for (int64_t i = start; i < last; i += LANES) store(scores + i, load(scores + i) * factor);
-    if (taken) std::memcpy(taken + first, scores + first, (last - first) * sizeof(float));
-    const float *values = head.values + first * head.stride, *weights = scores + first;
-    const int64_t n = last - first;
+    const float factor = 1.0f / total(sums);
+    for (int64_t i = 0; i < n; i += LANES) store(weights + i, load(weights + i) * factor);
+    if (taken) std::memcpy(taken, weights, n * sizeof(float));
     int64_t at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES) weighted_sum<4>(values + at, head.stride, weights, n, out + at);
-    if (at + 2 * LANES <= width) weighted_sum<2>(values + at, head.stride, weights, n, out + at), at += 2 * LANES;
-    if (at + LANES <= width) weighted_sum<1>(values + at, head.stride, weights, n, out + at), at += LANES;
+    for (; at + 4 * LANES <= width; at += 4 * LANES) weighted_sum<4>(positions, value + at, weights, n, out + at);
+    if (at + 2 * LANES <= width) weighted_sum<2>(positions, value + at, weights, n, out + at), at += 2 * LANES;
+    if (at + LANES <= width) weighted_sum<1>(positions, value + at, weights, n, out + at), at += LANES;
     if (at == width) return;
     std::fill(out + at, out + width, 0.0f);
     for (int64_t i = 0; i < n; i++)
-        for (int64_t j = at; j < width; j++) out[j] += values[i * head.stride + j] * weights[i];
+        for (int64_t j = at; j < width; j++) out[j] += positions[i][value + j] * weights[i];
 }
 
 // The layers of a stack over n vectors. attention(layer, qkv, to) and memory(layer, queries, to) read other vectors.
@@ -570,45 +593,46 @@ void prepare(const Stack& stack, const Layer& layer, float* qkv, const Positions
 void some_rows(const Stack& stack, const KVCache& cache, const Positions& positions, const CrossTap& tap, float* x,
                int64_t n_new, int64_t first, int64_t last, int threads) {
     const int64_t n = (last - first) * n_new, heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head;
-    const int64_t inner = heads * e, stride = inner + 2 * kv_heads * e, shared = heads / kv_heads;
-    const int64_t per_sentence = cache.n_sentences ? cache.n_rows / cache.n_sentences : 1;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(e));
-    const int threads_of_attention = n * (cache.length + n_new) < (1 << 12) ? 1 : threads;
-    auto head_of = [&](const float* buffers, int64_t i, int64_t slot, int64_t n_slots, int64_t k, int64_t capacity) {
-        const int64_t size = n_slots * kv_heads * capacity * e;
-        float* keys = const_cast<float*>(buffers) + 2 * i * size + (slot * kv_heads + k) * capacity * e;
-        return Head{keys, keys + size, e, e};
-    };
-    auto past_of = [&](int64_t i, int64_t m, int64_t k) {
-        return head_of(cache.past, i, cache.slots[first + m / n_new], cache.n_slots, k, cache.capacity);
-    };
+    const int64_t inner = heads * e, one = kv_heads * e, both = 2 * one, stride = inner + both, shared = heads / kv_heads;
+    const int64_t per_sentence = cache.n_sentences ? cache.n_rows / cache.n_sentences : 1, length = cache.memory_length;
+    const int sharing = n_new * (cache.length + n_new) < (1 << 12) ? 1 : threads;  // threads of one row
     auto attention = [&](int64_t i, float* qkv, float* to) {
-        for (int64_t m = 0; m < n; m++) {
-            float *q = qkv + m * stride, *key = q + inner, *value = key + kv_heads * e;
-            prepare(stack, stack.layers[i], q, positions, m % n_new);
-            for (int64_t k = 0; k < kv_heads; k++)
-                past_of(i, m, k).set(cache.length + m % n_new, key + k * e, value + k * e);
-        }
-        parallel(threads_of_attention, [&](int t) {
-            for (int64_t m = n * t / threads_of_attention; m < n * (t + 1) / threads_of_attention; m++) {
-                const int64_t end = cache.length + m % n_new + 1;
-                const int64_t start = stack.window ? std::max<int64_t>(0, end - stack.window) : 0;
-                for (int64_t h = 0; h < heads; h++)
-                    attend(qkv + m * stride + h * e, past_of(i, m, h / shared), start, end, scale, to + m * inner + h * e);
+        float* past = cache.past + i * cache.n_slots * cache.capacity * both;
+        for (int64_t row = first; row < last; row++, qkv += n_new * stride, to += n_new * inner) {
+            int64_t* slots = cache.slots + row * cache.capacity;
+            std::fill(slots + cache.length, slots + cache.length + n_new, row);
+            scratch.positions.resize(cache.length + n_new);
+            const float** there = scratch.positions.data();
+            for (int64_t t = 0; t < cache.length + n_new; t++) there[t] = past + (slots[t] * cache.capacity + t) * both;
+            for (int64_t m = 0; m < n_new; m++) {
+                prepare(stack, stack.layers[i], qkv + m * stride, positions, m);
+                const int64_t at = row * cache.capacity + cache.length + m;
+                std::memcpy(past + at * both, qkv + m * stride + inner, both * sizeof(float));
             }
-        });
+            parallel(sharing, [&](int thread) {
+                for (int64_t m = thread; m < n_new; m += sharing) {
+                    const int64_t end = cache.length + m + 1, start = stack.window ? std::max<int64_t>(0, end - stack.window) : 0;
+                    for (int64_t h = 0; h < heads; h++) {
+                        const int64_t key = h / shared * e;
+                        attend(qkv + m * stride + h * e, there + start, end - start, key, key + one, e, to + m * inner + h * e);
+                    }
+                }
+            });
+        }
     };
     auto memory = [&](int64_t i, const float* queries, float* to) {
-        for (int64_t m = 0; m < n; m++) {
-            const int64_t row = first + m / n_new, sentence = row / per_sentence, slot = cache.memory_slots[sentence];
-            const int64_t length = cache.memory_length;
+        scratch.positions.resize(length);
+        const float** there = scratch.positions.data();
+        for (int64_t m = 0; m < n; m++, queries += inner, to += inner) {
+            const int64_t row = first + m / n_new, sentence = row / per_sentence;
+            const float* keys = cache.memory + (i * cache.n_memory_slots + cache.memory_slots[sentence]) * length * both;
+            for (int64_t t = 0; t < length; t++) there[t] = keys + t * both;
             const int64_t n_keys = cache.memory_lengths ? std::min(cache.memory_lengths[sentence], length) : length;
             for (int64_t h = 0; h < heads; h++) {
-                const Head head = head_of(cache.memory, i, slot, cache.n_memory_slots, h / shared, cache.memory_capacity);
                 float* taken = nullptr;
-                if (tap.weights && tap.layer == i)
-                    taken = tap.weights + ((row * heads + h) * n_new + m % n_new) * length;
-                attend(queries + m * inner + h * e, head, 0, n_keys, scale, to + m * inner + h * e, taken);
+                if (tap.weights && tap.layer == i) taken = tap.weights + ((row * heads + h) * n_new + m % n_new) * length;
+                const int64_t key = h / shared * e;
+                attend(queries + h * e, there, n_keys, key, key + one, e, to + h * e, taken);
             }
         }
     };
@@ -619,30 +643,30 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
 void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t* lengths, const Positions& positions,
                     int64_t first, int64_t last, int threads) {
     const int64_t heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head, inner = heads * e;
-    const int64_t width = stack.d_model, stride = inner + 2 * kv_heads * e;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(e));
+    const int64_t width = stack.d_model, one = kv_heads * e, stride = inner + 2 * one;
     auto length_of = [&](int64_t b) { return lengths ? lengths[b] : length; };
     scratch.states.clear();
     for (int64_t b = first; b < last; b++)
         scratch.states.insert(scratch.states.end(), x + b * length * width, x + (b * length + length_of(b)) * width);
-    auto head = [&](float* qkv, int64_t n, int64_t h, float* to) {
-        float *queries = qkv + h * e, *key = qkv + inner + h / (heads / kv_heads) * e;
-        scratch.keys.resize(whole_blocks(n) * e);
-        const Head packed{scratch.keys.data(), key + kv_heads * e, e, stride};
-        for (int64_t m = 0; m < n; m++) packed.set_key(m, key + m * stride);
-        for (int64_t m = 0; m < n; m++) {
-            const int64_t from = stack.window ? std::max<int64_t>(0, m + 1 - stack.window) : 0;
-            const int64_t end = stack.window ? std::min(n, m + stack.window) : n;
-            attend(queries + m * stride, packed, from, end, scale, to + m * inner + h * e);
-        }
-    };
     auto attention = [&](int64_t i, float* qkv, float* to) {
         for (int64_t b = first; b < last; b++) {
             const int64_t n = length_of(b);
-            for (int64_t m = 0; m < n; m++) prepare(stack, stack.layers[i], qkv + m * stride, positions, m);
-            const int threads_of_heads = n * n < (1 << 12) ? 1 : threads;
-            parallel(threads_of_heads, [&](int t) {
-                for (int64_t h = t; h < heads; h += threads_of_heads) head(qkv, n, h, to);
+            scratch.positions.resize(n);
+            const float** there = scratch.positions.data();
+            for (int64_t m = 0; m < n; m++) {
+                there[m] = qkv + m * stride;
+                prepare(stack, stack.layers[i], qkv + m * stride, positions, m);
+            }
+            const int sharing = n * n < (1 << 12) ? 1 : threads;
+            parallel(sharing, [&](int thread) {
+                for (int64_t m = thread; m < n; m += sharing) {
+                    const int64_t start = stack.window ? std::max<int64_t>(0, m + 1 - stack.window) : 0;
+                    const int64_t end = stack.window ? std::min(n, m + stack.window) : n;
+                    for (int64_t h = 0; h < heads; h++) {
+                        const int64_t key = inner + h / (heads / kv_heads) * e;
+                        attend(there[m] + h * e, there + start, end - start, key, key + one, e, to + m * inner + h * e);
+                    }
+                }
             });
             qkv += n * stride, to += n * inner;
         }
@@ -662,9 +686,8 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
 
 extern "C" {
 
-// How python lays out panels: outputs of one, and inputs of 8 bits that one instruction takes together; and positions of a
-// block of keys.
-int32_t wide = WIDE, pair = PAIR, lanes = LANES;
+// How python lays out panels: outputs of one, and inputs of 8 bits that one instruction takes together.
+int32_t wide = WIDE, pair = PAIR;
 
 // y (N, outputs) = x (N, inputs) W^T + bias.
 int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32_t threads) {
@@ -712,53 +735,18 @@ int32_t encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_
     });
 }
 
-// The keys and values of states (B, S, D) for the cross-attention of every layer, as KVCache has them.
-int32_t project_memory(const Stack* stack, const float* states, int64_t n_sentences, int64_t length, float* memory,
-                       int32_t threads) {
-    const int64_t heads = stack->n_kv_heads, e = stack->d_head, inner = heads * e, capacity = whole_blocks(length);
+// The keys and values of states (N, D) for the cross-attention of every layer, (n_layers, N, 2, K, E).
+int32_t project_memory(const Stack* stack, const float* states, int64_t n, float* memory, int32_t threads) {
     return guarded([&] {
-        scratch.wide.resize(n_sentences * length * 2 * inner);
-        float* wide = scratch.wide.data();
-        for (int64_t i = 0; i < stack->n_layers; i++) {
+        for (int64_t i = 0; i < stack->n_layers; i++, memory += n * stack->layers[0].cross_kv.outputs) {
             const Layer& layer = stack->layers[i];
-            linear(layer.cross_kv, states, n_sentences * length, wide, false, threads);
-            float *keys = memory + 2 * i * n_sentences * capacity * inner, *values = keys + n_sentences * capacity * inner;
-            for (int64_t m = 0; m < n_sentences * length; m++) {
-                float *key = wide + m * 2 * inner, *value = key + inner;
-                if (layer.cross_key_norm.weight) normalize(layer.cross_key_norm, key, heads, e, key);
-                for (int64_t k = 0; k < heads; k++) {
-                    const int64_t at = (m / length * heads + k) * capacity * e;
-                    Head{keys + at, values + at, e, e}.set(m % length, key + k * e, value + k * e);
-                }
+            linear(layer.cross_kv, states, n, memory, false, threads);
+            for (int64_t m = 0; layer.cross_key_norm.weight && m < n; m++) {
+                float* keys = memory + m * layer.cross_kv.outputs;
+                normalize(layer.cross_key_norm, keys, stack->n_kv_heads, stack->d_head, keys);
             }
         }
         release_large_scratch();
-        return 0;
-    });
-}
-
-// Let row m go on from what row rows[m] has in its slot, of which `used` numbers of each head are there: its new slot goes to
-// new_slots. The first row that goes on from another takes its slot; what the others need is copied to slots that are free.
-int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* slots, const int64_t* rows, int64_t n, int64_t n_slots,
-                     int64_t heads, int64_t capacity, int64_t used, int64_t* new_slots) {
-    return guarded([&] {
-        std::vector<char> taken(n_slots);
-        std::vector<int64_t> copied;  // rows that need a slot of their own
-        for (int64_t m = 0; m < n; m++) {
-            new_slots[m] = slots[rows[m]];
-            if (taken[new_slots[m]]) copied.push_back(m);
-            taken[new_slots[m]] = true;
-        }
-        int64_t free = 0;
-        for (int64_t m : copied) {
-            while (taken[free]) free++;
-            taken[free] = true;
-            for (int64_t i = 0; i < n_buffers * heads; i++) {
-                float* buffer = buffers + (i / heads * n_slots * heads + i % heads) * capacity;
-                std::memcpy(buffer + free * heads * capacity, buffer + new_slots[m] * heads * capacity, used * sizeof(float));
-            }
-            new_slots[m] = free;
-        }
         return 0;
     });
 }

@@ -122,8 +122,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
             flag,
         ],
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
-        "project_memory": [pointer, pointer, size, size, pointer, flag],
-        "reorder_rows": [pointer, size, pointer, pointer, *[size] * 5, pointer],
+        "project_memory": [pointer, pointer, size, pointer, flag],
         "grow": [pointer, *[size] * 5, ctypes.c_float],
         "log_sum_exp": [pointer, size, size, pointer, flag],
         "top_k": [pointer, pointer, size, size, size, size, pointer, pointer, pointer, flag],
@@ -137,7 +136,6 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
             "encoder_states",
             "grow",
             "project_memory",
-            "reorder_rows",
         ):  # these take memory
             function.restype, function.errcheck = flag, _checked
     return found

@@ -242,7 +242,6 @@ IN_CPP = {
     "log_sum_exp": "the choice of tokens",
     "top_k": "the choice of tokens",
     "grow": "the choice of tokens",
-    "reorder_rows": "copies",
 }
 """What transduce does in C++, by the same; a decoder step has linear maps, attention and norms in one."""
 

@@ -110,7 +110,9 @@ def test_two_threads_share_the_rows(name, rng):
 
 
 @pytest.mark.parametrize("name", BEAMED)
-def test_beams_that_change_places(name, rng):
+def test_beams_that_change_places(name, rng, monkeypatch):
+    """In a cache that grows three times."""
+    monkeypatch.setattr("transduce.engine.cache.CAPACITY", 3)
     beams_that_change_places(CASES[name], rng)
 
 

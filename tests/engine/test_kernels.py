@@ -15,7 +15,6 @@ from torch import Tensor
 from tests.kernels import needs_cpp
 from transduce import kernels
 from transduce.decode.topk import log_sum_exp, top_k
-from transduce.engine.cache import KVCache
 from transduce.engine.weights import Matrix
 
 SHAPES = [(1, 1, 1), (1, 16, 24), (5, 7, 33), (6, 40, 24), (13, 1000, 96), (64, 256, 256), (200, 512, 1030), (0, 8, 8)]
@@ -118,36 +117,6 @@ def test_log_sum_exp(rng):
                 with by_threads(n_threads):
                     got = log_sum_exp(logits)
                 torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=2e-6)
-
-
-@needs_cpp
-@pytest.mark.parametrize("length", [1, 15, 40])
-def test_rows_change_places(length, rng):
-    """Permutations, copies, circles, fewer rows and more: each has what the row that it goes on from had."""
-    n_rows, cache = 12, KVCache()
-    stored = cache.make_room(n_rows, length, torch.empty(0), (2, 3, 5))
-    past = stored[:] = torch.randn(stored.shape, generator=rng)
-    cache.advance(length)
-    for step in range(40):
-        n_next = n_rows if step % 5 else 4 + step % 20
-        rows = torch.randint(n_rows, (n_next,), generator=rng)
-        rows = torch.randperm(n_rows, generator=rng) if step % 3 == 0 and n_next == n_rows else rows
-        cache.reorder(rows)
-        past, n_rows = past[:, :, rows], n_next
-        assert len(cache.slots.unique()) == n_rows
-        assert torch.equal(cache.past[:, :, cache.slots, :, :length], past[..., :length, :])
-
-
-@needs_cpp
-def test_as_few_rows_as_possible_are_copied(rng):
-    """Of the rows that go on from one, one stays where that is."""
-    n_rows, cache = 30, KVCache()
-    cache.make_room(n_rows, 1, torch.empty(0), (1, 1, 1))
-    cache.advance(1)
-    for _ in range(20):
-        rows, before = torch.randint(n_rows, (n_rows,), generator=rng), cache.slots
-        cache.reorder(rows)
-        assert (cache.slots == before[rows]).sum() == len(rows.unique())
 
 
 @pytest.fixture

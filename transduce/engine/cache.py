@@ -7,16 +7,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.engine.stack import CacheStruct
-from transduce.engine.weights import address, constant
-from transduce.kernels import required
+from transduce.engine.weights import address
+
+CAPACITY = 32
+"""Positions of a new cache."""
 
 
 class KVCache:
     """Keys and values of all layers in one tensor, with capacity for more positions, and those of
     the memory.
 
-    A row, or a sentence, is at a slot of them. So rows that leave cost nothing, and of those that
-    stay only what several continue is copied.
+    Nothing moves when rows are reordered or leave: a table says in which slot each position of a
+    row is, and rows that have a common past share it.
 
     Args:
         window: no later query sees further back than window - 1 positions; older ones are dropped.
@@ -29,36 +31,34 @@ class KVCache:
         """Positions decoded so far."""
         self.stored = 0
         """Positions that are there: the last ones."""
-        self.past: Float[Tensor, "L 2 slots K C E"] | None = None
-        """Their layout is that of `Head` in kernels.cpp."""
-        self.slots: Int[Tensor, " N"] = torch.empty(0, dtype=torch.long)
-        self.memory: Float[Tensor, "L 2 slots K S E"] | None = None
-        self.memory_slots: Int[Tensor, " B"] = self.slots
-        self.memory_length = 0
+        self.past: Float[Tensor, "L slots C 2 K E"] | None = None
+        self.slots: Int[Tensor, "N C"] = torch.empty(0, 0, dtype=torch.long)
+        """The slot of each position of each row."""
+        self.memory: Float[Tensor, "L slots S 2 K E"] | None = None
+        self.memory_slots: Int[Tensor, " B"] = torch.empty(0, dtype=torch.long)
         self.memory_lengths: Int[Tensor, " B"] | None = None
 
     def make_room(
         self, n_rows: int, n_new: int, like: Tensor, shape: tuple[int, int, int]
     ) -> Tensor:
-        """Return `past` with capacity for n_new positions more, of (layers, heads, width); it is
-        made by the first call."""
-        n_layers, n_heads, width = shape
+        """Return `past` with a slot for every row and capacity for n_new positions more, of
+        (layers, heads, width); it is made by the first call."""
+        n_layers, *heads = shape
         if self.past is None:
-            self.past = like.new_empty(n_layers, 2, n_rows, n_heads, 0, width)
-            self.slots = torch.arange(n_rows)
-        lanes = constant("lanes")
+            self.past = like.new_empty(n_layers, 0, 0, 2, *heads)
+            self.slots = torch.empty(n_rows, 0, dtype=torch.long)
         dropped = 0 if self.window is None else max(0, self.stored - self.window + 1)
-        dropped -= dropped % lanes
         needed = self.stored - dropped + n_new
-        usual = whole_blocks(2 * needed if self.window is None else 2 * self.window + lanes)
-        capacity = self.past.size(4)
-        if self.stored + n_new > capacity or needed <= usual < capacity:
-            kept = whole_blocks(self.stored) - dropped
-            old = self.past[..., dropped : dropped + kept, :].index_select(2, self.slots)
-            self.past = old.new_empty(*old.shape[:4], max(usual, whole_blocks(needed)), width)
-            self.past[..., :kept, :] = old
-            self.slots = torch.arange(n_rows)
+        usual = max(CAPACITY, 2 * needed) if self.window is None else 2 * self.window
+        n_slots, capacity = self.past.shape[1:3]
+        small = n_rows > n_slots or self.stored + n_new > capacity
+        if small or needed <= usual < capacity:  # a long prompt is over
+            places = torch.arange(dropped, self.stored)
+            kept = self.past[:, self.slots[:, dropped : self.stored], places]
             self.stored -= dropped
+            self.past = kept.new_empty(n_layers, n_rows, max(usual, needed), 2, *heads)
+            self.past[:, :, : self.stored] = kept
+            self.slots = torch.arange(n_rows)[:, None].repeat(1, self.past.size(2))
         return self.past
 
     def struct(self) -> Any:
@@ -72,13 +72,11 @@ class KVCache:
             self.memory_slots.data_ptr(),
             address(self.memory_lengths),
             len(self.slots),
-            past.size(2),
+            past.size(1),
             self.stored,
-            past.size(4),
+            past.size(2),
             len(self.memory_slots),
-            0 if memory is None else memory.size(2),
-            self.memory_length,
-            0 if memory is None else memory.size(4),
+            *((0, 0) if memory is None else memory.shape[1:3]),
         )
 
     def advance(self, n_new: int) -> None:
@@ -93,19 +91,8 @@ class KVCache:
         Raises:
             IndexError: one of them is not there.
         """
-        if self.past is None:
-            return
-        rows = _checked(rows, len(self.slots))
-        n_layers, _, n_slots, n_heads, capacity, width = self.past.shape
-        if len(rows) > n_slots:
-            self.past = self.past.index_select(2, self.slots[rows])
-            self.slots = torch.arange(len(rows))
-            return
-        slots = torch.empty_like(rows)
-        pointers = (self.past.data_ptr(), 2 * n_layers, self.slots.data_ptr(), rows.data_ptr())
-        sizes = (len(rows), n_slots, n_heads, capacity * width, whole_blocks(self.stored) * width)
-        required().reorder_rows(*pointers, *sizes, slots.data_ptr())
-        self.slots = slots
+        if self.past is not None:
+            self.slots = self.slots.index_select(0, rows.long())
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Keep the memory of these sentences only."""
@@ -113,19 +100,3 @@ class KVCache:
             self.memory_slots = self.memory_slots.index_select(0, sentences)
         if self.memory_lengths is not None:
             self.memory_lengths = self.memory_lengths.index_select(0, sentences)
-
-
-def whole_blocks(n: int) -> int:
-    """The positions of the blocks that n positions take."""
-    return n + -n % constant("lanes")
-
-
-def _checked(rows: Int[Tensor, " M"], n_rows: int) -> Int[Tensor, " M"]:
-    """The rows as C++ reads them, which would read beyond its memory where one is not there."""
-    rows = rows.long().contiguous()
-    first, last = rows.aminmax() if len(rows) else (0, 0)
-    if first < 0 or last >= max(1, n_rows):
-        raise IndexError(
-            f"rows must lie in 0 ... {n_rows - 1}, but they lie in {int(first)} ... {int(last)}"
-        )
-    return rows

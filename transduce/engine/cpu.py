@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from transduce.engine.cache import KVCache, whole_blocks
+from transduce.engine.cache import KVCache
 from transduce.engine.stack import CPUStack, CrossTapStruct, EmbeddingStruct
 from transduce.engine.support import by_layers, unsupported
 from transduce.engine.weights import Matrix, address, vectors
@@ -144,12 +144,12 @@ class CPUEngine:
         tokens = target_in.long().contiguous()
         x = past.new_empty(n_rows, n_new, self.config.d_model)
         positions = self.decoder.position_struct(cache.length, cache.length + n_new)
-        weights = None
+        places, weights = cache.struct(), None
         if taps is not None and taps.cross_attention is not None:
-            weights = x.new_zeros(n_rows, self.config.n_heads, n_new, cache.memory_length)
+            weights = x.new_zeros(n_rows, self.config.n_heads, n_new, places.memory_length)
             taps.cross_attention.append(weights)
         tap = CrossTapStruct(address(weights), (taps and taps.layer) or 0)
-        structs = (self.decoder.struct, cache.struct(), self.embedding, positions, tap)
+        structs = (self.decoder.struct, places, self.embedding, positions, tap)
         pointers = tokens.data_ptr(), x.data_ptr()
         if not required().decoder_states(
             *map(ctypes.byref, structs), *pointers, n_new, torch.get_num_threads()
@@ -189,16 +189,14 @@ class CPUEngine:
         assert self.decoder is not None
         config, states = self.config, vectors(memory.states, self.config.d_model)
         n_sentences, length, _ = states.shape
-        heads = (n_sentences, config.kv_heads, whole_blocks(length), config.d_head)
-        cache.memory = states.new_empty(len(self.decoder.layers), 2, *heads)
-        cache.memory_slots, cache.memory_length = torch.arange(n_sentences), length
+        shape = (n_sentences, length, 2, config.kv_heads, config.d_head)
+        cache.memory = states.new_empty(len(self.decoder.layers), *shape)
+        cache.memory_slots = torch.arange(n_sentences)
         cache.memory_lengths = memory.lengths
         if memory.lengths is not None:
             cache.memory_lengths = memory.lengths.long().contiguous()
-        pointers = ctypes.byref(self.decoder.struct), states.data_ptr()
-        sizes = (n_sentences, length)
-        address_of = cache.memory.data_ptr()
-        required().project_memory(*pointers, *sizes, address_of, torch.get_num_threads())
+        pointers = ctypes.byref(self.decoder.struct), states.data_ptr(), n_sentences * length
+        required().project_memory(*pointers, cache.memory.data_ptr(), torch.get_num_threads())
 
     def decode(
         self,

@@ -43,7 +43,7 @@ CacheStruct = structure(
     "KVCache",
     **dict.fromkeys(("past", "slots", "memory", "memory_slots", "memory_lengths"), POINTER),
     **dict.fromkeys(("n_rows", "n_slots", "length", "capacity"), SIZE),
-    **dict.fromkeys(("n_sentences", "n_memory_slots", "memory_length", "memory_capacity"), SIZE),
+    **dict.fromkeys(("n_sentences", "n_memory_slots", "memory_length"), SIZE),
 )
 CrossTapStruct = structure("CrossTap", weights=POINTER, layer=SIZE)
 
