@@ -6,7 +6,7 @@ from tests.decode.language import EOS, Language
 from tests.decode.test_beam import same
 from tests.decode.test_phrases import SURFACES, VOCABULARY, WIDE, every, search, text
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.phrases import Lexicon, Prefix
+from transduce.decode.phrases import Prefix, TextRule, known_words
 from transduce.decode.required import Required
 
 LEXICONS = [["a"], ["ab", "ba"], ["aba", "b"], ["a", "ab", "abb", "baab"]]
@@ -20,8 +20,8 @@ def known(h: Hypothesis, words: list[str]) -> bool:
     return {*whole} - {""} <= {*words} and any(word.startswith(last) for word in words)
 
 
-def lexicon(words: list[str]) -> Lexicon:
-    return Lexicon(VOCABULARY, [word.encode() for word in words])
+def lexicon(words: list[str]) -> TextRule:
+    return known_words(VOCABULARY, [word.encode() for word in words])
 
 
 @pytest.mark.parametrize("words", LEXICONS)
@@ -51,10 +51,12 @@ def test_what_has_a_prefix_or_must_hold_something_is_free_of_it():
     language, words = Language(seed=3, vocab_size=len(SURFACES)), ["b"]
     prefix = Prefix(VOCABULARY, [], b"ab")
     for beam_size in (1, 3):
-        found = search(language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], rules=[lexicon(words).rule({0})])
+        found = search(
+            language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], rules=[lexicon(words).rule(free={0})]
+        )
         assert found[0] == search(language, [8], beam_size, prefixes=[prefix])[0]
         assert found[1:] == search(language, [8, 7], beam_size, rules=[lexicon(words).rule()])
     required = Required(VOCABULARY, [[b"ab"], []])
-    first, second = search(language, [8, 7], 3, required=required, rules=[lexicon(words).rule({0})])
+    first, second = search(language, [8, 7], 3, required=required, rules=[lexicon(words).rule(free={0})])
     assert [first] == search(language, [8], 3, required=Required(VOCABULARY, [[b"ab"]]))
     assert all(known(h, words) for h in second)

@@ -1,19 +1,23 @@
 """Texts that an output begins with, must not hold, or is made of, in any tokens."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import read_lines
-from transduce.decode.rules import Rule, behind_prompt, ids_tensor
+from transduce.decode.rules import Rule, behind_prompt
 from transduce.decode.vocabulary import Matcher, Trie, Vocabulary, phrase_bytes, vocabulary
 from transduce.errors import InputError
 from transduce.files import write_file
+
+StateT = TypeVar("StateT", int, bytes)
 
 
 class Prefix:
@@ -79,35 +83,54 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     return prefix
 
 
-class Forbidden:
-    """Phrases that no output holds."""
+class TextRule:
+    """A rule that reads what a row of tokens writes, and rules out tokens behind it.
 
-    def __init__(self, vocabulary: Vocabulary, phrases: Sequence[bytes]) -> None:
-        self.vocabulary = vocabulary
-        self.matcher = Matcher(phrases)
-        self._ruled_out = lru_cache(maxsize=256)(
-            lambda state: torch.from_numpy(self.matcher.walk(state, vocabulary)[1])
-        )
+    Args:
+        state: gives all that matters of a text for the next token.
+        ruled_out_behind: gives the tokens that may not come next, (V,), from a state.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        state: Callable[[bytes], StateT],
+        ruled_out_behind: Callable[[StateT], np.ndarray],
+    ) -> None:
+        behind = lru_cache(maxsize=1024)(lambda state: torch.from_numpy(ruled_out_behind(state)))
+        self._next = lambda tokens: behind(state(vocabulary.text(tokens)))
 
     def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
-        """For every row of tokens, the tokens that would complete a phrase behind it."""
-        return torch.stack(
-            [self._ruled_out(self.matcher.state(self.vocabulary.text(tokens))) for tokens in rows]
-        )
+        """For every row of tokens, those that may not come next."""
+        return torch.stack([self._next(tokens) for tokens in rows])
 
-    def rule(self, prompts: Tensor | None = None) -> Rule:
-        """The rule for outputs behind these prompts, in which a phrase may begin."""
-        return partial(self._apply, prompts)
+    def rule(self, prompts: Tensor | None = None, *, free: Collection[int] = ()) -> Rule:
+        """The rule for outputs behind these prompts, but for the sentences with the numbers
+        `free`."""
+        return partial(self._apply, prompts, free)
 
     def _apply(
-        self, prompts: Tensor | None, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
+        self,
+        prompts: Tensor | None,
+        free: Collection[int],
+        scores: Tensor,
+        tokens: Tensor,
+        sentences: Sequence[int],
     ) -> Tensor:
         ruled_out = self.ruled_out(behind_prompt(prompts, tokens, sentences).tolist())
+        is_free = torch.tensor([number in free for number in sentences])
+        ruled_out.view(len(sentences), -1)[is_free] = False
         return scores.masked_fill_(ruled_out.to(scores.device), -torch.inf)
 
 
+def forbidden_phrases(vocabulary: Vocabulary, phrases: Sequence[bytes]) -> TextRule:
+    """No output holds one of these phrases."""
+    matcher = Matcher(phrases)
+    return TextRule(vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary)[1])
+
+
 @lru_cache(maxsize=4)
-def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> Forbidden:
+def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> TextRule:
     """The phrases as they stand, and as the tokenizer normalizes them."""
     strings = {phrase.encode() for phrase in phrases}
     for phrase in phrases:
@@ -115,13 +138,13 @@ def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> 
             strings.add(phrase_bytes(tokenizer, phrase))
         except InputError:  # a phrase without tokens comes out of none
             continue
-    return Forbidden(vocabulary(tokenizer, size), sorted(strings))
+    return forbidden_phrases(vocabulary(tokenizer, size), sorted(strings))
 
 
 LEXICON = "lexicon.txt"
 
 
-class Lexicon:
+def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
     """Outputs are made of these words, with spaces between them.
 
     Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural
@@ -130,43 +153,17 @@ class Lexicon:
     Args:
         words: in UTF-8, each without a space.
     """
-
-    def __init__(self, vocabulary: Vocabulary, words: Sequence[bytes]) -> None:
-        self.vocabulary = vocabulary
-        self.words = words
-        self.trie = Trie(words, b" ")
-        self.trie.next[[0, *self.trie.ends], self.trie.column[ord(" ")]] = 0
-        self._ruled_out_behind = lru_cache(maxsize=4096)(self._ruled_out)
-
-    def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
-        """For every row of tokens, those behind which it could not go on to known words."""
-        return torch.stack(
-            [self._ruled_out_behind(self.vocabulary.text(row).rpartition(b" ")[2]) for row in rows]
-        )
-
-    def rule(self, free: Collection[int] = ()) -> Rule:
-        """The rule for all sentences but those with the numbers `free`."""
-        return partial(self._apply, free)
-
-    def _ruled_out(self, begun: bytes) -> Bool[Tensor, " V"]:
-        """The same behind the beginning of a word."""
-        states, _ = self.trie.walk(self.trie.state(begun), self.vocabulary)
-        return torch.from_numpy(states == self.trie.nowhere)
-
-    def _apply(
-        self, free: Collection[int], scores: Tensor, tokens: Tensor, sentences: Sequence[int]
-    ) -> Tensor:
-        n_rows = len(tokens) // max(1, len(sentences))
-        rows = [row for row in range(len(tokens)) if sentences[row // n_rows] not in free]
-        if rows:
-            index = ids_tensor(rows, scores.device)
-            ruled_out = self.ruled_out(tokens[index].tolist()).to(scores.device)
-            scores[index] = scores[index].masked_fill(ruled_out, -torch.inf)
-        return scores
+    trie = Trie(words, b" ")
+    trie.next[[0, *trie.ends], trie.column[ord(" ")]] = 0
+    return TextRule(
+        vocabulary,
+        lambda text: text.rpartition(b" ")[2],
+        lambda begun: trie.walk(trie.state(begun), vocabulary)[0] == trie.nowhere,
+    )
 
 
 @lru_cache(maxsize=4)
-def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> Lexicon:
+def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> TextRule:
     """The words as the tokenizer normalizes them.
 
     Raises:
@@ -184,7 +181,7 @@ def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> Lexicon:
             "can spell none; "
             f"write others into the run's {LEXICON}, or say words=any"
         )
-    return Lexicon(vocabulary(tokenizer), sorted(known))
+    return known_words(vocabulary(tokenizer), sorted(known))
 
 
 def save_lexicon(directory: Path, words: Iterable[str]) -> None:

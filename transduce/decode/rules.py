@@ -30,7 +30,7 @@ class Rule(Protocol):
 
 
 def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> list[Rule]:
-    """The rules of a configuration; those of phrases need a vocabulary (`Forbidden`)."""
+    """The rules of a configuration; those of phrases need a vocabulary (`forbidden`)."""
     rules: list[Rule] = []
     if config.suppress:
         rules.append(partial(suppress, ids_tensor(config.suppress, device)))

@@ -217,7 +217,7 @@ def _rules(
         rules.append(times)
     if config.words == "known":
         free = {i for i, request in enumerate(requests) if request.has_text}
-        rules.append(lexicon(tokenizer, words).rule(free))
+        rules.append(lexicon(tokenizer, words).rule(free=free))
     return rules
 
 
