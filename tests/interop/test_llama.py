@@ -228,7 +228,7 @@ def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
     ("kind", "values", "message"),
     [
         ("llama", {"hidden_act": "tanh"}, "or 'swish', but in {} it is 'tanh'"),
-        ("mistral", {"num_hidden_layers": 0}, "n_layers must lie in [1, 10000], but n_layers=0"),
+        ("mistral", {"num_hidden_layers": 0}, "n_layers must lie in [1, 1000], but n_layers=0"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be None or False"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv must be None, but in {} it is 8.0"),
         ("phi3", {"embd_pdrop": 0.1}, "embd_pdrop must equal resid_pdrop, but in {} they are 0.1 and 0.0"),

@@ -32,7 +32,7 @@ class StackConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         at_least(1, max_positions=self.max_positions)
-        within("[1, 10000]", n_layers=self.n_layers)
+        within("[1, 1000]", n_layers=self.n_layers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,36 +35,34 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
         for part in module.modules()
         if isinstance(part, TokenInput)
     }
-    untied = None
-    if "output" in parameters and parameters["output"] not in tables:
-        untied = parameters["output"]
-        tables[untied] = config.vocab_size
+    if "output" in parameters:
+        tables.setdefault(parameters["output"], config.vocab_size)
     if config.init == "gpt2":
         _initialize_as_gpt2(module, tables)
         return
-    std = config.d_model**-0.5
     for name, part in module.named_modules():
-        match part:
-            case nn.Linear():
-                fused = split_rows(part, part.weight).values()
-                # value and gate of a Conformer's convolution, which LoRA and Muon take as one map
-                for matrix in part.weight.chunk(2) if name.endswith(".pointwise") else fused:
-                    _fill_uniformly(
-                        matrix, config, gain=config.init_gain if ".layers." in name else 1.0
-                    )
-            case nn.Conv1d() if (
-                part.groups > 1
-            ):  # as many numbers come into each channel as out of it
-                bound = (3 / part.kernel_size[0]) ** 0.5
-                nn.init.uniform_(part.weight, -bound, bound)
-            case nn.Conv1d():
-                nn.init.xavier_uniform_(part.weight)
-            case Positions() if part.learned is not None:
-                nn.init.normal_(part.learned, std=0.02)
-            case TokenInput():
-                _fill_normally(part.weight, part.tokens.vocab_size, std=std)
-    if untied is not None:
-        _fill_normally(untied, config.vocab_size, std=std)
+        _initialize_by_sizes(name, part, config)
+    if "output" in parameters and config.tie == "none":
+        _fill_normally(parameters["output"], config.vocab_size, std=config.d_model**-0.5)
+
+
+def _initialize_by_sizes(name: str, part: nn.Module, config: TransformerConfig) -> None:
+    match part:
+        case nn.Linear():
+            fused = split_rows(part, part.weight).values()
+            gain = config.init_gain if ".layers." in name else 1.0
+            # value and gate of a Conformer's convolution, which LoRA and Muon take as one map
+            for matrix in part.weight.chunk(2) if name.endswith(".pointwise") else fused:
+                _fill_uniformly(matrix, config, gain=gain)
+        case nn.Conv1d() if part.groups > 1:  # as many numbers come into a channel as out of it
+            bound = (3 / part.kernel_size[0]) ** 0.5
+            nn.init.uniform_(part.weight, -bound, bound)
+        case nn.Conv1d():
+            nn.init.xavier_uniform_(part.weight)
+        case Positions() if part.learned is not None:
+            nn.init.normal_(part.learned, std=0.02)
+        case TokenInput():
+            _fill_normally(part.weight, part.tokens.vocab_size, std=config.d_model**-0.5)
 
 
 def _fill_uniformly(matrix: Tensor, config: TransformerConfig, *, gain: float) -> None:

@@ -1,7 +1,6 @@
 """Models on the device meta, without memory: counted, or filled with given weights."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +8,9 @@ from torch import Tensor, nn
 from transduce.device import memory
 from transduce.errors import InputError
 from transduce.files import check_weights, weights_of
-from transduce.model.config import StackConfig, TransformerConfig
+from transduce.model.config import TransformerConfig
 from transduce.model.positions import Positions
-from transduce.model.transformer import Stack, Transformer
+from transduce.model.transformer import Transformer
 
 TRAINING = 16
 """Bytes a parameter in training: its weight, its gradient and Adam's two moments, each in
@@ -53,20 +52,9 @@ def check_fits(
 
 
 def _sizes(config: TransformerConfig) -> tuple[int, int]:
-    """The number of parameters, and of computed numbers such as sinusoids.
-
-    All layers of a stack have equally many, so the model that is counted has two layers at most.
-    """
+    """The number of parameters, and of computed numbers such as sinusoids."""
     try:
-        with torch.device("meta"):
-            model = Transformer(
-                replace(
-                    config,
-                    encoder=_at_most_two_layers(config.encoder),
-                    decoder=_at_most_two_layers(config.decoder),
-                    ctc_layers=(1,) if config.ctc_layers else (),
-                )
-            )
+        model = _on_meta(config)
     except (RuntimeError, TypeError) as error:
         if "verflow" not in str(error):
             raise
@@ -75,15 +63,7 @@ def _sizes(config: TransformerConfig) -> tuple[int, int]:
             "take smaller layers"
         ) from error
     n = sum(parameter.numel() for parameter in model.parameters())
-    for stack, stack_config in ((model.encoder, config.encoder), (model.decoder, config.decoder)):
-        if isinstance(stack, Stack) and stack_config is not None:
-            of_layer = sum(parameter.numel() for parameter in stack.layers[0].parameters())
-            n += (stack_config.n_layers - len(stack.layers)) * of_layer
     return n, sum(buffer.numel() for buffer in model.buffers())
-
-
-def _at_most_two_layers(stack: StackConfig | None) -> StackConfig | None:
-    return stack and replace(stack, n_layers=min(2, stack.n_layers))
 
 
 def _gib(n_bytes: int) -> str:
