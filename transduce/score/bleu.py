@@ -1,7 +1,6 @@
 """BLEU, chrF and TER by sacrebleu, and its tokenization for a script; signatures say how."""
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -94,7 +93,7 @@ class TranslationMeasure(Measure):
     """A corpus measure of sacrebleu for plain, untokenized text; case counts unless `lowercase`.
 
     Further lists of references are further translations, line by line. The bootstrap is
-    sacrebleu's, with its seed: 12345, or the environment's SACREBLEU_SEED.
+    sacrebleu's, with its seed.
 
     Source: Post (2018), A call for clarity in reporting BLEU scores; Koehn (2004) for the interval.
     """
@@ -106,11 +105,6 @@ class TranslationMeasure(Measure):
     @cached_property
     def metric(self) -> Metric:
         return self.make(lowercase=self.lowercase)
-
-    @property
-    def seed(self) -> int | None:
-        seed = os.environ.get("SACREBLEU_SEED", str(SEED)).lower()
-        return None if seed == "none" else int(seed)
 
     def statistics(self, hypotheses: Lines, references: Sequence[Lines]) -> Statistics:
         chunks = []
@@ -129,7 +123,7 @@ class TranslationMeasure(Measure):
     def signature(self, resamples: int) -> str:
         signature = self.metric.get_signature()
         if resamples:
-            signature.update("seed", str(self.seed).lower())
+            signature.update("seed", str(SEED))
             signature.update("bs", resamples)
         return str(signature)
 

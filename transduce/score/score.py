@@ -15,7 +15,7 @@ SEED = 12345
 
 
 def resampled_sums(
-    statistics: Float[np.ndarray, "U K"], resamples: int, seed: int | None
+    statistics: Float[np.ndarray, "U K"], resamples: int, seed: int
 ) -> Float[np.ndarray, "R K"]:
     """The sums of the lines' statistics over draws of as many lines with replacement.
 
@@ -118,11 +118,6 @@ class Measure(ABC):
         """Which of two scores is the better one: "higher" or "lower"."""
         return "higher" if self.higher_is_better else "lower"
 
-    @property
-    def seed(self) -> int | None:
-        """Seed of the bootstrap; None: another one each time."""
-        return SEED
-
     def with_sources(self, sources: Lines | None) -> "Measure":
         """The measure for outputs of these sources (None: sound); itself, if it reads none."""
         return self
@@ -222,7 +217,7 @@ class Measure(ABC):
         ]
         if not resamples:
             return [(score, np.empty(0)) for score in scores]
-        sums = resampled_sums(np.hstack(statistics), resamples, self.seed)
+        sums = resampled_sums(np.hstack(statistics), resamples, SEED)
         results = []
         for score, drawn in zip(scores, np.split(sums, len(systems), axis=1), strict=True):
             values = np.array([measure.value(each) for each in drawn])
