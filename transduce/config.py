@@ -59,16 +59,16 @@ def from_dict(kind: type[Config], plain: object, name: str) -> Config:
     Raises:
         InputError: an unknown, missing or impossible field.
     """
-    wrong = f"{name} does not describe a {kind.__name__}"
+    message = f"{name} does not describe a {kind.__name__}"
     if not isinstance(plain, dict):
-        raise InputError(f"{wrong}: it must be an object, but it is {plain!r:.60}")
+        raise InputError(f"{message}: it must be an object, but it is {plain!r:.60}")
     try:
         return _converter().structure(plain, kind)
     except cattrs.BaseValidationError as error:
         reasons = "; ".join(cattrs.transform_error(error, format_exception=_reason))
-        raise InputError(f"{wrong}: {reasons}") from error
+        raise InputError(f"{message}: {reasons}") from error
     except cattrs.StructureHandlerNotFoundError as error:
-        raise InputError(f"{wrong}: {error}") from error
+        raise InputError(f"{message}: {error}") from error
 
 
 def _reason(error: BaseException, kind: Any) -> str:
@@ -190,9 +190,9 @@ def environment_count(
 
 def divides(**values: int) -> None:
     """Raise InputError unless the second of two values is at least 1 and divides the first."""
-    (whole, n), (part, k) = values.items()
+    (name, n), (divisor, k) = values.items()
     if k < 1 or n % k:
-        raise InputError(f"{part} must divide {whole}, but {part}={k} and {whole}={n}")
+        raise InputError(f"{divisor} must divide {name}, but {divisor}={k} and {name}={n}")
 
 
 @cache

@@ -29,7 +29,7 @@ class Bar(tqdm):
             self.fp.flush()
         return True
 
-    def clear(self, *args: Any, **options: Any) -> None:
+    def clear(self, nolock: bool = False) -> None:
         """Take the bar from the terminal, so that another line can be written."""
         if self.terminal:
-            super().clear(*args, **options)
+            super().clear(nolock)

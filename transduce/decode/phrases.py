@@ -78,7 +78,7 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     ):  # no text has a space before its first word, but a byte could write one
         bare = tokenizer.decode([[token] for token in prefix.ways[0]])
         prefix.ways[0] = [
-            i for i, own in zip(prefix.ways[0], bare, strict=True) if not own.startswith(" ")
+            i for i, text in zip(prefix.ways[0], bare, strict=True) if not text.startswith(" ")
         ]
     return prefix
 

@@ -87,14 +87,14 @@ def filled_transformer(
     empty = weights_of(model)
     check_weights(empty, weights, name)
     return _assign(
-        model, {n: weights[n].to(device, own.dtype, copy=True) for n, own in empty.items()}
+        model, {n: weights[n].to(device, old.dtype, copy=True) for n, old in empty.items()}
     )
 
 
 def blank_transformer(config: TransformerConfig) -> Transformer:
     """A Transformer on the CPU in evaluation mode: norms are identities, all other weights zero."""
     model = _on_meta(config)
-    _assign(model, {name: torch.zeros(own.shape) for name, own in weights_of(model).items()})
+    _assign(model, {name: torch.zeros(old.shape) for name, old in weights_of(model).items()})
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             module.reset_parameters()
@@ -110,7 +110,7 @@ def _assign(model: Transformer, weights: dict[str, Tensor]) -> Transformer:
     """Give a model on the device meta its weights; a shared one stands under its first name."""
     empty = model.state_dict(keep_vars=True)
     parameters = {id(empty[name]): nn.Parameter(weight) for name, weight in weights.items()}
-    model.load_state_dict({name: parameters[id(own)] for name, own in empty.items()}, assign=True)
+    model.load_state_dict({name: parameters[id(old)] for name, old in empty.items()}, assign=True)
     for module in model.modules():
         if isinstance(module, Positions):
             module.fill_table(model.device)

@@ -127,14 +127,16 @@ def error_report(
         worst: how many utterances are shown; None: all that have errors.
     """
     errors = [count_errors(chunks) for chunks in aligned.alignments]
-    wrong = [i for i, each in enumerate(errors) if each.total]
-    wrong.sort(key=lambda i: (-errors[i].rate, -errors[i].total))
+    with_errors = [i for i, each in enumerate(errors) if each.total]
+    with_errors.sort(key=lambda i: (-errors[i].rate, -errors[i].total))
     references, hypotheses = (
         [["␣" if token == " " else token for token in tokens] for tokens in side]
         for side in (aligned.references, aligned.hypotheses)
     )
-    blocks = [f"{counted(len(wrong), 'utterance')} of {len(errors)} with errors, the worst first\n"]
-    for i in wrong[:worst]:
+    blocks = [
+        f"{counted(len(with_errors), 'utterance')} of {len(errors)} with errors, the worst first\n"
+    ]
+    for i in with_errors[:worst]:
         rate = f"{errors[i].rate:.2f} % of {counted(errors[i].n_reference, NOUN[unit])}"
         one = replace(
             aligned,

@@ -68,11 +68,11 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *, dynamic: bool | None = None) -> None:
         """Compile `forward` in place, as nn.Module does."""
         for name in self.eager:
             setattr(self, name, torch.compiler.disable(getattr(self, name)))
-        super().compile(*args, **kwargs)
+        super().compile(dynamic=dynamic)
 
 
 class CrossEntropy(Objective):
@@ -162,32 +162,24 @@ class CrossEntropy(Objective):
         self, states: Tensor, batch: Seq2SeqBatch, n_targets: int | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss of the targets, and its parts; n_targets=None: there is no padding."""
-        losses, training = self.losses, self.model.training
+        losses = self.losses
+        training = self.model.training
         states, weight = with_bias(self.model, states)
         states, targets = states.flatten(0, -2), batch.target_out.flatten()
         taught: tuple[Tensor, ...] = ()
-        loss: Callable[..., Any] = partial(cross_entropy, smoothing=losses.label_smoothing)
+        loss: Callable[..., Any] = cross_entropy
         names = ["cross_entropy"]
         if training and losses.consistency:
             states, targets = states.unflatten(0, (2, -1)), targets.chunk(2)[0]
             n_targets = batch.n_tokens // 2
-            loss = partial(
-                consistent_cross_entropy,
-                alpha=losses.consistency,
-                smoothing=losses.label_smoothing,
-            )
+            loss = partial(consistent_cross_entropy, alpha=losses.consistency)
             names += ["consistency"]
         elif training and losses.teachers:
             taught, tables = zip(*(_predicted(t, batch) for t in losses.teachers), strict=True)
-            loss = partial(
-                distilled_cross_entropy,
-                tables=tables,
-                share=losses.distillation,
-                smoothing=losses.label_smoothing,
-            )
+            loss = partial(distilled_cross_entropy, tables=tables, share=losses.distillation)
             names += ["distillation"]
         total, *parts = projected_loss(
-            loss,
+            partial(loss, smoothing=losses.label_smoothing),
             states,
             weight,
             targets,
