@@ -26,6 +26,8 @@ from transduce.recipes.baselines import bigram_cross_entropy
 class Experiment(ex.TextExperiment):
     """Every number of a language-model experiment."""
 
+    NEXT = "transduce generate {run} --interactive"
+
     corpus: ex.Common[Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]]
     batches_per_epoch: int | None = None
     """None: as many as there are tokens for."""

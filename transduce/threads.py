@@ -20,7 +20,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 _ONE_AT_A_TIME = Lock()
 
 
-def limit_omp_spin() -> str:
+def limit_omp_spin() -> bool:
     """Set GOMP_SPINCOUNT, before torch is imported, so that idle OpenMP threads yield the CPU.
 
     A thread that spins keeps its core from the one that it waits for: with two threads on two cores
@@ -29,12 +29,12 @@ def limit_omp_spin() -> str:
     and load may rise later.
 
     Returns:
-        A line for the log; empty where nothing was changed.
+        Whether it was set; the user's own variables win.
     """
     if "torch" in sys.modules or any(name in os.environ for name in OPENMP_VARIABLES):
-        return ""
+        return False
     os.environ["GOMP_SPINCOUNT"] = SPINS
-    return f"idle OpenMP threads yield the CPU to other work: GOMP_SPINCOUNT={SPINS}"
+    return True
 
 
 def keep_memory() -> bool:

@@ -304,3 +304,13 @@ def test_a_missing_teacher_is_told_before_the_data_is_read(monkeypatch, tmp_path
     assert recipe_main(lambda x: 1 / 0, translation.SETTINGS, default="commands", description="") == 2
     told = capsys.readouterr().err
     assert told.startswith("transduce: training.teachers: ") and f"{tmp_path / 'none'} does not exist" in told
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_training_ends_with_a_command_that_uses_the_run(recipe, tmp_path, capsys):
+    words = ["commands", "--run", str(tmp_path / "run")]
+    code = recipe_main(lambda _: None, recipe.SETTINGS, default="commands", description="", arguments=words)
+    *_, report, following = capsys.readouterr().out.splitlines()
+    assert code == 0 and report.endswith(str(tmp_path / "run" / "report.html"))
+    program, command, run, *_ = following.removeprefix("try it: ").split()
+    assert (program, run) == ("transduce", str(tmp_path / "run")) and command in COMMANDS

@@ -21,7 +21,7 @@ from transduce.arguments import HELP_ALL, call
 from transduce.config import flatten, from_dict, our_names, structured, to_dict
 from transduce.errors import InputError
 from transduce.exit import command_process, exit_code
-from transduce.experiment.config import Experiment, ExperimentT
+from transduce.experiment.config import Experiment, ExperimentT, resolved
 from transduce.hub import PREFIX
 from transduce.threads import limit_omp_spin
 
@@ -66,12 +66,13 @@ def main(
     prog = prog or f"python {sys.argv[0]}"
 
     def start() -> None:
-        message = limit_omp_spin()
+        limit_omp_spin()
         experiment = choose(settings, words, default=default, description=description, prog=prog)
-        if message:
-            print(message)
         _check_machine(experiment)
         run(experiment)
+        directory = resolved(experiment).run
+        print(f"curves, samples and scores: {directory / 'report.html'}")
+        print(f"try it: {experiment.NEXT.format(run=directory)}")
 
     with command_process("%(message)s"):
         if os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ:

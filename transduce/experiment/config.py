@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
@@ -36,6 +36,9 @@ BEYOND = 1.2
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """The fields of every experiment."""
+
+    NEXT: ClassVar[str] = "transduce describe {run}"
+    """A command that uses the finished run."""
 
     run: Common[Path]
     """The run directory: everything that comes out, and all one needs to use the model."""
@@ -73,6 +76,8 @@ class TextExperiment(Experiment):
 @dataclass(frozen=True, kw_only=True)
 class TranslationExperiment(Experiment):
     """The fields of a translation experiment."""
+
+    NEXT = "transduce translate {run} --interactive"
 
     corpus: Common[Annotated[Folder | Files | Directions, tyro.conf.arg(name="")]]
     vocab_size: Common[int] = 8000
@@ -117,6 +122,8 @@ class TranslationExperiment(Experiment):
 @dataclass(frozen=True, kw_only=True)
 class SpeechExperiment(Experiment):
     """The fields of an experiment with speech."""
+
+    NEXT = "transduce transcribe {run} FILE"
 
     name: str = "speech"
     """What the run directory is called where run does not say."""
