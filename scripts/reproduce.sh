@@ -9,7 +9,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# != 0 ] || exec python3 scripts/ops/results.py list
 command="$(python3 scripts/ops/results.py command "$@")"
-source scripts/setup.sh "[train]"
+extra="[train]"
+[[ $command != *scripts/bench* ]] || extra="[dev]" # with what benchmarks compare
+source scripts/setup.sh "$extra"
 echo "$command"
 eval "$command"
 python scripts/ops/results.py compare "$1"

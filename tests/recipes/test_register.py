@@ -1,6 +1,7 @@
 """The commands of the register of results run from end to end with their smoke options, on a corner of each corpus."""
 
 import csv
+import gzip
 import importlib.util
 import os
 import re
@@ -21,6 +22,7 @@ SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
 FIGURES = [each for each in read_register() if not each.prepared]
 FIRST = [each for each in FIGURES if same_command(FIGURES, each)[0] == each]
 RECIPES = [each for each in FIRST if "python recipes/" in each.command]
+SCRIPTS = [each for each in FIRST if "bash scripts/" in each.command]
 BENCHES = [each for each in FIRST if "python scripts/bench" in each.command]
 
 
@@ -31,7 +33,8 @@ def head(path: Path, n: int) -> list[str]:
 
 def write(path: Path, lines: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    text = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
 def manifest(path: Path, split: str, n: int) -> None:
@@ -50,10 +53,10 @@ def make_corpora(folder: Path) -> None:
     for split, name, n in (("train", "train", 150), ("valid", "val", 8), ("test", "test_2016_flickr", 8)):
         english, german = (head(COMMANDS / f"{split}.{language}", n) for language in ("en", "de"))
         for language, lines in (("en", english), ("de", german)):
-            write(folder / "multi30k" / f"{name}.{language}", lines)
+            write(folder / "multi30k" / f"{name}.{language}.gz", lines)
             write(folder / "commands" / f"{split}.{language}", lines)
         for language, lines in (("fr", german), ("cs", english)):
-            write(folder / "multi30k" / f"{name}.{language}", [line[::-1] for line in lines])
+            write(folder / "multi30k" / f"{name}.{language}.gz", [line[::-1] for line in lines])
     write(folder / "tinyshakespeare" / "input.txt", head(COMMANDS / "train.en", 150))
     for path, split, n in (
         ("fsdd/train.tsv", "train", 24),
@@ -117,3 +120,29 @@ def test_benchmark_commands_run(figure, corpora, tmp_path):
     command = command.replace("runs/", f"{tmp_path}/").replace("python", sys.executable, 1)
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def environment(tmp_path, corpora) -> dict[str, str]:
+    """Variables with which scripts/setup.sh takes the packages of the tests as they are."""
+    folder = tmp_path / "venv"
+    folder.mkdir()
+    for path in Path(sys.prefix).iterdir():
+        if not path.name.startswith("installed"):
+            (folder / path.name).symlink_to(path)
+    pins = b"".join((ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml"))
+    (folder / "installed[train]").write_bytes(subprocess.run(["cksum"], input=pins, capture_output=True).stdout)
+    return os.environ | {"VENV": os.path.relpath(folder, ROOT), "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.parametrize("figure", SCRIPTS, ids=lambda figure: figure.name)
+def test_scripts_of_several_trainings_run(figure, environment, tmp_path):
+    run = tmp_path / "run"
+    command = full_command(FIGURES, figure, shlex.split(figure.smoke)).replace(
+        f"runs/reproduced/{figure.name}", str(run)
+    )
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert_scores_are_there(figure, run)
