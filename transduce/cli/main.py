@@ -50,6 +50,7 @@ COMMANDS = {
     ),
     "data get": ("data:get", "Fetch a corpus: multi30k, tinyshakespeare, fsdd, speechocean762."),
     "data manifest": ("data:manifest", "Make a manifest of recordings in another order."),
+    "data clean": ("clean:clean", "Leave out pairs of parallel text that teach nothing."),
     "data shards": ("shards:shards", "Make shards of token ids of a text that memory cannot hold."),
     "tokenize": (
         "runs:tokenize",
