@@ -185,40 +185,38 @@ def _usable(
     """
     too_long = f"longer than {config.max_seconds:g} s"
     cut_short = "shorter than its manifest says"
-    with_text = [r for r in recordings if r.text.strip()]
-    short = [r for r in with_text if r.seconds <= config.max_seconds]
-    errors = reader.fill([r.audio for r in short], speeds, config.workers)
+    skipped = dict.fromkeys(("blank text", too_long, cut_short, "unusable sound"), 0)
+    short = [r.audio for r in recordings if r.text.strip() and r.seconds <= config.max_seconds]
+    errors = reader.fill(short, speeds, config.workers)
     warnings = [*errors.values()]
-    skipped = {
-        "blank text": len(recordings) - len(with_text),
-        too_long: len(with_text) - len(short),
-        cut_short: 0,
-    }
-    skipped["unusable sound"] = sum(r.audio in errors for r in short)
     usable = []
     n_frames = []
-    for r in short:
-        if r.audio in errors:
-            continue
-        counts = [reader.n_frames(r.audio, speed) for speed in speeds]
-        features = reader.feature_extractor.config
-        seconds = min(speed * features.seconds(n) for speed, n in zip(speeds, counts, strict=True))
-        if seconds > config.max_seconds + ROUNDING:  # it might not fit into memory
-            reason, advice = too_long, f"being {too_long}"
-        elif r.seconds - seconds > SHORTFALL * max(1.0, r.seconds):
-            reason, advice = (
-                cut_short,
-                "for its text may say more; fetch it again or correct the manifest",
-            )
+    for r in recordings:
+        reason = ""
+        if not r.text.strip():
+            reason = "blank text"
+        elif r.seconds > config.max_seconds:
+            reason = too_long
+        elif r.audio in errors:
+            reason = "unusable sound"
+        else:
+            counts = [reader.n_frames(r.audio, speed) for speed in speeds]
+            lengths = map(reader.feature_extractor.config.seconds, counts)
+            seconds = min(speed * length for speed, length in zip(speeds, lengths, strict=True))
+            if seconds > config.max_seconds + ROUNDING:  # it might not fit into memory
+                reason = too_long
+            elif r.seconds - seconds > SHORTFALL * max(1.0, r.seconds):
+                reason = cut_short  # its text may say more
+            if reason:
+                warnings.append(
+                    f"{r.audio} lasts {seconds:.2f} s, but its manifest says {r.seconds:g}; it is "
+                    f"left out, being {reason}; fetch it again or correct the manifest"
+                )
+        if reason:
+            skipped[reason] += 1
         else:
             usable.append(r)
             n_frames.append(counts)
-            continue
-        skipped[reason] += 1
-        warnings.append(
-            f"{r.audio} lasts {seconds:.2f} s, but its manifest says {r.seconds:g}; it is left "
-            f"out, {advice}"
-        )
     for warning in warnings:
         logger.warning("%s", warning)
     by_speed = np.array(n_frames, dtype=np.int64).reshape(-1, len(speeds)).T
