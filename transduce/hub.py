@@ -106,20 +106,10 @@ def upload(
     """
     identifier, _ = repository(name)
     with _errors(f"{PREFIX}{identifier}"):
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-        if get_token() is None:
-            raise InputError(
-                "publishing takes a token that may write, but there is none; hf auth login keeps "
-                "one, or set HF_TOKEN"
-            )
         api = HfApi()
-        url = str(api.create_repo(identifier, private=private or None, exist_ok=True))
-        if private and not api.repo_info(identifier).private:
-            raise InputError(
-                f"{url} is public already, so --private cannot hold; make it private in its "
-                "settings, or name another"
-            )
+        url = _make_repository(api, identifier, private)
         if revision is not None:
             api.create_branch(identifier, branch=revision, exist_ok=True)
         present = set(api.list_repo_files(identifier, revision=revision))
@@ -130,10 +120,27 @@ def upload(
                 added.pop(CARD, None)
         changes: list[Any] = [CommitOperationAdd(each, path) for each, path in added.items()]
         changes += [CommitOperationDelete(each) for each in sorted((present & {*known}) - {*files})]
-        api.create_commit(
-            identifier, changes, commit_message="A run of transduce", revision=revision
-        )
+        message = "A run of transduce"
+        api.create_commit(identifier, changes, commit_message=message, revision=revision)
         return url
+
+
+def _make_repository(api: Any, identifier: str, private: bool) -> str:
+    """Make a repository where there is none; return its address."""
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise InputError(
+            "publishing takes a token that may write, but there is none; hf auth login keeps one, "
+            "or set HF_TOKEN"
+        )
+    url = str(api.create_repo(identifier, private=private or None, exist_ok=True))
+    if private and not api.repo_info(identifier).private:
+        raise InputError(
+            f"{url} is public already, so --private cannot hold; make it private in its settings, "
+            "or name another"
+        )
+    return url
 
 
 @contextmanager
@@ -151,14 +158,12 @@ def _errors(name: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         raise InputError(
             f"{name} must be a repository that you may read, but {constants.ENDPOINT} has none of "
-            "this "
-            "name, or not for you; check the name, or hf auth login"
+            "this name, or not for you; check the name, or hf auth login"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError) as error:
         raise InputError(
             f"{name} is not in the cache, or not whole, and {constants.ENDPOINT} cannot be "
-            "reached; "
-            "try again with a network, and without HF_HUB_OFFLINE"
+            "reached; try again with a network, and without HF_HUB_OFFLINE"
         ) from error
     except (
         errors.HfHubHTTPError,

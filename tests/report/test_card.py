@@ -11,7 +11,7 @@ import transduce as td
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.cli.main import main
-from transduce.report.card import write_card
+from transduce.report.documents import write_card
 from transduce.run import load_run, save_run
 
 

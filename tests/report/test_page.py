@@ -14,7 +14,7 @@ from PIL import Image
 
 from scripts.ops import faults
 from tests.runs import LITTLE, random_run, random_speech_run
-from transduce.report.page import page, write_reports
+from transduce.report.documents import page, write_reports
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = '<script src="http://evil.example/x.js">alert(1)</script> &amp; "quoted" \'<img onerror=x>'

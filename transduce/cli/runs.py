@@ -42,7 +42,7 @@ def describe(run: Run, *, all: Flag = False) -> None:
     from transduce.config import shown
     from transduce.engine.support import by_layers
     from transduce.files import read_weights
-    from transduce.report.card import facts, fields_of, scores, shown_first
+    from transduce.report.documents import facts, fields_of, scores, shown_first
     from transduce.run import load_run, on_disk
 
     directory = on_disk(run)
@@ -125,7 +125,7 @@ def publish(
         revision: The branch to write to, made where there is none, instead of main.
     """
     from transduce.hub import CARD, repository, upload
-    from transduce.report.card import is_unchanged, write_card
+    from transduce.report.documents import is_unchanged, write_card
     from transduce.run import PUBLISHED, WEIGHTS, load_model
 
     identifier, branch = repository(name)

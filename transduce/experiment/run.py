@@ -26,7 +26,7 @@ from transduce.experiment.validation import Validator
 from transduce.files import HOLDER, copy_weights, set_weights, weights_of, write_file
 from transduce.model.meta import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
-from transduce.report.page import write_reports
+from transduce.report.documents import write_reports
 from transduce.run import (
     SAMPLES,
     WEIGHTS,

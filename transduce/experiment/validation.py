@@ -25,7 +25,7 @@ from transduce.files import write_file
 from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
-from transduce.report.page import write_reports
+from transduce.report.documents import write_reports
 from transduce.score.bleu import Tokenization
 from transduce.score.measures import MEASURES, get_measure
 from transduce.score.score import Lines, Measure

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from transduce.data.speech.manifest import Recording
 from transduce.files import write_file
-from transduce.report.page import write_reports
+from transduce.report.documents import write_reports
 from transduce.report.record import HeldOut
 from transduce.run import ERRORS
 from transduce.score.bleu import Tokenization, chrf
 from transduce.score.measures import get_measure
-from transduce.score.score import Score, counted
+from transduce.score.score import Measure, counted
 from transduce.score.wer import error_report, wer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.load import load_as
@@ -101,12 +101,7 @@ def search_report(
             factor = seconds / sum(recording.seconds for recording in recordings)
             speed = f"recordings in {seconds:.1f} s, real-time factor {factor:.4f}"
         print(f"test, {name}: {len(outputs)} {speed}")
-        for group in dict.fromkeys([*groups, ""]):
-            chosen = [i for i in range(len(pairs)) if group in ("", groups[i])]
-            for measure in (get_measure(each, tokenize) for each in measures):
-                score = measure([outputs[i] for i in chosen], [pairs[i][1] for i in chosen])
-                rows.append(_row(name, group, measure.name, score))
-                print(f"  {rows[-1].score}")
+        rows += _scores(name, outputs, pairs, groups, [get_measure(m, tokenize) for m in measures])
     for (source, reference), output in list(zip(pairs, outputs, strict=True))[:SHOWN]:
         print(_example(source, reference, output))
     _write(directory, rows)
@@ -125,16 +120,31 @@ def _searches(search: SearchConfig) -> dict[str, SearchConfig]:
     return {"greedy": plain.greedy(), beam: plain, **with_ctc}
 
 
-def _row(search: str, group: str, measure: str, score: Score) -> HeldOut:
-    return HeldOut(
-        search=search,
-        measure=measure,
-        value=score.value,
-        low=score.low,
-        high=score.high,
-        group=group,
-        score=f"{group}: {score}" if group else str(score),
-    )
+def _scores(
+    search: str,
+    outputs: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    groups: Sequence[str],
+    measures: Sequence[Measure],
+) -> list[HeldOut]:
+    """Print and return the scores of each group, and of all."""
+    rows = []
+    for group in dict.fromkeys([*groups, ""]):
+        chosen = [i for i in range(len(pairs)) if group in ("", groups[i])]
+        for measure in measures:
+            score = measure([outputs[i] for i in chosen], [pairs[i][1] for i in chosen])
+            row = HeldOut(
+                search=search,
+                measure=measure.name,
+                value=score.value,
+                low=score.low,
+                high=score.high,
+                group=group,
+                score=f"{group}: {score}" if group else str(score),
+            )
+            rows.append(row)
+            print(f"  {row.score}")
+    return rows
 
 
 def _write(directory: Path, rows: Sequence[HeldOut]) -> None:

@@ -4,13 +4,12 @@ import asyncio
 import io
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Literal
 
 import fastapi
 import torch
-from fastapi import APIRouter, Depends, HTTPException, UploadFile
+from fastapi import APIRouter, HTTPException, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -78,17 +77,14 @@ class AudioBody(BaseModel):
         return "word" in self.granularities
 
 
-@dataclass
-class Upload:
-    """An upload whose sound was decoded, and the run that transcribes it."""
-
-    body: AudioBody
-    run: Served[Transcriber]
-    samples: Samples
+FORM = body_schema(AudioBody, "multipart/form-data")
 
 
-async def upload(http: fastapi.Request, state: State) -> Upload:
-    """A dependency that reads and decodes a sound file."""
+@whisper.post("/inference", openapi_extra=FORM, response_model=None)
+@router.post("/v1/audio/transcriptions", openapi_extra=FORM, response_model=None)
+@router.post("/v1/audio/translations", openapi_extra=FORM, response_model=None)
+async def transcriptions(http: fastapi.Request, state: State) -> Response:
+    """The text of a sound file, in the language that the run was trained to write."""
     body = await read_body(http, state, AudioBody, state.config.upload_bytes)
     with body.file.file:
         run = find_transcriber(state, body.model)
@@ -99,52 +95,34 @@ async def upload(http: fastapi.Request, state: State) -> Upload:
         run.engine.check_room()
         async with state.decoders:
             samples = await asyncio.to_thread(_decode, body.file, run.task, state.config)
-    return Upload(body, run, samples)
-
-
-Sound = Annotated[Upload, Depends(upload)]
-FORM = body_schema(AudioBody, "multipart/form-data")
-
-
-@whisper.post("/inference", openapi_extra=FORM, response_model=None)
-@router.post("/v1/audio/transcriptions", openapi_extra=FORM, response_model=None)
-async def transcriptions(sound: Sound) -> Response:
-    """The text of a sound file, in the language that the run writes."""
-    return await _answer(sound, "transcribe")
-
-
-@router.post("/v1/audio/translations", openapi_extra=FORM, response_model=None)
-async def translations(sound: Sound) -> Response:
-    """The text of a sound file by a run that was trained to translate speech."""
-    return await _answer(sound, "translate")
-
-
-async def _answer(sound: Upload, task: str) -> Response:
-    body = sound.body
-    samples = sound.samples
     if body.stream:
-        request = _request(samples, sound.run.task, Details(), stream=True)
-        return events(_deltas(sound.run.engine.submit(request)))
+        request = _request(samples, run.task, Details(), stream=True)
+        return events(_deltas(run.engine.submit(request)))
     details = Details(word_times=body.word_times, no_speech=body.response_format == "verbose_json")
-    transcript = await transcribe(sound.run, samples, details)
+    transcript = await transcribe(run, samples, details)
     if body.response_format in ("text", "srt", "vtt"):
         head = HEAD.get(body.response_format, "")
         return PlainTextResponse(head + WRITE[body.response_format](transcript))
-    answer: Json = {
-        "text": transcript.text,
-        "usage": {"type": "duration", "seconds": samples.seconds},
-    }
+    usage = {"type": "duration", "seconds": samples.seconds}
+    answer: Json = {"text": transcript.text, "usage": usage}
     if body.response_format == "verbose_json":
-        answer |= {"task": task, "language": body.language, "duration": samples.seconds}
-        answer["segments"] = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
-        if body.word_times:
-            answer["words"] = [
-                {"word": word.text, "start": word.start, "end": word.stop}
-                for segment in transcript.segments
-                for word in segment.outputs[0].words
-                if word.start is not None
-            ]
+        answer |= _verbose(transcript, body) | {"duration": samples.seconds}
+        answer["task"] = "translate" if http.url.path.endswith("translations") else "transcribe"
     return JSONResponse(answer)
+
+
+def _verbose(transcript: Transcript, body: AudioBody) -> Json:
+    """Language, segments and words, as far as they are wanted."""
+    segments = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
+    answer: Json = {"language": body.language, "segments": segments}
+    if body.word_times:
+        answer["words"] = [
+            {"word": word.text, "start": word.start, "end": word.stop}
+            for segment in transcript.segments
+            for word in segment.outputs[0].words
+            if word.start is not None
+        ]
+    return answer
 
 
 def find_transcriber(state: ServerState, name: str) -> Served[Transcriber]:

@@ -1,6 +1,7 @@
 """The API of LibreTranslate: text from one language to another."""
 
 import re
+from collections import defaultdict
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -96,14 +97,6 @@ class Detection(BaseModel):
     confidence: float = 100.0
 
 
-class Translation(BaseModel):
-    """The translation of a text, or those of a list of texts."""
-
-    translatedText: str | list[str]
-    alternatives: list[str] | list[list[str]] | None = None
-    detectedLanguage: Detection | list[Detection] | None = None
-
-
 class Language(BaseModel):
     """A language, and those it is translated into."""
 
@@ -137,12 +130,15 @@ def _only_source(state: ServerState, target: str = "") -> str:
 @router.get("/languages", dependencies=TOKEN)
 async def languages(state: State) -> list[Language]:
     """The languages that the server translates."""
-    targets: dict[str, list[str]] = {pair.source: [] for pair in _translators(state)}
-    for pair in _translators(state):
-        targets[pair.source].append(pair.target)
-        targets.setdefault(pair.target, [])
+    pairs = [*_translators(state)]
+    codes = dict.fromkeys([pair.source for pair in pairs] + [pair.target for pair in pairs])
     return [
-        Language(code=code, name=NAMES.get(code, code), targets=targets[code]) for code in targets
+        Language(
+            code=code,
+            name=NAMES.get(code, code),
+            targets=[pair.target for pair in pairs if pair.source == code],
+        )
+        for code in codes
     ]
 
 
@@ -156,15 +152,16 @@ async def detect(
 
 @router.post(
     "/translate",
-    response_model_exclude_none=True,
     openapi_extra=body_schema(
         TranslationBody, "application/json", "application/x-www-form-urlencoded"
     ),
 )
 async def translate(
     state: State, query: Annotated[TranslationBody, Depends(body(TranslationBody))]
-) -> Translation:
-    """Translate a text or a list of texts, line by line."""
+) -> Json:
+    """Translate a text or a list of texts, line by line: the field translatedText, and
+    alternatives and detectedLanguage where they are wanted; a list of texts has lists of them.
+    """
     texts = [query.q] if isinstance(query.q, str) else query.q
     check_bound(sum(map(len, texts)), state.config.characters, "characters")
     if query.format != "text":
@@ -184,20 +181,17 @@ async def translate(
     n_best = 1 + query.alternatives
     request = Request(flat, TranslationRequest(n_best), [n_best] * len(flat))
     outputs = iter(await run.engine.outputs(request))
-    ranked = list[list[str]]()
+    answer = defaultdict[str, list[Any]](list)
     for text in lines:
         columns = zip(*([output.text for output, _ in next(outputs)[0]] for _ in text), strict=True)
-        ranked.append(["\n".join(column) for column in columns])
-
-    def unwrap(values: list[Any]) -> Any:
-        return values if isinstance(query.q, list) else values[0]
-
-    detected = unwrap([Detection(language=source)] * len(texts))
-    return Translation(
-        translatedText=unwrap([text[0] for text in ranked]),
-        alternatives=unwrap([text[1:] for text in ranked]) if query.alternatives else None,
-        detectedLanguage=detected if query.source == "auto" else None,
-    )
+        best, *others = ["\n".join(column) for column in columns]
+        answer["translatedText"].append(best)
+        if query.alternatives:
+            answer["alternatives"].append(others)
+        if query.source == "auto":
+            answer["detectedLanguage"].append(Detection(language=source))
+    is_list = isinstance(query.q, list)
+    return {name: values if is_list else values[0] for name, values in answer.items()}
 
 
 @router.get("/frontend/settings", dependencies=TOKEN)

@@ -2,7 +2,7 @@
 
 import asyncio
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import Response
@@ -10,8 +10,17 @@ from pydantic import BaseModel, Field
 
 from transduce.report.record import Record, record
 from transduce.serve.engine import Request
-from transduce.serve.http import TOKEN, PlainError, State, body, body_schema, check_bound, responses
-from transduce.serve.models import VERBS, Languages, Served, TranslationRequest
+from transduce.serve.http import (
+    TOKEN,
+    Json,
+    PlainError,
+    State,
+    body,
+    body_schema,
+    check_bound,
+    responses,
+)
+from transduce.serve.models import VERBS, Languages, TranslationRequest
 from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
@@ -68,51 +77,25 @@ class LineBody(BaseModel):
     n_best: int = Field(1, ge=1, le=10)
 
 
-class AttentionMap(BaseModel):
-    """The decoder's attention: a row of weights per target token, which sum to 1."""
-
-    source: list[str]
-    target: list[str]
-    weights: list[list[float]]
-    layer: int
-    """The decoder's layer, from 0; the weights are the mean over its heads."""
-
-
-class RankedTranslation(BaseModel):
-    """One of the n best translations."""
-
-    text: str
-    score: float
-    log_prob: float
-    attention: AttentionMap | None
-    """None for a blank line, one that is too long to be drawn, and an ensemble."""
-
-
-class LineTranslations(BaseModel):
-    """The n best translations, the best first."""
-
-    outputs: list[RankedTranslation]
-
-
 @router.get("/page/runs", dependencies=TOKEN)
 async def runs(state: State) -> PageInfo:
     """The runs that are served."""
+    infos = []
+    for run in state.runs:
+        languages = run.languages or Languages("", "")
+        info = RunInfo(
+            name=run.name,
+            does=VERBS[type(run.task)],
+            source=languages.source,
+            target=languages.target,
+            word_times=isinstance(run.task, Transcriber) and run.task.model.config.ctc,
+        )
+        infos.append(info)
     return PageInfo(
-        runs=[_info(run) for run in state.runs],
+        runs=infos,
         records=list(state.records),
         seconds=state.config.seconds,
         max_tokens=state.config.max_tokens,
-    )
-
-
-def _info(run: Served[Any]) -> RunInfo:
-    languages = run.languages or Languages("", "")
-    return RunInfo(
-        name=run.name,
-        does=VERBS[type(run.task)],
-        source=languages.source,
-        target=languages.target,
-        word_times=isinstance(run.task, Transcriber) and run.task.model.config.ctc,
     )
 
 
@@ -127,35 +110,38 @@ async def run(state: State, name: str) -> Record:
 @router.post(
     "/page/translate", openapi_extra=body_schema(LineBody, "application/json"), dependencies=TOKEN
 )
-async def translate(
-    state: State, query: Annotated[LineBody, Depends(body(LineBody))]
-) -> LineTranslations:
-    """The n best translations of a line, with their scores and the decoder's attention."""
+async def translate(state: State, query: Annotated[LineBody, Depends(body(LineBody))]) -> Json:
+    """The n best translations of a line, the best first, with their scores and the decoder's
+    attention: a row of weights per target token, which sum to 1.
+
+    The attention is null for a blank line, one that is too long to be drawn, and an ensemble.
+    """
     run = state.find(query.model, Translator)
     check_bound(len(query.line), state.config.characters, "characters")
-    request = Request(
-        [query.line], TranslationRequest(query.n_best, attention=True), [query.n_best]
-    )
-    ((outputs,),) = await run.engine.outputs(request)
-    return LineTranslations(
-        outputs=[
-            RankedTranslation(
-                text=output.text,
-                score=output.score,
-                log_prob=output.log_prob,
-                attention=alignment and _attention_map(alignment),
-            )
+    kind = TranslationRequest(query.n_best, attention=True)
+    ((outputs,),) = await run.engine.outputs(Request([query.line], kind, [query.n_best]))
+    return {
+        "outputs": [
+            {
+                "text": output.text,
+                "score": output.score,
+                "log_prob": output.log_prob,
+                "attention": alignment and _attention_map(alignment),
+            }
             for output, alignment in outputs
         ]
-    )
+    }
 
 
-def _attention_map(alignment: Alignment) -> AttentionMap:
+def _attention_map(alignment: Alignment) -> Json:
+    """Tokens, a layer, from 0, and the means of its heads."""
     weights = alignment.weights[alignment.layer].mean(dim=0).tolist()
-    rounded = [[round(weight, 3) for weight in row] for row in weights]
-    return AttentionMap(
-        source=alignment.source, target=alignment.target, weights=rounded, layer=alignment.layer
-    )
+    return {
+        "source": alignment.source,
+        "target": alignment.target,
+        "weights": [[round(weight, 3) for weight in row] for row in weights],
+        "layer": alignment.layer,
+    }
 
 
 @router.get("/", include_in_schema=False)

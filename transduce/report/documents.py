@@ -1,21 +1,39 @@
-"""The facts of a run, and its model card: what it is, how good, on what data, and how to make it
-again."""
+"""A run in two documents: its model card (what it is, how good, on what data, and how to make it
+again), and report.html, a page that needs no other file and no network."""
 
 import hashlib
 import re
+from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup, escape
 
 from transduce.config import flatten, to_dict
 from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
 from transduce.model.meta import n_parameters
-from transduce.report.record import read_scores, score_files
-from transduce.run import CONFIG, MODEL_CARD, Run, load_run, validations
+from transduce.plot import NAMES, curve_svg, curves
+from transduce.report.record import (
+    progress,
+    read_metrics,
+    read_samples,
+    read_scores,
+    score_files,
+)
+from transduce.run import (
+    CONFIG,
+    ERRORS,
+    MODEL_CARD,
+    REPORT,
+    SAMPLES,
+    Run,
+    load_run,
+    validations,
+)
 
 FIRST = (
     "model.d_model", "model.n_heads", "model.d_ff", "model.encoder.n_layers",
@@ -25,6 +43,27 @@ FIRST = (
     "decoding.beam_size", "decoding.alpha", "decoding.ctc_weight",
 )  # fmt: skip
 """Fields that are shown first."""
+
+
+MAX_TEXT = 400
+"""Characters of a sample."""
+
+MAX_ERRORS = 60_000
+"""Characters of an error report."""
+
+MAX_PICTURE = 450_000
+"""Bytes of a picture."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of attention."""
+
+    name: str
+    title: str
+    update: str
+    content: bytes
+    """The PNG; empty where it is too large."""
 
 
 @dataclass(frozen=True)
@@ -223,3 +262,75 @@ def write_card(directory: Path) -> Path:
     if not path.exists() or is_unchanged(regular(path).read_text("utf-8", errors="replace")):
         write_file(path, model_card(directory))
     return path
+
+
+def write_reports(directory: Path) -> None:
+    """Write a run's report.html, and its MODEL_CARD.md unless somebody has changed that.
+
+    Raises:
+        InputError: the directory is no run.
+    """
+    write_card(directory)
+    write_file(directory / REPORT, page(directory).encode("utf-8", "replace"))
+
+
+def page(directory: Path) -> str:
+    """The page of a run, also while it is trained: below 1 MB, and the same for the same files.
+
+    Text of the run is escaped. Times of the clock are inside <time>, or behind "seconds".
+
+    Raises:
+        InputError: the directory is no run.
+    """
+    known = about(directory, load_run(directory))
+    metrics = read_metrics(directory)
+    updates, clock = progress(directory, metrics)
+    return templates.get_template("page.html").render(
+        known,
+        fields=shown_first(known["fields"]) | known["fields"],
+        progress=updates,
+        clock=clock,
+        curves={
+            NAMES.get(name, name): curve_svg(name, lines)
+            for name, lines in curves(metrics).items()
+            if any(lines)
+        },
+        samples=read_samples(directory / SAMPLES),
+        picture=_picture(directory / SAMPLES),
+        errors=_errors(directory / ERRORS),
+        card=MODEL_CARD,
+    )
+
+
+def _picture(folder: Path) -> Picture | None:
+    """The last picture that a training drew, if there is one."""
+    paths = sorted(path for path in folder.glob("*.png") if path.is_file())
+    if not paths:
+        return None
+    update, _, title = paths[-1].stem.partition(".")
+    content = paths[-1].read_bytes()
+    name = f"{SAMPLES}/{paths[-1].name}"
+    return Picture(name, title, update.lstrip("0"), content if len(content) <= MAX_PICTURE else b"")
+
+
+def _errors(path: Path) -> str:
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    if len(text) <= MAX_ERRORS:
+        return text
+    return text[:MAX_ERRORS].rpartition("\n")[0] + f"\n\nand more in {path.name}"
+
+
+def _code(text: str) -> Markup:
+    """Text whose parts in backticks are code."""
+    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+
+
+def _base64(content: bytes) -> str:
+    return b64encode(content).decode()
+
+
+templates.filters |= {"base64": _base64, "code": _code, "shorten": _shorten}
