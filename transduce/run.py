@@ -101,19 +101,13 @@ class Run:
         Tokenizers are represented by a hash. What training data there is, the experiment says by a
         fingerprint.
         """
-        sides = {
-            "source_tokenizer": self.source_tokenizer,
-            "target_tokenizer": self.target_tokenizer,
-        }
-        hashes = {
-            name: hashlib.sha256(side.model).hexdigest()[:12] if side else None
-            for name, side in sides.items()
-        }
-        named = flatten({**self.experiment, "model": to_dict(self.model), **hashes})
-        bound = {
-            name: named[name] for name in MUST_STAY if name in named
-        }  # first: it explains other differences
-        return bound | {
+        named = flatten({**self.experiment, "model": to_dict(self.model)})
+        for name in ("source_tokenizer", "target_tokenizer"):
+            side = getattr(self, name)
+            named[name] = hashlib.sha256(side.model).hexdigest()[:12] if side else None
+        # first, as it explains other differences
+        must_stay = {name: named[name] for name in MUST_STAY if name in named}
+        return must_stay | {
             name: value for name, value in named.items() if not (name + ".").startswith(MAY_CHANGE)
         }
 
@@ -224,32 +218,24 @@ def _without_removed(path: Path, plain: dict[str, Any]) -> dict[str, Any]:
 
 def _check_sizes(path: Path, run: Run) -> None:
     """Raise InputError unless tokenizers and feature extractor have the sizes of the model."""
-    encoder, decoder = run.model.encoder, run.model.decoder
-    if (
-        run.feature_extractor is not None
-        and encoder is not None
-        and isinstance(encoder.input, Frames)
-    ):
+    encoder = run.model.encoder
+    if run.feature_extractor is not None and encoder and isinstance(encoder.input, Frames):
         n_features = run.feature_extractor.config.n_features
         if n_features != encoder.input.n_features:
             raise InputError(
                 f"the model takes {encoder.input.n_features} features a frame, but those of {path} "
                 f"are {n_features}"
             )
-    if decoder is None:  # FillMask checks what an encoder alone needs
-        return
-    sides = {"encoder": (encoder, run.source_tokenizer), "decoder": (decoder, run.target_tokenizer)}
-    for side, (stack, tokenizer) in sides.items():
+    sides = [(encoder, run.source_tokenizer), (run.model.decoder, run.target_tokenizer)]
+    for stack, tokenizer in sides if run.model.decoder else ():  # else FillMask checks
         if stack is None or tokenizer is None or not isinstance(stack.input, Tokens):
             continue
         size = stack.input.vocab_size
-        padded = encoder is None and isinstance(
-            tokenizer, JSONTokenizer
-        )  # as in GPT-2s; Generator knows it
-        if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not padded):
+        # GPT-2s have more than their tokenizer, which Generator knows
+        is_padded = encoder is None and isinstance(tokenizer, JSONTokenizer)
+        if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not is_padded):
             raise InputError(
-                f"a tokenizer must have as many tokens as the model's {side}, which has {size}, "
-                "but that of "
+                f"a tokenizer must have as many tokens as the model, which has {size}, but that of "
                 f"{path.parent} has {tokenizer.vocab_size}; copy the whole run directory again"
             )
 
@@ -265,12 +251,11 @@ def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor 
     if not path.is_file():
         raise InputError(
             f"normalize={config.normalize} needs the training data's mean and std, but {directory} "
-            "has no "
-            f"{STATISTICS}; copy the whole run directory"
+            f"has no {STATISTICS}; copy the whole run directory"
         )
     statistics = read_weights(path)
     if not all(
-        tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in statistics.values()
+        each.dtype == torch.float32 and each.isfinite().all() for each in statistics.values()
     ):
         raise InputError(
             f"mean and std must be finite numbers of float32, but in {path} they are not"
@@ -282,18 +267,17 @@ def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor 
 
 
 def _read_tokenizer(directory: Path, files: dict[str, type[Tokenizer]]) -> Tokenizer | None:
-    paths = {directory / name: kind for name, kind in files.items()}
-    return next((kind.load(path) for path, kind in paths.items() if path.is_file()), None)
+    for name, kind in files.items():
+        if (directory / name).is_file():
+            return kind.load(directory / name)
+    return None
 
 
 def validations(directory: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that validations wrote, oldest first."""
     path = directory / METRICS
-    return (
-        [line for line in read_json_lines(path) if line.get("kind") == "valid"]
-        if path.is_file()
-        else []
-    )
+    lines = read_json_lines(path) if path.is_file() else []
+    return [line for line in lines if line.get("kind") == "valid"]
 
 
 def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Transformer:

@@ -50,8 +50,13 @@ def test_generate_prints_prompts_with_what_follows(run, stdin, capsys, stream):
     assert main([*common, "--top-p", "0.9", "--repetition-penalty", "1.3"]) == 0
     want = printed(run, ["All", "light!", "", "done"], max_length=12, top_p=0.9, repetition_penalty=1.3)
     assert capsys.readouterr().out == want
-    assert main([*common, "--prompt", "All", "--beam-size", "4", "--n", "2", "--alpha", "1.0"]) == 0
-    assert capsys.readouterr().out == printed(run, ["All"], max_length=12, beam_size=4, n=2, alpha=1.0)
+    beam = [*common, "--prompt", "All", "--beam-size", "4", "--n", "2", "--alpha", "1.0"]
+    assert main(beam) == (2 if stream else 0)
+    out, err = capsys.readouterr()
+    if stream:
+        assert "a text comes piece by piece if it is sampled, but beam_size=4" in err
+    else:
+        assert out == printed(run, ["All"], max_length=12, beam_size=4, n=2, alpha=1.0)
 
 
 def test_a_stream_comes_in_pieces(run, monkeypatch):
@@ -100,11 +105,23 @@ def test_what_is_wrong_is_named(run, capsys):
     value, empty = capsys.readouterr().err.splitlines()
     assert "temperature=-1.0" in value
     assert empty == 'transduce: --prompt takes texts, but nothing follows it; --prompt "" begins from nothing'
-    for options in ([], ["--format", "json", "--stream"], ["--format", "json", "--interactive"]):
-        assert main(["generate", str(run), "--token-scores", *options]) == 2
-        assert capsys.readouterr().err == (
-            "transduce: scores of tokens need --format json and whole texts; add it, and leave out --stream and --interactive\n"
-        )
+    assert main(["generate", str(run), "--token-scores"]) == 2
+    for options in (
+        ["--format", "json", "--stream"],
+        ["--format", "json", "--interactive"],
+        ["--stream", "--output", "a"],
+    ):
+        assert main(["generate", str(run), *options]) == 2
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "transduce: scores of tokens need --format json, but it is text; add --format json"
+    assert (
+        others
+        == [
+            "transduce: text comes on standard output piece by piece, so leave out --format json, --output and --workers with "
+            "--stream and --interactive"
+        ]
+        * 3
+    )
     assert main(["translate", str(run)]) == 2
     assert "is a language model; use transduce generate" in capsys.readouterr().err
 

@@ -92,12 +92,12 @@ def test_no_input_has_no_list(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("score likelihood text3 src one", "every input has one given text, but there are 2 inputs and 1 texts"),
+        ("score likelihood text3 src one", "every input has one given text, but there are 2 inputs in src and 1 lines in one"),
         ("score likelihood text3 src", "likelihood takes SRC and HYP of a run with an encoder, as text3 is, but got one file; name both"),
         ("score likelihood text3 - -", "standard input can be read once, but - stands for 2 files; name the others"),
         ("score likelihood text3 src src src", "likelihood takes SRC and HYP, or of a language model HYP alone, but got 3 files"),
-        ("rerank text3 src bad", "a list has equally many outputs for every input, but there are 3 lines in bad and 2 in src; make "
-         "it with --n-best N --scores"),
+        ("rerank text3 src bad", "every input has equally many texts, as translate --n-best N --scores writes them, but there are "
+         "2 inputs in src and 3 lines in bad"),
         ("rerank speech a.tsv heard --backwards", "backwards asks how likely an input comes of an output, but this run takes "
          "sound; load one of text"),
         ("rerank text3 src src", "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores writes it, but "

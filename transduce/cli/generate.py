@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ from transduce.cli.common import (
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
+from transduce.cli.translate import check_token_scores
 from transduce.config import Common
 from transduce.errors import InputError
 from transduce.tasks.config import GenerationConfig
@@ -80,7 +81,7 @@ class GenerationOutput:
     """What is written of texts."""
 
     stream: Common[bool] = False
-    """Print text as it comes, one text after the other."""
+    """Print text as it comes, one text after the other; not in beam search."""
     format: Common[Literal["text", "json"]] = "text"
     """text: prompt and text, a rule between any two. json: an object per text and line."""
     token_scores: bool = False
@@ -107,22 +108,19 @@ def generate(
         files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank
             line begins from nothing.
     """
-    if output.token_scores and (output.format != "json" or output.stream or given.interactive):
+    at_once = output.stream or given.interactive
+    if at_once and (output.format == "json" or division.output or division.workers):
         raise InputError(
-            "scores of tokens need --format json and whole texts; add it, and leave out --stream "
-            "and --interactive"
+            "text comes on standard output piece by piece, so leave out --format json, --output "
+            "and --workers with --stream and --interactive"
         )
+    check_token_scores(output.token_scores, output.format)
     if files and given.prompt:
         raise InputError(
             "prompts come from files or from --prompt, but both are given; leave one out"
         )
     if given.interactive:
-        check_interactive({"FILE": files, "--prompt": given.prompt, "--output": division.output})
-    if output.stream and (division.output or division.workers or division.part):
-        raise InputError(
-            "texts come on standard output, so leave out --output, --workers and --part with "
-            "--stream"
-        )
+        check_interactive({"FILE": files, "--prompt": given.prompt})
     job = Generation(
         run=local(run),
         machine=machine,
@@ -132,11 +130,10 @@ def generate(
     if given.interactive:
         generator = job.load()
         return interact(lambda prompt, number: job.print_texts(generator, [prompt], number))
-    read_whole = given.prompt or files or division.output
-    prompts = (given.prompt or Lines(*files or [STDIN])) if read_whole else lines_or_errors(STDIN)
-    if read_whole:
-        for prompt in prompts:
-            checked(prompt)  # refused before anything is written
+    is_whole = given.prompt or files or division.output
+    prompts = (given.prompt or Lines(*files or [STDIN])) if is_whole else lines_or_errors(STDIN)
+    for prompt in prompts if is_whole else ():
+        checked(prompt)  # refused before anything is written
     if output.stream:
         return job.print_texts(job.load(), map(checked, prompts))
     carry_out(job, prompts, division, inputs=files or [STDIN])
@@ -180,27 +177,20 @@ class Generation(SearchJob):
     def print_texts(
         self, generator: "Generator", prompts: Iterable[str], first_prompt: int = 0
     ) -> None:
-        """Print what follows each prompt, as it comes where that can be."""
+        """Print what follows each prompt, as it comes.
+
+        Raises:
+            InputError: there is a beam, which knows no text before its end.
+        """
         rule = ""
         for number, prompt in enumerate(prompts, start=first_prompt):
-            for parts in self._streams(generator, _encodable(generator, prompt, number), number):
-                if self.output.format == "json":
-                    row = {"prompt": prompt, "text": "".join(parts)}
-                    print(json.dumps(row, ensure_ascii=False), flush=True)
-                    continue
-                for part in chain([rule + prompt], parts, ["\n"]):
-                    sys.stdout.write(part)
+            _encodable(generator, prompt, number)
+            for k in range(generator.decoding.n):
+                pieces = generator.stream(prompt, prompt_number=number, text_number=k)
+                for piece in chain([rule + prompt], pieces, ["\n"]):
+                    sys.stdout.write(piece)
                     sys.stdout.flush()
                 rule = RULE
-
-    def _streams(self, generator: "Generator", prompt: str, number: int) -> Iterator[Iterable[str]]:
-        """The texts that follow a prompt, each in parts."""
-        if generator.decoding.beam_size == 1:
-            for k in range(generator.decoding.n):
-                yield generator.stream(prompt, prompt_number=number, text_number=k)
-        else:
-            (outputs,) = generator.generate([prompt], first_prompt=number)
-            yield from ([output.text] for output in outputs)
 
 
 def _encodable(generator: "Generator", prompt: str, number: int) -> str:

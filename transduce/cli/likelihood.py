@@ -3,22 +3,21 @@
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
 from transduce.cli.common import (
-    Lines,
     Machine,
     Runs,
     check_stdin,
     checked,
     each_run,
+    lines_or_errors,
     local,
     side_name,
 )
@@ -31,24 +30,6 @@ from transduce.tasks.formats import plain_tokens
 if TYPE_CHECKING:
     from transduce.tasks.search import Output
     from transduce.tasks.words import TokenScores
-
-
-@dataclass(frozen=True, kw_only=True)
-class Languages:
-    """Languages of the texts, in a model of many languages."""
-
-    source_language: str = ""
-    """The language of SRC: en, eng_Latn ..."""
-    target_language: str = ""
-    """The language of the given outputs."""
-
-    def settings(self, *, backwards: bool = False) -> dict[str, str]:
-        """Those that are named, as settings of a search."""
-        names = ["source_language", "target_language"]
-        if backwards:
-            names.reverse()
-        codes = (self.source_language, self.target_language)
-        return {name: code for name, code in zip(names, codes, strict=True) if code}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +53,6 @@ def score_likelihood(
     ],
     *,
     format: Literal["text", "json"] = "text",
-    languages: Group[Languages],
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
@@ -100,26 +80,18 @@ def score_likelihood(
         )
     run = local(run)
     contents = load_run(each_run(run)[0])
-    is_speech = contents.feature_extractor is not None
     if len(files) == 1 and contents.model.encoder is not None:
         raise InputError(
             f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
             "file; name both"
         )
-    texts = Lines(files[-1])
-    inputs = None if len(files) == 1 else _inputs(files[0], is_speech)
-    if inputs is not None and (n := _length(inputs)) != (n_texts := _length(texts)):
-        raise InputError(
-            f"every input has one given text, but there are {n} inputs and {n_texts} texts"
-        )
     job = Likelihood(
         run=run,
         machine=machine,
-        is_speech=is_speech,
-        languages=languages.settings(),
+        is_speech=contents.feature_extractor is not None,
         format=format,
     )
-    carry_out(job, Given(texts, inputs), division, inputs=files)
+    carry_out(job, job.items(*files), division, inputs=files)
 
 
 def rerank(
@@ -128,7 +100,6 @@ def rerank(
     lists: Positional[Annotated[Path, arg(metavar="NBEST")]],
     *,
     weighing: Group[Weighing],
-    languages: Group[Languages],
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
@@ -149,18 +120,16 @@ def rerank(
 
     check_stdin([source, lists])
     run = local(run)
-    is_speech = load_run(each_run(run)[0]).feature_extractor is not None
-    texts = Lines(lists)
-    inputs = _inputs(source, is_speech)
     job = Reranking(
         run=run,
         machine=machine,
-        is_speech=is_speech,
-        languages=languages.settings(backwards=weighing.backwards),
+        is_speech=load_run(each_run(run)[0]).feature_extractor is not None,
         weighing=weighing,
     )
-    n = _list_length(texts, inputs, lists, source)
-    carry_out(job, Given(texts, inputs, n), division, inputs=[source, lists])
+    items = job.items(source, lists)
+    for _, texts in items[:1]:  # a file of another kind has no line that can be used
+        _scored(checked(texts[0]))
+    carry_out(job, items, division, inputs=[source, lists])
 
 
 Item = tuple[Any, list[str | InputError]]
@@ -168,31 +137,35 @@ Item = tuple[Any, list[str | InputError]]
 UTF-8."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """Every input with its n texts, read anew by every loop; without inputs texts alone."""
-
-    texts: Iterable[str | InputError]
-    inputs: Iterable[Any] | None = None
-    n: int = 1
-
-    def __iter__(self) -> Iterator[Item]:
-        texts = iter(self.texts)
-        for given in repeat(None) if self.inputs is None else self.inputs:
-            group = list(islice(texts, self.n))
-            if not group:
-                return
-            yield given, group
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Job):
     """Given texts to score."""
 
     CHUNK = 2000
+    TEXTS: ClassVar[str]
+    """What every input has."""
 
     is_speech: bool
-    languages: dict[str, str]
+
+    def items(self, *files: Path) -> list[Item]:
+        """Every input of the first file with its texts in the last one.
+
+        Raises:
+            InputError: the inputs have not equally many texts, or likelihood more than one.
+        """
+        source = files[0]
+        lines = list(lines_or_errors(files[-1]))
+        if len(files) == 1:
+            return [(None, [line]) for line in lines]
+        is_manifest = self.is_speech and source.suffix == ".tsv"
+        inputs = list(manifest_audio(source) if is_manifest else lines_or_errors(source))
+        n, rest = divmod(len(lines), len(inputs) or 1)
+        if rest or (inputs and not n) or (n > 1 and isinstance(self, Likelihood)):
+            raise InputError(
+                f"every input has {self.TEXTS}, but there are {len(inputs)} inputs in "
+                f"{side_name(source)} and {len(lines)} lines in {side_name(files[-1])}"
+            )
+        return [(given, lines[i * n : i * n + n]) for i, given in enumerate(inputs)]
 
     def cost(self, item: Item) -> int:
         """Texts; the frames of a sound need the memory of twenty."""
@@ -204,7 +177,7 @@ class Scoring(Job):
         return f"{item} {size}"
 
     def load(self) -> Any:
-        """Load the run, and check the settings with no text at all."""
+        """Load the run, and check it with no text at all."""
         task = self.machine.load(object, self.run)
         self.scored(task, [])
         return task
@@ -252,6 +225,7 @@ class Likelihood(Scoring):
 
     UNIT = "line"
     UNUSABLE = "lines could not be scored"
+    TEXTS = "one given text"
 
     format: Literal["text", "json"]
 
@@ -262,7 +236,7 @@ class Likelihood(Scoring):
         if isinstance(task, Generator):
             return task.score(texts)
         inputs = [checked(given) for given, _ in items]
-        scores: list[TokenScores] = task.score(inputs, texts, **self.languages)
+        scores: list[TokenScores] = task.score(inputs, texts)
         return scores
 
     def row(self, result: "TokenScores | InputError", n: int) -> str:
@@ -284,6 +258,7 @@ class Reranking(Scoring):
 
     UNIT = "list"
     UNUSABLE = "lists could not be reranked"
+    TEXTS = "equally many texts, as translate --n-best N --scores writes them"
 
     weighing: Weighing
 
@@ -300,7 +275,6 @@ class Reranking(Scoring):
             weight=weighing.weight,
             own_weight=weighing.own_weight,
             backwards=weighing.backwards,
-            **self.languages,
         )
         return reranked
 
@@ -310,35 +284,6 @@ class Reranking(Scoring):
         if not self.weighing.all:
             return f"{result[0].text}\n"
         return "".join(f"{output.score:.4f}\t{output.text}\n" for output in result)
-
-
-def _inputs(source: Path, is_speech: bool) -> Iterable[Any]:
-    return manifest_audio(source) if is_speech and source.suffix == ".tsv" else Lines(source)
-
-
-def _list_length(texts: Lines, inputs: Iterable[Any], lists: Path, source: Path) -> int:
-    """The number of texts of each input.
-
-    Raises:
-        InputError: they differ, or the first line has no score.
-    """
-    for line in islice(texts, 1):  # a file of another kind has no line that can be used
-        if isinstance(line, str):
-            _scored(line)
-    n_rows = _length(texts)
-    n_inputs = _length(inputs)
-    n, rest = divmod(n_rows, max(1, n_inputs))
-    if rest or (n_inputs and not n):
-        raise InputError(
-            f"a list has equally many outputs for every input, but there are {n_rows} lines in "
-            f"{side_name(lists)} and {n_inputs} in {side_name(source)}; make it with --n-best N "
-            "--scores"
-        )
-    return max(1, n)  # of no input there are no outputs
-
-
-def _length(items: Iterable[Any]) -> int:
-    return sum(1 for _ in items)
 
 
 def _scored(line: str) -> tuple[float, str]:

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from transduce.arguments import call
+from transduce.errors import InputError
 from transduce.exit import command_process, exit_code
 from transduce.threads import limit_omp_spin
 
@@ -94,17 +95,13 @@ def main(arguments: list[str] | None = None) -> int:
     n_words = 2 if " ".join(words[:2]) in COMMANDS else 1
     name = " ".join(words[:n_words])
     with command_process("transduce: %(message)s"):
-        if name not in COMMANDS:
-            codes = [0]
-            return (
-                exit_code(lambda: codes.append(_without_command(words)), interrupted="")
-                or codes[-1]
-            )
         interrupted = "stopped; every line written so far is whole"
         return exit_code(lambda: _call(name, words[n_words:]), interrupted=interrupted)
 
 
 def _call(name: str, arguments: list[str]) -> None:
+    if name not in COMMANDS:
+        return _without_command(name, arguments)
     command = function(name)
     if name.startswith("train "):
         return command(name.removeprefix("train "), arguments)
@@ -119,33 +116,30 @@ def function(name: str) -> Callable[..., None]:
     return command
 
 
-def _without_command(words: list[str]) -> int:
-    """Print help, or what is wrong, where no command is named; the exit code."""
-    if words == ["--version"]:
-        print(f"transduce {version('transduce')}")
-        return 0
+def _without_command(word: str, rest: list[str]) -> None:
+    """Print the version, or help where no command is named.
+
+    Raises:
+        InputError: there is no such command.
+    """
+    if word == "--version":
+        return print(f"transduce {version('transduce')}")
     groups = {name.split()[0] for name in COMMANDS if " " in name}
-    group = words[0] + " " if words and words[0] in groups else ""
+    group = f"{word} " if word in groups else ""
     names = [name for name in COMMANDS if name.startswith(group)]
-    rest = words[1:] if group else words
-    if not rest or rest[0] in ("-h", "--help"):
+    asked = "".join(rest[:1]) if group else word
+    if asked in ("", "-h", "--help"):
         width = max(map(len, names)) + 2
-        lines = [f"  {name:<{width}}{COMMANDS[name][1]}" for name in names]
-        page = [
-            "usage: transduce " + group + "COMMAND ...",
-            "",
-            "One Transformer, many transductions.",
-            "",
-            *lines,
-        ]
-        page += ["", f"transduce {group}COMMAND --help says what a command takes."]
-        print("\n".join(page), file=sys.stdout if rest else sys.stderr)
-        return 0 if rest else 2
-    possible = [name.removeprefix(group) for name in names] + ([] if group else sorted(groups))
-    near = get_close_matches(rest[0], possible, n=1)
-    way_out = f"did you mean {group}{near[0]}?" if near else f"transduce {group}--help lists them"
-    print(f"transduce: there is no command {group + rest[0]!r}; {way_out}", file=sys.stderr)
-    return 2
+        lines = [f"  {name:<{width}}{COMMANDS[name][1]}\n" for name in names]
+        page = (
+            f"usage: transduce {group}COMMAND ...\n\nOne Transformer, many transductions.\n\n"
+            f"{''.join(lines)}\ntransduce {group}COMMAND --help says what a command takes."
+        )
+        print(page, file=sys.stdout if asked else sys.stderr)
+        sys.exit(0 if asked else 2)
+    near = get_close_matches(group + asked, [*names, *groups], n=1)
+    way_out = f"did you mean {near[0]}?" if near else f"transduce {group}--help lists them"
+    raise InputError(f"there is no command {group + asked!r}; {way_out}")
 
 
 if __name__ == "__main__":

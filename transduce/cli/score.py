@@ -203,7 +203,7 @@ def _score_transcripts(
         check_lines(
             {side_name(reference): right, side_name(scoring.manifest): next(iter(table.values()))}
         )
-    labels = [] if scoring.by is None else _labels(table, scoring.by, scoring.manifest or reference)
+    labels = [] if scoring.by is None else _labels(table, scoring.by)
     measure = replace(measure, normalize=scoring.normalize, english=scoring.english)
     rate = _print_score(measure, systems, [reference], [right], scoring.resamples)
     assert isinstance(rate, ErrorRate)
@@ -284,7 +284,7 @@ def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
     """The text, and the table that it stands in: an empty one for a text file."""
     if path.name.endswith((".tsv", ".tsv.gz")):
         table = _read_table(path)
-        return _cells(table, column, "--column", path), table
+        return _cells(table, column, "--column"), table
     if column != TEXT:
         raise InputError(
             f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv or "
@@ -293,42 +293,27 @@ def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
     return read_side(path), {}
 
 
-def _cells(table: Table, column: str, option: str, path: Path) -> list[str]:
+def _cells(table: Table, column: str, option: str) -> list[str]:
     if column not in table:
+        names = ", ".join(table) or "no column, as REF is a text file; add --manifest M.tsv"
         raise InputError(
-            f"{option} must name a column of {side_name(path)}, but {column!r} is none; it has "
-            f"{', '.join(table)}"
+            f"{option} must name a column of the manifest, but {column!r} is none; it has {names}"
         )
     return table[column]
 
 
-def _labels(table: Table, by: str, path: Path) -> list[str]:
+def _labels(table: Table, by: str) -> list[str]:
     """The cells of a column; of "age:10" the spans of ten that its numbers lie in, as "30-39"."""
-    if not table:
-        raise InputError(
-            f"--by {by} needs a manifest with that column, but REF is a text file; add --manifest "
-            "M.tsv"
-        )
-    column, colon, span = (by, "", "") if by in table else by.partition(":")
-    cells = _cells(table, column, "--by", path)
-    if not colon:
+    column, _, width = (by, "", "") if by in table else by.partition(":")
+    cells = _cells(table, column, "--by")
+    if not width:
         return [cell or "(blank)" for cell in cells]
-    if not span.isdecimal() or int(span) == 0:
-        raise InputError(
-            f"--by {column}:WIDTH needs a whole number from 1 up, but WIDTH={span!r}; try "
-            f"{column}:10"
-        )
-    return [_span(cell, int(span), column) for cell in cells]
-
-
-def _span(cell: str, width: int, column: str) -> str:
-    if not cell:
-        return "(blank)"
     try:
-        low = int(float(cell) // width) * width
-    except (ValueError, OverflowError) as error:
+        n = int(width)
+        lows = [int(float(cell) // n) * n if cell else None for cell in cells]
+    except (ValueError, OverflowError, ZeroDivisionError) as error:
         raise InputError(
-            f"--by {column}:{width} needs numbers in that column, but one cell is {cell!r}; use "
-            f"--by {column}"
+            f"--by COLUMN:WIDTH needs numbers in that column, and a whole WIDTH from 1 up, but it "
+            f"is {by!r}, and: {error}; leave :WIDTH out"
         ) from error
-    return str(low) if width == 1 else f"{low}-{low + width - 1}"
+    return ["(blank)" if low is None else f"{low}-{low + n - 1}" for low in lows]
