@@ -119,7 +119,7 @@ CASES: dict[str, tuple[str, Break, str, str]] = {
     "vocab_size of 1e15": (
         "text", config("model", "decoder", "input", "vocab_size", value=BIG), CONFIG, "tie='all' needs one vocabulary"),
     "vocab_size of 1e15 in a decoder alone": (
-        "letters", config("model", "decoder", "input", "vocab_size", value=BIG), "", f"decoder, which has {BIG}"),
+        "letters", config("model", "decoder", "input", "vocab_size", value=BIG), "", f"the model, which has {BIG}"),
     "max_positions of 1e15": ("text", config("model", "max_positions", value=BIG), "", "a model must fit into memory"),
     "a window of 1e15": ("text", config("model", "window", value=BIG), CONFIG, f"[1, 1000000], but window={BIG}"),
     "a first position of 1e40": (

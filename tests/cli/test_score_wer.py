@@ -170,8 +170,11 @@ def test_what_is_not_there_is_refused(refusal):
     assert "nowhere.tsv does not exist" in refusal("hyp", "nowhere.tsv")
     assert "no.tsv does not exist" in refusal("hyp", "ref", "--manifest", "no.tsv", "--by", "speaker")
     there = "but {!r} is none; it has id, speaker, age, text"
-    assert refusal("hyp", "m.tsv", "--by", "sex") == f"--by must name a column of m.tsv, {there.format('sex')}"
-    assert refusal("hyp", "m.tsv", "--column", "de") == f"--column must name a column of m.tsv, {there.format('de')}"
+    assert refusal("hyp", "m.tsv", "--by", "sex") == f"--by must name a column of the manifest, {there.format('sex')}"
+    assert (
+        refusal("hyp", "m.tsv", "--column", "de")
+        == f"--column must name a column of the manifest, {there.format('de')}"
+    )
     assert refusal("hyp", "ref", "--column", "de") == (
         "--column de needs a manifest, but ref is not named .tsv or .tsv.gz"
     )

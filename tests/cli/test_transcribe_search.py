@@ -13,7 +13,6 @@ from transduce.cli.common import Columns, Machine
 from transduce.cli.main import main
 from transduce.cli.transcribe import Transcription, TranscriptionOutput
 from transduce.data.speech.features import VectorConfig, VectorReader
-from transduce.tasks import seq2seq
 
 PLAIN = {"output": TranscriptionOutput(), "columns": Columns()}
 CPU = ["--device", "cpu"]
@@ -62,9 +61,9 @@ def test_options_reach_the_search(random, recordings, capsys):
 
 
 def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkeypatch, capsys):
-    sizes, search = [], seq2seq.search_sources
+    sizes, search = [], td.Transcriber._search
     monkeypatch.setattr(
-        seq2seq, "search_sources", lambda *parts, **told: sizes.append(len(parts[2])) or search(*parts, **told)
+        td.Transcriber, "_search", lambda *parts, **told: sizes.append(len(parts[1])) or search(*parts, **told)
     )
     for options in ([], ["--batch-tokens", "1"]):
         assert main(["transcribe", str(random), *map(str, recordings), *CPU, *options]) == 0

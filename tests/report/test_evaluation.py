@@ -16,7 +16,7 @@ from tests.runs import random_speech_run, record, sentences
 from transduce.data.speech.manifest import Recording
 from transduce.report import evaluation
 from transduce.report.evaluation import search_report, speech_report
-from transduce.tasks import segmenting, seq2seq, transcribe as transcriber
+from transduce.tasks import segmenting, transcribe as transcriber
 from transduce.tasks.transcript import Sound
 
 PLAIN = td.SearchConfig(beam_size=3, length_ratio=0.0, length_extra=7, no_repeat_ngram=4, n_best=2)
@@ -53,12 +53,12 @@ def recordings(tmp_path_factory):
     ids=["beam", "ctc", "greedy", "greedy and ctc"],
 )
 def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypatch, capsys, decoding, searches):
-    opened, made, read, search = [], [], segmenting.audio_blocks, seq2seq.search_sources
+    opened, made, read, search = [], [], segmenting.audio_blocks, td.Transcriber._search
     monkeypatch.setattr(
         segmenting, "audio_blocks", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
     )
     monkeypatch.setattr(
-        seq2seq, "search_sources", lambda *parts, **named: made.append(parts[3]) or search(*parts, **named)
+        td.Transcriber, "_search", lambda *parts, **named: made.append(parts[3]) or search(*parts, **named)
     )
     scores = speech_report(run, recordings, decoding, "cpu")
     assert opened == [r.audio for r in recordings] * len(searches)
@@ -105,7 +105,7 @@ def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch,
 
 def test_no_more_features_are_in_memory_than_a_chunk_has(run, recordings, monkeypatch):
     """However many recordings are tested: the chunk that is searched, and what completes the next one."""
-    features, alive, search = [], [], seq2seq.search_sources
+    features, alive, search = [], [], td.Transcriber._search
 
     def sound(path, segments, *rest, **named):
         features.extend(weakref.ref(frames) for *_, frames in segments)
@@ -117,7 +117,7 @@ def test_no_more_features_are_in_memory_than_a_chunk_has(run, recordings, monkey
 
     monkeypatch.setattr(transcriber, "Sound", sound)
     monkeypatch.setattr(transcriber, "CHUNK", 2 * recordings[0].seconds)
-    monkeypatch.setattr(seq2seq, "search_sources", look)
+    monkeypatch.setattr(td.Transcriber, "_search", look)
     speech_report(run, recordings[:1] * 20, PLAIN, "cpu")
     assert len(features) == 40 and len(alive) == 20 and max(alive) <= 4
 

@@ -101,8 +101,7 @@ def generate(
 ) -> None:
     """Go on from prompts: each is printed with its text, a rule between any two.
 
-    The same seed gives the same texts, whatever the batch. Of an imported model, its own files may
-    say other defaults.
+    The same seed gives the same texts, whatever the batch.
 
     Args:
         files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank

@@ -135,9 +135,10 @@ def _without_command(word: str, rest: list[str]) -> None:
             f"usage: transduce {group}COMMAND ...\n\nOne Transformer, many transductions.\n\n"
             f"{''.join(lines)}\ntransduce {group}COMMAND --help says what a command takes."
         )
-        print(page, file=sys.stdout if asked else sys.stderr)
-        sys.exit(0 if asked else 2)
-    near = get_close_matches(group + asked, [*names, *groups], n=1)
+        if asked:
+            return print(page)
+        raise InputError(f"a command must be named, but none is\n\n{page}")
+    near = get_close_matches(group + asked, names if group else [*names, *groups], n=1)
     way_out = f"did you mean {near[0]}?" if near else f"transduce {group}--help lists them"
     raise InputError(f"there is no command {group + asked!r}; {way_out}")
 

@@ -21,8 +21,7 @@ def export(
         to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator
             (pip install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2,
             llama, which gives a Qwen2 or Qwen3 where their parts are needed, or marian. onnx (the
-            extra onnx) for onnxruntime and others: the encoder and a step of the decoder. The code
-            that runs them is in docs/models_in_and_out.md.
+            extra onnx) for onnxruntime: the encoder and a step of the decoder.
     """
     from transduce.config import to_dict
     from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx
@@ -36,10 +35,7 @@ def export(
     source = contents.source_tokenizer
     target = contents.target_tokenizer
     if target is None:
-        raise InputError(
-            f"a model is exported with its tokenizer, but {run} has none; copy the whole run "
-            "directory"
-        )
+        raise InputError(f"a model is exported with its tokenizer, but {run} has none")
     decoding = contents.experiment.get("decoding", {})
     if contents.model.encoder is not None:
         decoding = to_dict(own_decoding(run, contents, SearchConfig))

@@ -116,9 +116,8 @@ def publish(
     """Put a finished run on the Hugging Face hub, for RUN or td.load to be hub:USER/NAME anywhere
     else.
 
-    All that the run is used with goes there, with its scores, and MODEL_CARD.md as README.md;
-    checkpoints, samples and outputs do not. Needs a token (hf auth login, or HF_TOKEN), and
-    huggingface_hub (pip install '.[hub]' in a clone).
+    All that the run is used with goes there, with its scores, and MODEL_CARD.md as README.md. Needs
+    a token (hf auth login, or HF_TOKEN), and huggingface_hub (pip install '.[hub]' in a clone).
 
     Args:
         private: Only you see the repository.
@@ -150,11 +149,9 @@ def publish(
             print(f"  {CARD} was changed there, and stays as it is", flush=True)
         return keep
 
-    sizes = {each: path.stat().st_size for each, path in files.items()}
-    total = f"{sum(sizes.values()) / 1e6:,.1f} MB"
-    print(f"to hub:{identifier}, {total} in {len(files)} files:", flush=True)
-    for each, size in sizes.items():
-        print(f"  {each}  {size / 1e6:,.1f} MB", flush=True)
+    print(f"to hub:{identifier}:", flush=True)
+    for each, path in files.items():
+        print(f"  {each}  {path.stat().st_size / 1e6:,.1f} MB", flush=True)
     url = upload(
         identifier, files, known=PUBLISHED, keeps=keeps, private=private, revision=revision
     )

@@ -33,7 +33,7 @@ from transduce.serve.models import (
 )
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.generate import Generator
-from transduce.tasks.search import last_position
+from transduce.tasks.states import last_position
 
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependencies=TOKEN)
 

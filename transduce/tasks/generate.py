@@ -24,9 +24,9 @@ from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.request import check_list
-from transduce.tasks.search import Output, check_suppressed, last_position
+from transduce.tasks.search import Output, check_suppressed
 from transduce.tasks.seq2seq import with_scores
-from transduce.tasks.states import Task, check_positions, token_log_probs
+from transduce.tasks.states import Task, check_positions, last_position, token_log_probs
 from transduce.tasks.words import TokenScores
 
 logger = logging.getLogger("transduce")

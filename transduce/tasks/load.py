@@ -25,7 +25,7 @@ from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.request import LanguageModel
-from transduce.tasks.search import last_position
+from transduce.tasks.states import last_position
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 

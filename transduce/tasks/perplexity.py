@@ -76,8 +76,7 @@ def measure_perplexity(
         batch_tokens: positions of a batch: speed and memory, never the figures.
 
     Raises:
-        InputError: no token to predict, a stride outside 1 ... window, or a window longer than
-        learned positions.
+        InputError: no token to predict, or a stride or a window that cannot be.
     """
     config = model.config.for_stack(model.config.decoder)
     limit = config.max_positions
@@ -100,20 +99,24 @@ def measure_perplexity(
         ids: Int[Tensor, "B T"] = torch.from_numpy(rows.astype(np.int64)).to(model.device)
         states = model.decoder_states(ids[:, :-1])[:, -n:].flatten(0, 1)
         nats -= token_log_probs(model, states, ids[:, -n:].flatten()).double().sum().item()
-    has_bos = tokenizer.bos_id is not None
-    unpredicted = "" if has_bos else tokenizer.decode([stream[:1].tolist()])[0]
-    signature = "|".join(
+    n_bytes = len(text.encode())
+    if tokenizer.bos_id is None:  # the first token is not predicted
+        n_bytes -= len(tokenizer.decode([stream[:1].tolist()])[0].encode())
+    return Perplexity(nats, n_tokens, n_bytes, _signature(tokenizer, n_tokens, window, stride))
+
+
+def _signature(tokenizer: Tokenizer, n_tokens: int, window: int, stride: int) -> str:
+    return "|".join(
         (
             f"tokens:{n_tokens}",
             f"vocabulary:{tokenizer.vocab_size}",
             f"window:{window}",
             f"stride:{stride}",
-            f"first:{'bos' if has_bos else 'given'}",
+            f"first:{'given' if tokenizer.bos_id is None else 'bos'}",
             f"eos:{'no' if tokenizer.bos_id == tokenizer.eos_id else 'yes'}",
             f"version:{version('transduce')}",
         )
     )
-    return Perplexity(nats, n_tokens, len(text.encode()) - len(unpredicted.encode()), signature)
 
 
 def _windows(

@@ -10,9 +10,7 @@ from typing import TypeVar
 
 from transduce.decode.phrases import Prefix
 from transduce.decode.scorer import Scorer
-from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError
-from transduce.tasks.config import SearchConfig
 
 logger = logging.getLogger("transduce")
 
@@ -63,38 +61,6 @@ class LanguageModel:
     """A scorer of n texts at their beginning."""
     max_length: int = sys.maxsize
     """The most tokens of a text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resources:
-    """What a search may use beside the models of a run."""
-
-    shortlist: Shortlist | None = None
-    """The tokens that those of a source may become, for `config.shortlist`."""
-    words: tuple[str, ...] = ()
-    """The lexicon, for `config.words`."""
-    lm: LanguageModel | None = None
-    """A language model with the weight `config.lm_weight` beside the models, which have 1
-    together."""
-
-    def check(self, config: SearchConfig) -> None:
-        """Check that a search has what it needs.
-
-        Raises:
-            InputError: it has no lexicon or no language model.
-        """
-        if config.words == "known" and not self.words:
-            raise InputError(
-                "words=known needs the lexicon of a run of speech to text, but this run has none; "
-                "write words into its "
-                "lexicon.txt, one in each line, or say words=any"
-            )
-        if config.lm_weight and self.lm is None:
-            raise InputError(
-                f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is "
-                "loaded; name one with "
-                "--lm, or td.load(RUN, lm=...)"
-            )
 
 
 def check_list(given: object, rule: str, *, of_text: bool = False) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
@@ -22,12 +22,12 @@ from transduce.decode.rules import Rule, Timestamps
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
 from transduce.decode.scorer import CoverageScorer, ModelScorer, Scorer, combined
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
-from transduce.engine.select import Engine
 from transduce.errors import InputError
-from transduce.model.transformer import Memory
+from transduce.model.transformer import Memory, Transformer
 from transduce.score.measures import minimum_bayes_risk
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.request import Request, Resources
+from transduce.tasks.request import LanguageModel, Request
+from transduce.tasks.states import Source, Task, encoded, last_position, padded
 from transduce.tasks.words import TokenScores, Word, WordAlignment
 
 GREEDY = SearchConfig(beam_size=1)
@@ -57,105 +57,158 @@ class Output:
     no_speech.py."""
 
 
-@torch.inference_mode()
-def search_sources(
-    models: Sequence[Engine],
-    source: Shaped[Tensor, "B S *F"],
-    lengths: Int[Tensor, " B"],
-    config: SearchConfig,
-    tokenizer: Tokenizer,
-    requests: Sequence[Request],
-    resources: Resources,
-) -> list[list[Hypothesis]]:
-    """The n best hypotheses of encoder-decoder models for every source, best first, or samples as
-    they are drawn.
+class SearchTask(Task):
+    """A task of encoder-decoder models that search for outputs; several models are an ensemble:
+    what a token adds to a hypothesis is the mean of their log-probabilities."""
 
-    Args:
-        models: several are an ensemble: what a token adds to a hypothesis is the mean of their
-            log-probabilities.
-        tokenizer: that of the target.
-        requests: of every source. Bounds on the length leave room for prefixes and required
-            phrases, but max_length.
+    shortlist: Shortlist | None = None
+    """Target tokens that may translate each source token; used where `decoding.shortlist` is
+    set."""
+    lexicon: tuple[str, ...] = ()
+    """The words that may be written where `decoding.words` is "known"."""
+    lm: LanguageModel | None = None
+    """A language model beside the models, used where `decoding.lm_weight` is not 0."""
 
-    Raises:
-        InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding to
-            be its blank; or the search lacks a language model, or known words.
-    """
-    resources.check(config)
-    prompt = beginning(tokenizer, config)
-    memories = [model.encode(source.to(model.device), lengths.to(model.device)) for model in models]
-    phrases = required(tokenizer, [request.require for request in requests])
-    limit = min(last_position(*models) - len(prompt) + 1, config.max_length or sys.maxsize)
-    if limit < 1:
-        raise InputError(
-            f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer"
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None
+    ) -> None:
+        super().__init__(model, tokenizer)
+        self.decoding = decoding or SearchConfig()
+        """How to search where a call says nothing else."""
+
+    @torch.inference_mode()
+    def _search(
+        self, sources: Sequence[Source], requests: Sequence[Request], config: SearchConfig
+    ) -> list[list[Hypothesis]]:
+        """The n best hypotheses of a batch of sources, best first, or samples as they are drawn.
+
+        Args:
+            requests: of every source. Bounds on the length leave room for prefixes and required
+                phrases, but max_length.
+
+        Raises:
+            InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding
+                to be its blank; or the search lacks a language model, or known words.
+        """
+        self._check_resources(config)
+        memories = [encoded(model, sources) for model in self.engines]
+        prompt = beginning(self.tokenizer, config)
+        phrases = required(self.tokenizer, [request.require for request in requests])
+        limit = self._length_limit(config, len(prompt))
+        bounds = _length_bounds(memories[0], config, limit, requests, phrases)
+        if config.shortlist and self.shortlist:
+            ids, _ = padded(self.engine, sources)
+            return self._search_shortlist(self.shortlist, memories[0], ids, bounds, config)
+        check_suppressed(config, self.tokenizer)
+        prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
+        constraints = Constraints(
+            bounds,
+            eos_id=self.tokenizer.required("eos_id")[0],
+            suppressed=self.tokenizer.suppressed,
+            config=config,
+            prompts=prompts,
+            rules=self._rules(config, prompts, requests),
+            prefixes=[request.prefix for request in requests],
         )
-    if resources.lm and config.lm_weight:
-        limit = min(limit, resources.lm.max_length)
-    bounds = _length_bounds(memories[0], config, limit, requests, phrases)
-    if config.shortlist and resources.shortlist:
-        ids = source.to(models[0].device)
-        return _search_shortlist(
-            models[0], memories[0], ids, bounds, config, tokenizer, resources.shortlist
+        # CTC finds impossible what is too long for a sound
+        must_come = phrases or any(request.prefix for request in requests)
+        scorers = self._scorers(memories, prompts, config, LEAST if must_come else -math.inf)
+        rngs = [rng for each in requests for rng in config.rngs(each.number, each.part)]
+        return _run(scorers, prompts, constraints, config, phrases, rngs)
+
+    def _check_resources(self, config: SearchConfig) -> None:
+        if config.words == "known" and not self.lexicon:
+            raise InputError(
+                "words=known needs the lexicon of a run of speech to text, but this run has none; "
+                "write words into its lexicon.txt, one in each line, or say words=any"
+            )
+        if config.lm_weight and self.lm is None:
+            raise InputError(
+                f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is "
+                "loaded; name one with --lm, or td.load(RUN, lm=...)"
+            )
+
+    def _length_limit(self, config: SearchConfig, n_prompt: int) -> int:
+        """The most tokens of any output."""
+        limit = min(last_position(*self.engines) - n_prompt + 1, config.max_length or sys.maxsize)
+        if limit < 1:
+            raise InputError(
+                f"begin_with must leave room for an output, but it has {n_prompt} tokens; take "
+                "fewer"
+            )
+        return min(limit, self.lm.max_length) if self.lm and config.lm_weight else limit
+
+    def _scorers(
+        self, memories: Sequence[Memory], prompts: Tensor, config: SearchConfig, least: float
+    ) -> list[tuple[float, Scorer]]:
+        """Attention, CTC beside it, and a language model, with their weights.
+
+        Args:
+            prompts: the tokens of attention before every output; CTC ignores them.
+            least: the least log-probability that CTC gives a token.
+        """
+        scorers = list[tuple[float, Scorer]]()
+        weight = config.ctc_weight
+        covers = config.coverage_penalty and config.beam_size > 1 and not config.sample
+        for model, memory in zip(self.engines, memories, strict=True):
+            attention = ModelScorer(model, memory, prompts=prompts)
+            if covers and weight < 1:
+                assert model.config.decoder is not None
+                layer = max(0, model.config.decoder.n_layers - 2)  # that of `Alignment.mean`
+                attention = CoverageScorer(model, memory, prompts, layer=layer)
+            scorers.append(((1 - weight) / len(memories), attention))
+            if weight:
+                eos, blank = self.tokenizer.required("eos_id", "pad_id")
+                logits = model.ctc_logits(memory.states)
+                ctc = CTCPrefixScorer(
+                    logits, memory.lengths, eos_id=eos, blank_id=blank, least=least
+                )
+                scorers.append((weight / len(memories), ctc))
+        if self.lm and config.lm_weight:
+            scorers.append((config.lm_weight, self.lm.begin(len(prompts))))
+        return scorers
+
+    def _rules(
+        self, config: SearchConfig, prompts: Tensor, requests: Sequence[Request]
+    ) -> list[Rule]:
+        """The rules that need a tokenizer."""
+        rules: list[Rule] = []
+        if config.forbid:
+            rules.append(forbidden(self.tokenizer, config.forbid).rule(prompts))
+        if times := timestamps(self.tokenizer, config):
+            rules.append(times)
+        if config.words == "known":
+            free = {i for i, request in enumerate(requests) if request.has_text}
+            rules.append(lexicon(self.tokenizer, self.lexicon).rule(free=free))
+        return rules
+
+    def _search_shortlist(
+        self,
+        shortlist: Shortlist,
+        memory: Memory,
+        source: Int[Tensor, "B S"],
+        bounds: Int[Tensor, " B"],
+        config: SearchConfig,
+    ) -> list[list[Hypothesis]]:
+        """A search over the few tokens that this batch may need, by their numbers among these."""
+        assert memory.lengths is not None
+        ids, allowed = shortlist.choose(source.to(bounds.device), memory.lengths)
+        names: list[int] = ids.tolist()
+        bos, eos = map(names.index, self.tokenizer.required("bos_id", "eos_id"))
+        prompts = bounds.new_full((len(bounds), 1), bos)
+        suppressed = [i for i, name in enumerate(names) if name in self.tokenizer.suppressed]
+        constraints = Constraints(
+            bounds, eos_id=eos, suppressed=suppressed, config=config, prompts=prompts
         )
-    check_suppressed(config, tokenizer)
-    prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
-    constraints = Constraints(
-        bounds,
-        eos_id=tokenizer.required("eos_id")[0],
-        suppressed=tokenizer.suppressed,
-        config=config,
-        prompts=prompts,
-        rules=_rules(tokenizer, config, prompts, requests, resources.words),
-        prefixes=[request.prefix for request in requests],
-    )
-    # CTC finds impossible what is too long for a sound
-    must_come = phrases or any(request.prefix for request in requests)
-    least = LEAST if must_come else -math.inf
-    scorers = list[tuple[float, Scorer]]()
-    for model, memory in zip(models, memories, strict=True):
-        weighted = model_scorers(model, memory, tokenizer, config, prompts, least)
-        scorers += [(weight / len(models), scorer) for weight, scorer in weighted]
-    if resources.lm and config.lm_weight:
-        scorers.append((config.lm_weight, resources.lm.begin(len(bounds))))
-    rngs = [rng for each in requests for rng in config.rngs(each.number, each.part)]
-    return _search(scorers, prompts, constraints, config, phrases, rngs)
+        scorer = ShortlistScorer(self.engine, memory, ids, allowed)
+        hypotheses = _run([(1.0, scorer)], prompts, constraints, config)
+        return [
+            [replace(h, tokens=[names[token] for token in h.tokens]) for h in each]
+            for each in hypotheses
+        ]
 
 
-def model_scorers(
-    model: Engine,
-    memory: Memory,
-    tokenizer: Tokenizer,
-    config: SearchConfig,
-    prompts: Tensor,
-    least: float,
-) -> list[tuple[float, Scorer]]:
-    """The scorers of one encoder-decoder model, with weights that sum to 1: attention, and CTC
-    beside it.
-
-    Args:
-        prompts: the tokens of attention before every output; CTC ignores them.
-        least: the least log-probability that CTC gives a token.
-
-    Raises:
-        InputError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding
-            to be its blank.
-    """
-    weight = config.ctc_weight
-    attention = ModelScorer(model, memory, prompts=prompts)
-    if config.coverage_penalty and config.beam_size > 1 and not config.sample and weight < 1:
-        assert model.config.decoder is not None
-        layer = max(0, model.config.decoder.n_layers - 2)  # that of `Alignment.mean`
-        attention = CoverageScorer(model, memory, prompts, layer=layer)
-    if not weight:
-        return [(1.0, attention)]
-    eos, blank = tokenizer.required("eos_id", "pad_id")
-    logits = model.ctc_logits(memory.states)
-    ctc = CTCPrefixScorer(logits, memory.lengths, eos_id=eos, blank_id=blank, least=least)
-    return [(1 - weight, attention), (weight, ctc)]
-
-
-def _search(
+def _run(
     scorers: Sequence[tuple[float, Scorer]],
     prompts: Int[Tensor, "B P"],
     constraints: Constraints,
@@ -200,52 +253,6 @@ def _length_bounds(
     totals = phrases.totals if phrases else [0] * len(fixed)
     least = bounds.new_tensor([n + total for n, total in zip(fixed, totals, strict=True)])
     return torch.maximum(bounds, least).clamp(max=limit)
-
-
-def _rules(
-    tokenizer: Tokenizer,
-    config: SearchConfig,
-    prompts: Tensor,
-    requests: Sequence[Request],
-    words: tuple[str, ...],
-) -> list[Rule]:
-    """The rules that need a tokenizer."""
-    rules: list[Rule] = []
-    if config.forbid:
-        rules.append(forbidden(tokenizer, config.forbid).rule(prompts))
-    if times := timestamps(tokenizer, config):
-        rules.append(times)
-    if config.words == "known":
-        free = {i for i, request in enumerate(requests) if request.has_text}
-        rules.append(lexicon(tokenizer, words).rule(free=free))
-    return rules
-
-
-def _search_shortlist(
-    model: Engine,
-    memory: Memory,
-    source: Int[Tensor, "B S"],
-    bounds: Int[Tensor, " B"],
-    config: SearchConfig,
-    tokenizer: Tokenizer,
-    shortlist: Shortlist,
-) -> list[list[Hypothesis]]:
-    """A search over the few tokens that this batch may need, by their numbers among these."""
-    assert memory.lengths is not None
-    ids, allowed = shortlist.choose(source, memory.lengths)
-    names: list[int] = ids.tolist()
-    bos, eos = map(names.index, tokenizer.required("bos_id", "eos_id"))
-    prompts = bounds.new_full((len(bounds), 1), bos)
-    suppressed = [i for i, name in enumerate(names) if name in tokenizer.suppressed]
-    constraints = Constraints(
-        bounds, eos_id=eos, suppressed=suppressed, config=config, prompts=prompts
-    )
-    scorer = ShortlistScorer(model, memory, ids, allowed)
-    hypotheses = _search([(1.0, scorer)], prompts, constraints, config)
-    return [
-        [replace(h, tokens=[names[token] for token in h.tokens]) for h in each]
-        for each in hypotheses
-    ]
 
 
 def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
@@ -299,22 +306,6 @@ def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
             f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it "
             f"has {unknown[0]}; leave it out"
         )
-
-
-def last_position(*models: Engine, source: bool = False) -> int:
-    """How many positions a sequence may have in all of these models: learned ones end, others do
-    not.
-
-    Args:
-        source: of the encoder, not of the decoder.
-    """
-    limit = sys.maxsize
-    for model in models:
-        encoder, decoder = model.config.encoder, model.config.decoder
-        config = model.config.for_stack(encoder if source or decoder is None else decoder)
-        if config.positions == "learned":
-            limit = min(limit, config.max_positions)
-    return limit
 
 
 def outputs_of(

@@ -14,25 +14,22 @@ from torch import Tensor
 
 from transduce.data.batch import pad
 from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.decode.hypothesis import Hypothesis, length_penalty
-from transduce.decode.shortlist import Shortlist
+from transduce.decode.hypothesis import length_penalty
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.attention_maps import cross_attention
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Memory
 from transduce.plot import attention_map
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.request import Details, LanguageModel, Request, Resources, check_list
-from transduce.tasks.search import Output, beginning, search_sources
+from transduce.tasks.request import Details, check_list
+from transduce.tasks.search import Output, SearchTask, beginning
 from transduce.tasks.states import (
     Source,
-    Task,
     batches,
     check_positions,
     encoded,
     encoder_states,
     in_order,
-    padded,
     source_lengths,
     token_log_probs,
 )
@@ -93,23 +90,8 @@ class Alignment:
         attention_map(weights, self.target, source, title, Path(path))
 
 
-class Seq2SeqTask(Task, ABC, Generic[InputT]):
+class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     """A task of an encoder-decoder model: search, scores and alignments of given outputs."""
-
-    shortlist: Shortlist | None = None
-    """Target tokens that may translate each source token; used where `decoding.shortlist` is
-    set."""
-    lexicon: tuple[str, ...] = ()
-    """The words that may be written where `decoding.words` is "known"."""
-    lm: LanguageModel | None = None
-    """A language model beside the models, used where `decoding.lm_weight` is not 0."""
-
-    def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None
-    ) -> None:
-        super().__init__(model, tokenizer)
-        self.decoding = decoding or SearchConfig()
-        """How to search where a call says nothing else."""
 
     @abstractmethod
     def sources(self, inputs: Sequence[InputT]) -> list[Source]:
@@ -144,16 +126,6 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
 
     def _for_call(self: TaskT, settings: dict[str, Any]) -> TaskT:
         return self.with_decoding(self._merged(None, settings))
-
-    def _search(
-        self, sources: Sequence[Source], requests: Sequence[Request], config: SearchConfig
-    ) -> list[list[Hypothesis]]:
-        """The hypotheses of a batch of sources, best first, or samples as they are drawn."""
-        resources = Resources(shortlist=self.shortlist, words=self.lexicon, lm=self.lm)
-        source, lengths = padded(self.engine, sources)
-        return search_sources(
-            self.engines, source, lengths, config, self.tokenizer, requests, resources
-        )
 
     @torch.no_grad()
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
@@ -208,8 +180,8 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         backwards: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
-        """Rank outputs of every input, such as another run's, by own_weight * their score + weight
-        * ours.
+        """Outputs of every input, such as another run's, the best first by own_weight * their score
+        + weight * ours, which becomes their score; else they stay as they are.
 
         This run's score of a text is its log-probability over the length penalty of
         `decoding.alpha`.
@@ -218,9 +190,6 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
             backwards: this run translates the other way, and scores each input as a translation of
                 the output: the channel of a noisy channel model (Yee et al. 2019, Simple and
                 effective noisy channel modeling for neural machine translation).
-
-        Returns:
-            The outputs with these scores, the best first; else they stay as they are.
 
         Raises:
             InputError: as for `score`; or `backwards`, but this run takes sound.

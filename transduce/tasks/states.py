@@ -1,5 +1,6 @@
 """Forward passes in batches: sources to encoder states, these to log-probabilities."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -14,7 +15,6 @@ from transduce.decode.scorer import at_least_float32
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
-from transduce.tasks.search import last_position
 
 Source = list[int] | Float[Tensor, "_ F"]
 """Input of an encoder: ids, or frames."""
@@ -116,6 +116,22 @@ def token_log_probs(
         log_probs = at_least_float32(model.project(some)).log_softmax(-1)
         parts.append(log_probs.gather(-1, targets[:, None])[:, 0])
     return torch.cat(parts)
+
+
+def last_position(*models: Engine, source: bool = False) -> int:
+    """How many positions a sequence may have in all of these models: learned ones end, others do
+    not.
+
+    Args:
+        source: of the encoder, not of the decoder.
+    """
+    limit = sys.maxsize
+    for model in models:
+        encoder, decoder = model.config.encoder, model.config.decoder
+        config = model.config.for_stack(encoder if source or decoder is None else decoder)
+        if config.positions == "learned":
+            limit = min(limit, config.max_positions)
+    return limit
 
 
 def check_positions(

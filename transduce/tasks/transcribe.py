@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -160,46 +161,49 @@ class Transcriber(Seq2SeqTask[Audio]):
                 "no_speech_threshold changes nothing: this model has neither a CTC head nor a "
                 "token for no speech"
             )
-        for i, audio in enumerate(sounds):
-            name = audio_name(audio, f"sound {i + 1}")
-            request = Request(number=first_sound + i)
-            try:
-                segmented = segment_audio(audio, name, self.feature_extractor, config)
-                with errors_of(name):
-                    request = self._request(request, prefixes[i], phrases[i], segmented.n_frames)
-                if segmented.silent:
-                    logger.warning(
-                        "%s is silent, every sample being 0, so its text is blank; if its channels "
-                        "cancel out, take one",
-                        name,
-                    )
-                n_segments = len(segmented.n_frames)
-                for stretch in group_by_duration(segmented.segments, STRETCH):
-                    sound = Sound(name, stretch, n_segments=n_segments, request=request)
-                    yield sound
-                    request = sound.from_segment(len(stretch), 0).request
-            except InputError as error:
-                yield Sound(name, [], str(error), request=request)
+        texts = zip(sounds, prefixes, phrases, strict=True)
+        for i, (audio, text, each) in enumerate(texts):
+            request = Request(number=first_sound + i, require=each)
+            yield from self._read(audio, audio_name(audio, f"sound {i + 1}"), request, text, config)
 
-    def _request(
-        self, request: Request, prefix: str, phrases: Sequence[str], n_frames: Sequence[int]
-    ) -> Request:
-        """The request of a sound with segments of these lengths.
+    def _read(
+        self, audio: Audio, name: Path | str, request: Request, prefix: str, config: SearchConfig
+    ) -> Iterator[Sound]:
+        """The stretches of one sound; an error ends them."""
+        try:
+            segmented = segment_audio(audio, name, self.feature_extractor, config)
+            with errors_of(name):
+                self._check_segments(request, segmented.n_frames)
+                request = replace(request, prefix=text_prefix(self.tokenizer, prefix))
+            if segmented.silent:
+                logger.warning(
+                    "%s is silent, every sample being 0, so its text is blank; if its channels "
+                    "cancel out, take one",
+                    name,
+                )
+            for stretch in group_by_duration(segmented.segments, STRETCH):
+                sound = Sound(name, stretch, "", len(segmented.n_frames), request)
+                yield sound
+                request = sound.from_segment(len(stretch), 0).request
+        except InputError as error:
+            yield Sound(name, [], str(error), request=request)
+
+    def _check_segments(self, request: Request, n_frames: Sequence[int]) -> None:
+        """Check a sound with segments of these lengths.
 
         Raises:
-            InputError: a segment is too long, or the text cannot have the prefix or the phrases.
+            InputError: a segment is too long, or the text cannot have the phrases.
         """
         n_positions = self.model.config.frames.out_lengths(max(n_frames))
         check_positions(
             "a segment", n_positions, self.engines, source=True, way_out="lower max_seconds"
         )
-        if phrases and len(n_frames) > 1:
+        if request.require and len(n_frames) > 1:
             raise InputError(
                 f"required phrases are for sound in one segment, but it has {len(n_frames)}; cut "
                 "it where you know what is said, or raise max_seconds"
             )
-        required(self.tokenizer, [phrases])
-        return replace(request, prefix=text_prefix(self.tokenizer, prefix), require=phrases)
+        required(self.tokenizer, [request.require])
 
     def transcripts(
         self,

@@ -17,9 +17,9 @@ from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.request import Details, Request, check_list, per_line, warn_of_lacking
-from transduce.tasks.search import Output, chosen, last_position, outputs_of
+from transduce.tasks.search import Output, chosen, outputs_of
 from transduce.tasks.seq2seq import Seq2SeqTask
-from transduce.tasks.states import Source, in_batches, in_order
+from transduce.tasks.states import Source, in_batches, in_order, last_position
 from transduce.tasks.words import Span, WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
