@@ -1,10 +1,19 @@
 """docs/architecture.md names what is there."""
 
+import inspect
+import io
 import re
+import sys
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import pytest
+
+from tests.runs import LITTLE, random_run
+from transduce.cli.main import main
+from transduce.engine.cpu import CPUEngine
+from transduce.model.transformer import Transformer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -42,6 +51,40 @@ def test_the_page_names_much_and_every_room():
     assert {name.rstrip("/") for name in FILES} >= ROOMS
 
 
-def test_the_path_of_a_sentence_is_short():
+def waiting() -> set[str]:
+    """The functions of the package that wait for the caller, as module.function, without nested ones."""
+    frame, found = sys._getframe(1), set()
+    while frame := frame.f_back:
+        code = frame.f_code
+        if Path(code.co_filename).is_relative_to(ROOT / "transduce") and not code.co_flags & inspect.CO_NESTED:
+            module = Path(code.co_filename).relative_to(ROOT / "transduce").with_suffix("")
+            if code.co_name.isidentifier():  # no <listcomp>
+                found.add(".".join([*module.parts, code.co_name]))
+    return found
+
+
+def test_the_path_of_a_sentence_is_short_and_all_of_it_is_named(tmp_path, monkeypatch):
+    """From the command to the engine and to the written line: what the stack holds at either end."""
+    run, found = random_run(tmp_path / "run", model=LITTLE), set()
+
+    class Watched(io.StringIO):
+        def write(self, text: str) -> int:
+            found.update(waiting())
+            return super().write(text)
+
+    for engine, name in product((CPUEngine, Transformer), ("encode", "decoder_states", "project")):
+        inside = getattr(engine, name)
+
+        def look(*rest, inside=inside, **named):
+            found.update(waiting())
+            return inside(*rest, **named)
+
+        monkeypatch.setattr(engine, name, look)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Open the letter.\n")))
+    monkeypatch.setattr(sys, "stdout", out := Watched())
+    assert main(["translate", str(run), "--device", "cpu", "--length-ratio", "0", "--length-extra", "4"]) == 0
+    assert out.getvalue().count("\n") == 1
     path = PAGE.split("## The path of a sentence")[1].split("## ")[0]
-    assert 8 <= len({name for name in NAMES if f"`{name}`" in path}) <= TWENTY_FIVE
+    short = {re.sub(r"\.[A-Z]\w+\.", ".", name) for name in NAMES if f"`{name}`" in path}
+    assert found <= short, found - short
+    assert f"one another: {len(found)}." in path and len(found) <= TWENTY_FIVE
