@@ -268,7 +268,7 @@ def test_memory_does_not_grow_with_the_input(folder, tmp_path, monkeypatch, caps
     assert peaks[2] < peaks[1] + 100_000
 
 
-def test_what_can_be_read_once_is_kept_in_a_file(tmp_path):
+def test_what_can_be_read_once_is_read_once(tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     (usual := tmp_path / "usual").write_text("b\n")
     writer = threading.Thread(target=pipe.write_text, args=("x\ny",))

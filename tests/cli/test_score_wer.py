@@ -179,7 +179,8 @@ def test_what_is_not_there_is_refused(refusal):
         "--column de needs a manifest, but ref is not named .tsv or .tsv.gz"
     )
     assert refusal("hyp", "ref", "--by", "speaker") == (
-        "--by speaker needs a manifest with that column, but REF is a text file; add --manifest M.tsv"
+        "--by must name a column of the manifest, but 'speaker' is none; it has no column, as REF is a text file; add --manifest "
+        "M.tsv"
     )
     assert refusal("hyp", "blank") == (
         "an error rate needs at least one word in the references, but all 5 are blank; look for a wrong file or column"

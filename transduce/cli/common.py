@@ -4,11 +4,10 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
@@ -174,11 +173,7 @@ class Columns:
 
 def lines_or_errors(path: Path) -> Iterator[str | InputError]:
     """The lines of a file, or of standard input, as they come, or their InputErrors."""
-    return each_or_error(_raw_lines(path), path)
-
-
-def each_or_error(lines: Iterable[bytes], path: Path) -> Iterator[str | InputError]:
-    """Yield each decoded line of a file, or its InputError."""
+    lines = sys.stdin.buffer if path == STDIN else raw_lines(path)
     for number, line in enumerate(lines, start=1):
         try:
             yield decode_line(line.removesuffix(b"\n"), side_name(path), number)
@@ -186,34 +181,20 @@ def each_or_error(lines: Iterable[bytes], path: Path) -> Iterator[str | InputErr
             yield error
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    yield from sys.stdin.buffer if path == STDIN else raw_lines(path)
-
-
 class Lines:
     """The lines of files, one after the other, or errors, read anew by every loop: none stays in
-    memory.
-
-    What cannot be read twice, as standard input and pipes, is copied to a temporary file.
-    """
+    memory, but those of standard input and pipes, which cannot be read twice."""
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
-        self.copies = dict[Path, IO[bytes]]()
+        self.known: dict[Path, list[str | InputError]] = {}
         for path in paths:
-            if path not in self.copies and not path.is_file():
-                self.copies[path] = TemporaryFile()  # noqa: SIM115
-                self.copies[path].writelines(_raw_lines(path))
-
-    def __del__(self) -> None:
-        for copy in self.copies.values():
-            copy.close()
+            if path not in self.known and not path.is_file():
+                self.known[path] = list(lines_or_errors(path))
 
     def __iter__(self) -> Iterator[str | InputError]:
         for path in self.paths:
-            if copy := self.copies.get(path):
-                copy.seek(0)
-            yield from each_or_error(copy or raw_lines(path), path)
+            yield from self.known[path] if path in self.known else lines_or_errors(path)
 
 
 def read_side(path: Path) -> list[str]:

@@ -116,9 +116,13 @@ def _complete(
     n = stop - start
     if done.n_bytes and done.n_inputs == n:
         return print(f"transduce: {unfinished.path} is finished", file=sys.stderr)
-    place = f"{done.n_inputs} of {n} inputs are done, in {unfinished.path}"
-    if done.n_inputs or done.part[1] > 1:
-        print(f"transduce: {place}", file=sys.stderr)
+
+    def report(rest: str = "") -> None:
+        place = f"in {unfinished.path}{rest}"
+        print(f"transduce: {done.n_inputs} of {n} inputs are done, {place}", file=sys.stderr)
+
+    if done.n_inputs or done.part != (1, 1):
+        report()
     first = start + done.n_inputs
     chunks = cut(islice(items, first, stop), job.cost, limit, first)
     try:
@@ -126,8 +130,7 @@ def _complete(
             for n_inputs, rows in finished:
                 unfinished.append(n_inputs, rows.text, len(rows.errors))
     except KeyboardInterrupt:
-        place = f"in {unfinished.path}; the same command goes on from there"
-        print(f"transduce: {done.n_inputs} of {n} inputs are done, {place}", file=sys.stderr)
+        report("; the same command goes on from there")
         raise
 
 

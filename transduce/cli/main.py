@@ -138,7 +138,7 @@ def _without_command(word: str, rest: list[str]) -> None:
         if asked:
             return print(page)
         raise InputError(f"a command must be named, but none is\n\n{page}")
-    near = get_close_matches(group + asked, names if group else [*names, *groups], n=1)
+    near = get_close_matches(group + asked, names if group else [*names, *groups], n=1, cutoff=0.7)
     way_out = f"did you mean {near[0]}?" if near else f"transduce {group}--help lists them"
     raise InputError(f"there is no command {group + asked!r}; {way_out}")
 
