@@ -136,8 +136,7 @@ class Transcriber(Seq2SeqTask[Audio]):
         grow with its length. Its file is read twice, for the cuts and for the features; if it
         ceases to be readable, its last stretch has an error.
 
-        A sound of nothing but digital silence is named by a warning. If max_seconds is above the
-        run's own, a warning says that the run knows no such segments.
+        Warnings name digital silence, and segments longer than those of the training.
 
         Args:
             prefix: the beginning of each text, "" for none; its last word may go on, unless a space
@@ -241,10 +240,7 @@ class Transcriber(Seq2SeqTask[Audio]):
         details: Details | None = None,
     ) -> Iterator[Segment]:
         """The segments of a stretch of sound that was read, in their order, as soon as they are
-        done.
-
-        A few that follow each other are searched together.
-        """
+        done: a few that follow each other are searched together."""
         for first in range(0, len(sound.segments), AT_ONCE):
             numbered = self.stream([sound.from_segment(first, AT_ONCE)], decoding, details=details)
             yield from sorted((each for _, each in numbered), key=lambda segment: segment.start)
