@@ -113,6 +113,20 @@ namespace {
 inline Floats load(const float* x) { return *reinterpret_cast<const Floats*>(x); }
 inline void store(float* x, Floats y) { *reinterpret_cast<Floats*>(x) = y; }
 
+// The first half of a vector; the other lanes are 0.
+inline Floats load_half(const float* x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_zextps256_ps512(_mm256_loadu_ps(x));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_zextps128_ps256(_mm_loadu_ps(x));
+#else
+    Floats y = {};
+    std::memcpy(&y, x, sizeof y / 2);
+    return y;
+#endif
+}
+inline void store_half(float* x, Floats y) { std::memcpy(x, &y, sizeof y / 2); }
+
 inline Floats exponential(Floats x) {  // 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), within 1 ulp; 0 below -87
     const Floats least = Floats{} - 87.0f, most = Floats{} + 88.0f;
     Ints low = x < least;
@@ -471,62 +485,92 @@ void scores_of(const float* query, const float* const* positions, int64_t key, i
         Floats products[LANES] = {};
         for (int64_t j = 0; j < LANES && i + j < n; j++) {
             const float* x = positions[i + j] + key;
-            for (int64_t at = 0; at < whole; at += LANES) products[j] += load(query + at) * load(x + at);
-            for (int64_t at = whole; !VECTORS && at < width; at++) products[j][at % LANES] += query[at] * x[at];
+            Floats product = {};
+            int64_t at = 0;
+            for (; at < whole; at += LANES) product += load(query + at) * load(x + at);
+            if (!VECTORS && at + LANES / 2 <= width) product += load_half(query + at) * load_half(x + at), at += LANES / 2;
+            for (; !VECTORS && at < width; at++) product[0] += query[at] * x[at];
+            products[j] = product;
         }
         Floats score = totals(products) * scale;
         store(scores + i, lane < static_cast<int32_t>(std::min<int64_t>(n - i, LANES)) ? score : Floats{} - INFINITY);
     }
 }
 
-// The sum of n values, positions[i] + value, each times its weight: VECTORS * LANES numbers.
-template <int VECTORS>
-void weighted_sum(const float* const* positions, int64_t value, const float* weights, int64_t n, float* out) {
-    constexpr int CHAINS = VECTORS == 4 ? 2 : 4;  // sums that do not wait for one another
-    Floats sums[CHAINS][VECTORS] = {};
-    int64_t i = 0;
-    for (; i + CHAINS <= n; i += CHAINS)
-        for (int c = 0; c < CHAINS; c++)
-            for (int v = 0; v < VECTORS; v++) sums[c][v] += load(positions[i + c] + value + v * LANES) * weights[i + c];
-    for (; i < n; i++)
-        for (int v = 0; v < VECTORS; v++) sums[0][v] += load(positions[i] + value + v * LANES) * weights[i];
-    for (int v = 0; v < VECTORS; v++) {
-        for (int c = 1; c < CHAINS; c++) sums[0][v] += sums[c][v];
-        store(out + v * LANES, sums[0][v]);
-    }
-}
-
-// One query over n positions: softmax(q k scale) v; zeros where there are none. A position has its key and its value so many
-// numbers behind its address. The weights go to `taken` too, where it is not null.
-void attend(const float* query, const float* const* positions, int64_t n, int64_t key, int64_t value, int64_t width, float* out,
-            float* taken = nullptr) {
-    if (n < 1) return std::fill(out, out + width, 0.0f);
-    if (static_cast<int64_t>(scratch.scores.size()) < n + LANES) scratch.scores.resize(2 * n + LANES);
-    float* weights = scratch.scores.data();
-    const float scale = 1.0f / std::sqrt(static_cast<float>(width));
-    if (width == LANES) scores_of<1>(query, positions, key, n, width, scale, weights);
-    else if (width == 2 * LANES) scores_of<2>(query, positions, key, n, width, scale, weights);
-    else if (width == 4 * LANES) scores_of<4>(query, positions, key, n, width, scale, weights);
-    else scores_of<0>(query, positions, key, n, width, scale, weights);
+// Scores become weights: their softmax.
+void softmax(float* scores, int64_t n) {
     Floats high = Floats{} - INFINITY, sums = {};
-    for (int64_t i = 0; i < n; i += LANES) high = larger(load(weights + i), high);
+    for (int64_t i = 0; i < n; i += LANES) high = larger(load(scores + i), high);
     const float largest = largest_of(high);
     for (int64_t i = 0; i < n; i += LANES) {
-        Floats weight = exponential(load(weights + i) - largest);
-        store(weights + i, weight);
+        Floats weight = exponential(load(scores + i) - largest);
+        store(scores + i, weight);
         sums += weight;
     }
     const float factor = 1.0f / total(sums);
-    for (int64_t i = 0; i < n; i += LANES) store(weights + i, load(weights + i) * factor);
-    if (taken) std::memcpy(taken, weights, n * sizeof(float));
-    int64_t at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES) weighted_sum<4>(positions, value + at, weights, n, out + at);
-    if (at + 2 * LANES <= width) weighted_sum<2>(positions, value + at, weights, n, out + at), at += 2 * LANES;
-    if (at + LANES <= width) weighted_sum<1>(positions, value + at, weights, n, out + at), at += LANES;
-    if (at == width) return;
-    std::fill(out + at, out + width, 0.0f);
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = at; j < width; j++) out[j] += positions[i][value + j] * weights[i];
+    for (int64_t i = 0; i < n; i += LANES) store(scores + i, load(scores + i) * factor);
+}
+
+// The sum of n values, positions[i] + value, each times its weight: VECTORS * LANES numbers, or half as many.
+template <int VECTORS, bool HALF = false>
+void weighted_sum(const float* const* positions, int64_t value, const float* weights, int64_t n, float* out) {
+    constexpr int CHAINS = VECTORS == 4 ? 2 : 4;  // sums that do not wait for one another
+    Floats sums[CHAINS][VECTORS] = {};
+    auto add = [&](int c, int64_t i) {
+        for (int v = 0; v < VECTORS; v++) {
+            const float* x = positions[i] + value + v * LANES;
+            sums[c][v] += (HALF ? load_half(x) : load(x)) * weights[i];
+        }
+    };
+    int64_t i = 0;
+    for (; i + CHAINS <= n; i += CHAINS)
+        for (int c = 0; c < CHAINS; c++) add(c, i + c);
+    for (; i < n; i++) add(0, i);
+    for (int v = 0; v < VECTORS; v++) {
+        for (int c = 1; c < CHAINS; c++) sums[0][v] += sums[c][v];
+        HALF ? store_half(out, sums[0][v]) : store(out + v * LANES, sums[0][v]);
+    }
+}
+
+// n heads of queries, of which `shared` neighbours read one head of keys and values. A position has those of all heads so many
+// numbers behind its address.
+struct Heads {
+    int64_t n, shared, width, keys, values;
+};
+
+// The queries of one place over n positions: softmax(q k scale) v of every head; zeros where there are no positions. The weights
+// go to `taken` too, where it is not null, those of a head `stride` numbers behind the last one's. What is computed of all heads
+// one after the other need not wait for what was computed before.
+void attend(const Heads& heads, const float* queries, const float* const* positions, int64_t n, float* out,
+            float* taken = nullptr, int64_t stride = 0) {
+    const int64_t width = heads.width, size = (n + LANES - 1) / LANES * LANES;
+    if (n < 1) return std::fill(out, out + heads.n * width, 0.0f);
+    if (static_cast<int64_t>(scratch.scores.size()) < heads.n * size) scratch.scores.resize(2 * heads.n * size);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(width));
+    for (int64_t h = 0; h < heads.n; h++) {
+        const float* query = queries + h * width;
+        const int64_t key = heads.keys + h / heads.shared * width;
+        float* scores = scratch.scores.data() + h * size;
+        if (width == LANES) scores_of<1>(query, positions, key, n, width, scale, scores);
+        else if (width == 2 * LANES) scores_of<2>(query, positions, key, n, width, scale, scores);
+        else if (width == 4 * LANES) scores_of<4>(query, positions, key, n, width, scale, scores);
+        else scores_of<0>(query, positions, key, n, width, scale, scores);
+    }
+    for (int64_t h = 0; h < heads.n; h++) softmax(scratch.scores.data() + h * size, n);
+    for (int64_t h = 0; h < heads.n; h++, out += width) {
+        const float* weights = scratch.scores.data() + h * size;
+        const int64_t value = heads.values + h / heads.shared * width;
+        if (taken) std::memcpy(taken + h * stride, weights, n * sizeof(float));
+        int64_t at = 0;
+        for (; at + 4 * LANES <= width; at += 4 * LANES) weighted_sum<4>(positions, value + at, weights, n, out + at);
+        if (at + 2 * LANES <= width) weighted_sum<2>(positions, value + at, weights, n, out + at), at += 2 * LANES;
+        if (at + LANES <= width) weighted_sum<1>(positions, value + at, weights, n, out + at), at += LANES;
+        if (at + LANES / 2 <= width) weighted_sum<1, true>(positions, value + at, weights, n, out + at), at += LANES / 2;
+        if (at == width) continue;
+        std::fill(out + at, out + width, 0.0f);
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = at; j < width; j++) out[j] += positions[i][value + j] * weights[i];
+    }
 }
 
 // The layers of a stack over n vectors. attention(layer, qkv, to) and memory(layer, queries, to) read other vectors.
@@ -593,7 +637,8 @@ void prepare(const Stack& stack, const Layer& layer, float* qkv, const Positions
 void some_rows(const Stack& stack, const KVCache& cache, const Positions& positions, const CrossTap& tap, float* x,
                int64_t n_new, int64_t first, int64_t last, int threads) {
     const int64_t n = (last - first) * n_new, heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head;
-    const int64_t inner = heads * e, one = kv_heads * e, both = 2 * one, stride = inner + both, shared = heads / kv_heads;
+    const int64_t inner = heads * e, both = 2 * kv_heads * e, stride = inner + both;
+    const Heads each_head{heads, heads / kv_heads, e, 0, both / 2};
     const int64_t per_sentence = cache.n_sentences ? cache.n_rows / cache.n_sentences : 1, length = cache.memory_length;
     const int sharing = n_new * (cache.length + n_new) < (1 << 12) ? 1 : threads;  // threads of one row
     auto attention = [&](int64_t i, float* qkv, float* to) {
@@ -612,10 +657,7 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
             parallel(sharing, [&](int thread) {
                 for (int64_t m = thread; m < n_new; m += sharing) {
                     const int64_t end = cache.length + m + 1, start = stack.window ? std::max<int64_t>(0, end - stack.window) : 0;
-                    for (int64_t h = 0; h < heads; h++) {
-                        const int64_t key = h / shared * e;
-                        attend(qkv + m * stride + h * e, there + start, end - start, key, key + one, e, to + m * inner + h * e);
-                    }
+                    attend(each_head, qkv + m * stride, there + start, end - start, to + m * inner);
                 }
             });
         }
@@ -628,12 +670,9 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
             const float* keys = cache.memory + (i * cache.n_memory_slots + cache.memory_slots[sentence]) * length * both;
             for (int64_t t = 0; t < length; t++) there[t] = keys + t * both;
             const int64_t n_keys = cache.memory_lengths ? std::min(cache.memory_lengths[sentence], length) : length;
-            for (int64_t h = 0; h < heads; h++) {
-                float* taken = nullptr;
-                if (tap.weights && tap.layer == i) taken = tap.weights + ((row * heads + h) * n_new + m % n_new) * length;
-                const int64_t key = h / shared * e;
-                attend(queries + h * e, there, n_keys, key, key + one, e, to + h * e, taken);
-            }
+            float* taken = nullptr;
+            if (tap.weights && tap.layer == i) taken = tap.weights + (row * heads * n_new + m % n_new) * length;
+            attend(each_head, queries, there, n_keys, to, taken, n_new * length);
         }
     };
     layers(stack, x + first * n_new * stack.d_model, n, threads, attention, memory);
@@ -643,7 +682,8 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
 void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t* lengths, const Positions& positions,
                     int64_t first, int64_t last, int threads) {
     const int64_t heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head, inner = heads * e;
-    const int64_t width = stack.d_model, one = kv_heads * e, stride = inner + 2 * one;
+    const int64_t width = stack.d_model, stride = inner + 2 * kv_heads * e;
+    const Heads each_head{heads, heads / kv_heads, e, inner, inner + kv_heads * e};
     auto length_of = [&](int64_t b) { return lengths ? lengths[b] : length; };
     scratch.states.clear();
     for (int64_t b = first; b < last; b++)
@@ -662,10 +702,7 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
                 for (int64_t m = thread; m < n; m += sharing) {
                     const int64_t start = stack.window ? std::max<int64_t>(0, m + 1 - stack.window) : 0;
                     const int64_t end = stack.window ? std::min(n, m + stack.window) : n;
-                    for (int64_t h = 0; h < heads; h++) {
-                        const int64_t key = inner + h / (heads / kv_heads) * e;
-                        attend(there[m] + h * e, there + start, end - start, key, key + one, e, to + m * inner + h * e);
-                    }
+                    attend(each_head, there[m], there + start, end - start, to + m * inner);
                 }
             });
             qkv += n * stride, to += n * inner;
