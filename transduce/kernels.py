@@ -101,7 +101,7 @@ def _cpu() -> str:
 
 def required() -> ctypes.CDLL:
     """The compiled kernels, which are there."""
-    found = library()
+    found = loaded()
     assert found is not None
     return found
 

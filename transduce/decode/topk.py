@@ -40,9 +40,6 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
     """
     n_sentences, n_rows = offset.shape
     vocab_size = scores.size(1)
-    if n == n_rows == 1:
-        value, token = scores.max(-1, keepdim=True)  # the first of equal ones
-        return Continuations(value + offset, token, torch.zeros_like(token))
     if (cpp := in_cpp(scores)) is not None:
         values = scores.new_empty(n_sentences, n)
         tokens, rows = (torch.empty(n_sentences, n, dtype=torch.long) for _ in range(2))
@@ -51,6 +48,9 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
         size = (n_sentences, n_rows, vocab_size, n)
         cpp.top_k(scores.data_ptr(), offset.data_ptr(), *size, *outputs, torch.get_num_threads())
         return Continuations(values, tokens, rows)
+    if n == n_rows == 1:
+        value, token = scores.max(-1, keepdim=True)  # the first of equal ones
+        return Continuations(value + offset, token, torch.zeros_like(token))
     total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
     if total.size(1) < n:  # in the first steps with a tiny vocabulary
         total = torch.nn.functional.pad(total, (0, n - total.size(1)), value=-math.inf)
