@@ -1,6 +1,5 @@
 """What a training looks at, computed another way."""
 
-import itertools
 import math
 import weakref
 from collections.abc import Sequence
@@ -9,7 +8,6 @@ from typing import get_args
 
 import jiwer
 import matplotlib.image
-import numpy as np
 import pytest
 import sacrebleu
 import torch
@@ -25,7 +23,7 @@ from transduce.data.text.pairs import TextPairs
 from transduce.data.text.parallel_text import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
 from transduce.experiment.config import ValidateBy, with_vocabularies
-from transduce.experiment.validation import held_out_loss, speech_validator, translation_validator
+from transduce.experiment.validation import draw_attention, held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
@@ -167,55 +165,57 @@ def test_speech_validation_has_the_features_of_a_chunk_in_memory(speech, monkeyp
     assert len(features) > 20 and most <= 10  # two chunks of two to five, or a batch, or the samples
 
 
-def test_speech_validation_draws_the_straightest_head(speech, tmp_path, monkeypatch):
+def test_another_measure_than_error_rates_may_decide_of_speech(speech):
     transcriber, pairs = speech
     short = replace(GREEDY, length_ratio=0.0, length_extra=4)
-    validate = speech_validator(transcriber, pairs, by="bleu", search=short, n_samples=2)
-    drawn = []
-    monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: drawn.append(parts))
-    found = validate(transcriber.model)
+    found = speech_validator(transcriber, pairs, by="bleu", search=short, n_samples=2)(transcriber.model)
     assert found.score == found.metrics["bleu"] and "wer" not in found.metrics
-    heads = {}
-    for i in (0, 2):  # each utterance alone, without padding
-        frames = transcriber.feature_extractor(read_audio(pairs.recordings[i].audio, RATE))
-        memory = transcriber.model.encode(frames[None], torch.tensor([len(frames)]))
-        weights = cross_attention(transcriber.model, memory, torch.tensor([[BOS, *pairs.target[i][:-1]]]))
-        for layer, head in itertools.product(range(2), range(2)):
-            one = weights[layer, 0, head].double().numpy()
-            places = one @ np.arange(one.shape[1])
-            heads.setdefault((layer, head), []).append((np.corrcoef(np.arange(len(one)), places)[0, 1], one))
-    (layer, head), best = max(heads.items(), key=lambda item: sum(value for value, _ in item[1]))
-    assert found.metrics["diagonality"] == pytest.approx(sum(value for value, _ in best) / 2, abs=1e-4)
-    validate.draw(transcriber, tmp_path / "a.png")
-    ((weights, pieces, seconds, title, path),) = drawn
-    np.testing.assert_allclose(weights.numpy(), best[0][1], rtol=0, atol=1e-5)
-    assert "".join(pieces[:-1]).replace("▁", " ").strip() == pairs.recordings[0].text and pieces[-1] == "</s>"
-    assert seconds == pytest.approx(0.02)
-    assert title == f"{pairs.recordings[0].id}: layer {layer + 1}, head {head + 1}"
-    assert path == tmp_path / "a.png"
 
 
-def test_translation_validation_draws_the_alignment_of_the_shortest_sample(loaded, pairs, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: drawn.append(parts))
+@pytest.fixture
+def drawn(monkeypatch):
+    """The arguments of every picture of attention, none of which is drawn."""
+    pictures = []
+    monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: pictures.append(parts))
+    return pictures
+
+
+TITLE = "mean over heads of the last layer but one"
+
+
+def test_attention_to_sound_is_drawn_over_its_seconds(speech, tmp_path, drawn):
+    """On the first sample, of one batch of one row."""
+    transcriber, pairs = speech
+    recording = pairs.recordings[0]
+    draw_attention(transcriber, speech_validator(transcriber, pairs).example, tmp_path / "a.png")
+    frames = transcriber.feature_extractor(read_audio(recording.audio, RATE))
+    memory = transcriber.model.encode(frames[None], torch.tensor([len(frames)]))
+    want = cross_attention(transcriber.model, memory, torch.tensor([[BOS, *pairs.target[0][:-1]]]))[-2, 0].mean(dim=0)
+    ((weights, pieces, seconds, *rest),) = drawn
+    torch.testing.assert_close(weights, want, rtol=0, atol=1e-5)
+    assert "".join(pieces[:-1]).replace("▁", " ").strip() == recording.text and pieces[-1] == "</s>"
+    assert seconds == pytest.approx(0.02) and rest == [TITLE, tmp_path / "a.png"]
+
+
+def test_attention_of_a_translation_is_drawn_on_the_shortest_sample(loaded, pairs, tmp_path, drawn):
     text = ParallelText(ENGLISH[:6], GERMAN[:6])
-    translation_validator(loaded, text, pairs.epoch(0), n_samples=6).draw(loaded, tmp_path / "a.png")
+    validator = translation_validator(loaded, text, pairs.epoch(0), n_samples=6)
+    draw_attention(loaded, validator.example, tmp_path / "a.png")
     ((weights, target, source, title, path),) = drawn
     (s,), (t,) = loaded.source_tokenizer.encode(["Print it."]), loaded.tokenizer.encode(["Druck es aus."])
     memory = loaded.model.encode(torch.tensor([[*s, EOS]]))
     want = cross_attention(loaded.model, memory, torch.tensor([[BOS, *t]]))[-2, 0].mean(dim=0)
     torch.testing.assert_close(weights, want, rtol=0, atol=1e-6)
     assert (source, target) == (loaded.source_tokenizer.tokens([*s, EOS]), loaded.tokenizer.tokens([*t, EOS]))
-    assert title == "mean over heads of the last layer but one" and path == tmp_path / "a.png"
+    assert title == TITLE and path == tmp_path / "a.png"
 
 
-def test_a_sample_without_positions_for_it_has_no_picture(loaded, pairs, tmp_path):
+def test_an_example_without_positions_for_it_has_no_picture(tmp_path, drawn):
     source, target = train_tokenizer_pair(ENGLISH, GERMAN, vocab_size=330, joint=True)
     config = replace(td.transformer_tiny(), positions="learned", max_positions=6)
     model = td.Transformer(with_vocabularies(config, 330, 330, joint=True))
-    validate = translation_validator(loaded, ParallelText(ENGLISH[:1], GERMAN[:1]), pairs.epoch(0))
-    validate.draw(td.Translator(model, source, target), tmp_path / "a.png")
-    assert not (tmp_path / "a.png").exists()
+    draw_attention(td.Translator(model, source, target), (ENGLISH[0], GERMAN[0]), tmp_path / "a.png")
+    assert not drawn
 
 
 STRANGE = ["▁$", "x$", "\\$_{", "<0x0A>", "語", "ü", "</s>"]

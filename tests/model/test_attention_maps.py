@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import contract
-from transduce.model.attention_maps import cross_attention, diagonality, self_attention
+from transduce.model.attention_maps import cross_attention, self_attention
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -66,18 +66,6 @@ def test_half_a_model_has_no_cross_attention(half, rng):
     with pytest.raises(ValueError) as error:
         cross_attention(model, memory, torch.tensor([[7]] * contract.ROWS))
     assert str(error.value) == ("cross-attention needs an encoder and a decoder, but this model has one of them only")
-
-
-def test_diagonality_of_matrices_made_by_hand():
-    eye = torch.eye(7)
-    assert diagonality(eye) == pytest.approx(1.0, abs=1e-12)
-    assert diagonality(eye.flip(1)) == pytest.approx(-1.0, abs=1e-12)
-    assert diagonality(torch.full((7, 5), 1 / 5)) == 0.0
-    assert diagonality(eye.repeat_interleave(3, dim=1) / 3) == pytest.approx(1.0, abs=1e-12)  # slower speech
-    assert diagonality(torch.ones(1, 5) / 5) == 0.0
-    assert diagonality(eye[[2, 2, 2]]) == 0.0
-    places = [0, 3, 1, 4]
-    assert diagonality(torch.eye(5)[places]) == pytest.approx(np.corrcoef(range(4), places)[0, 1], abs=1e-12)
 
 
 @pytest.mark.parametrize("half", ["encoder", "decoder"])

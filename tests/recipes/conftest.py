@@ -121,7 +121,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[A
     def no_update(trainer: Trainer) -> None:
         trainers.append(trainer)
 
-    def finish(directory: Path, trainer: Trainer, draw: object) -> None:
+    def finish(directory: Path, trainer: Trainer, example: object) -> None:
         save_weights(directory / "model.safetensors", trainer.model)
 
     monkeypatch.setattr("transduce.experiment.run.Trainer.run", no_update)

@@ -22,7 +22,7 @@ from transduce.device import torch_device, trains_in
 from transduce.errors import InputError
 from transduce.experiment.config import Experiment, SpeechExperiment
 from transduce.experiment.start import take_weights
-from transduce.experiment.validation import Validator
+from transduce.experiment.validation import Validator, draw_attention
 from transduce.files import HOLDER, copy_weights, set_weights, weights_of, write_file
 from transduce.model.meta import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
@@ -38,6 +38,8 @@ from transduce.run import (
     serialize,
 )
 from transduce.tasks.load import load, same_features
+from transduce.tasks.transcribe import Transcriber
+from transduce.tasks.translate import Translator
 from transduce.train.adapt import merge, merged
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
@@ -222,7 +224,7 @@ def train(
         )
         _print_frozen(trainer.model)
         trainer.run()
-        finish(x.run, trainer, validate.draw)
+        finish(x.run, trainer, validate.example)
     if not leave():
         return False
     write_reports(x.run)  # for a recipe without scores, with which they would be written
@@ -296,9 +298,7 @@ def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, li
     }
 
 
-def finish(
-    directory: Path, trainer: Trainer, draw: Callable[[Any, Path], None] | None = None
-) -> None:
+def finish(directory: Path, trainer: Trainer, example: tuple[Any, str] | None = None) -> None:
     """Make the best candidate the finished model, print which it is, and draw its attention.
 
     Candidates are the best checkpoint, means of checkpoints, and the moving average. All are
@@ -332,9 +332,11 @@ def finish(
     print(f"finished model: {chosen} (update {numbers}); {by}: {scores}")
     if trainer.world.first:
         write_file(directory / WEIGHTS, serialize(read()))
-        if draw is not None:
-            name = f"{progress.update:08d}.attention.png"
-            draw(load(directory, trainer.device), directory / SAMPLES / name)
+        if example is not None:
+            task = load(directory, trainer.device)
+            assert isinstance(task, Translator | Transcriber)
+            path = directory / SAMPLES / f"{progress.update:08d}.attention.png"
+            draw_attention(task, example, path)
 
 
 def _rank(result: Validation) -> tuple[float, float]:

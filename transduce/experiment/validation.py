@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.data.batch import IGNORE, Batch, pad, pad_frames
+from transduce.data.batch import IGNORE, Batch
 from transduce.data.speech.frame_reader import FrameReader
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.pairs import SpeechPairs
@@ -22,7 +21,6 @@ from transduce.data.text.shards import Stream
 from transduce.data.text.windows import MaskedBatches, decode_masked
 from transduce.errors import InputError
 from transduce.files import write_file
-from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
 from transduce.report.documents import write_reports
@@ -58,8 +56,8 @@ class Validator:
     rates."""
     perplexity: bool = False
     """Whether e to the loss is a metric, too."""
-    draw: Callable[[Any, Path], None] | None = None
-    """Draws a picture of the finished model's attention, given its task and a file."""
+    example: tuple[Any, str] | None = None
+    """An input and its reference, for a picture of the finished model's attention."""
 
     def __call__(self, model: Transformer) -> Validation:
         """Metrics of this model, the score that decides (higher is better), and samples."""
@@ -124,25 +122,15 @@ def translation_validator(
 ) -> Validator:
     """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
     measures = _measures(["bleu"], by, text.source, tokenize)
+    examples = {i: (text.source[i], text.target[i]) for i in _spread(len(text.source), n_samples)}
 
     def look(model: Transformer) -> Validation:
         outputs = world().gather(translator(world().share(text.source), GREEDY))
-        samples = [
-            (text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)
-        ]
+        samples = [(*example, outputs[i]) for i, example in examples.items()]
         return Validation(_scores(measures, outputs, text.target), samples=samples)
 
-    def draw(finished: Translator, path: Path) -> None:
-        """Draw the alignment of the shortest sample, if the model has positions for it."""
-        pairs = [(text.source[i], text.target[i]) for i in _spread(len(text.source), n_samples)]
-        source, reference = min(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
-        with suppress(InputError):
-            (alignment,) = finished.align([source], [reference])
-            title = "mean over heads of the last layer but one"
-            weights = alignment.mean.float()
-            attention_map(weights, alignment.target, alignment.source, title, path)
-
-    return Validator(batches=batches, look=look, by=by, perplexity=True, draw=draw)
+    shortest = min(examples.values(), key=lambda pair: len(pair[0]) + len(pair[1]))
+    return Validator(batches=batches, look=look, by=by, perplexity=True, example=shortest)
 
 
 def speech_validator(
@@ -155,46 +143,42 @@ def speech_validator(
     recordings: Sequence[Recording] | None = None,
     n_samples: int = 3,
 ) -> Validator:
-    """Loss and error rates on held-out recordings, and the diagonality of attention.
+    """Loss and error rates on held-out recordings.
 
     Args:
         recordings: those to transcribe and score, whatever the loss leaves out; a sound that cannot
             be used has a blank transcript. By default those of `pairs`.
     """
     scored = pairs.recordings if recordings is None else recordings
-    rows = _spread(len(pairs.recordings), n_samples)
     references = [recording.text for recording in scored]
     measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
+    shown = [pairs.recordings[i] for i in _spread(len(pairs.recordings), n_samples)]
 
     def look(model: Transformer) -> Validation:
-        texts: list[str] = []
-        for group in group_by_duration(world().share(scored), CHUNK):
-            read = [_frames(pairs.reader, recording) for recording in group]
-            decoded = iter(
-                transcriber.decode([frames for frames in read if frames is not None], search)
-            )
-            texts += ["" if frames is None else next(decoded)[0].text for frames in read]
+        texts = _transcripts(transcriber, world().share(scored), pairs.reader, search)
         outputs = world().gather(texts)
-        diagonal, *_ = _straightest_head(transcriber, pairs, rows)
-        by_audio = {
-            recording.audio: output for recording, output in zip(scored, outputs, strict=True)
-        }
-        return Validation(
-            _scores(measures, outputs, references) | {"diagonality": diagonal},
-            samples=[
-                (x.id, x.text, by_audio[x.audio]) for x in (pairs.recordings[i] for i in rows)
-            ],
-        )
+        by_audio = {r.audio: output for r, output in zip(scored, outputs, strict=True)}
+        samples = [(r.id, r.text, by_audio[r.audio]) for r in shown]
+        return Validation(_scores(measures, outputs, references), samples=samples)
 
-    def draw(finished: Transcriber, path: Path) -> None:
-        """Draw the straightest head on the first sample."""
-        _, title, weights = _straightest_head(finished, pairs, rows)
-        hop = pairs.reader.feature_extractor.config.hop
-        seconds = hop * finished.model.config.frames.per_position
-        tokens = finished.tokenizer.tokens(pairs.target[0])
-        attention_map(weights, tokens, seconds, f"{pairs.recordings[0].id}: {title}", path)
+    example = shown[0].audio, shown[0].text
+    return Validator(batches=pairs.epoch(0), look=look, by=by, example=example)
 
-    return Validator(batches=pairs.epoch(0), look=look, by=by, draw=draw)
+
+def _transcripts(
+    transcriber: Transcriber,
+    recordings: Sequence[Recording],
+    reader: FrameReader,
+    search: SearchConfig,
+) -> list[str]:
+    """The transcript of every recording, each in one piece; "" where its sound cannot be used."""
+    texts: list[str] = []
+    for group in group_by_duration(recordings, CHUNK):
+        read = [_frames(reader, recording) for recording in group]
+        usable = [frames for frames in read if frames is not None]
+        decoded = iter(transcriber.decode(usable, search))
+        texts += ["" if frames is None else next(decoded)[0].text for frames in read]
+    return texts
 
 
 def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] | None:
@@ -206,30 +190,14 @@ def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] |
         return None
 
 
-def _straightest_head(
-    transcriber: Transcriber, pairs: SpeechPairs, rows: Sequence[int]
-) -> tuple[float, str, Float[Tensor, "T S"]]:
-    """The greatest mean diagonality of a head over some utterances, the head's name, and its
-    weights on the first of them."""
-    model = transcriber.model
-    targets = [pairs.target[i] for i in rows]
-    source, lengths = pad_frames([pairs.reader(pairs.recordings[i].audio) for i in rows])
-    target_in, target_lengths = pad([[pairs.bos_id, *target[:-1]] for target in targets], 0)
-    memory = model.encode(source.to(model.device), lengths.to(model.device))
-    assert memory.lengths is not None
-    weights = cross_attention(model, memory, target_in.to(model.device)).float().cpu()
-    sizes = list(zip(target_lengths.tolist(), memory.lengths.tolist(), strict=True))
-    heads = {
-        (layer, head): sum(
-            diagonality(weights[layer, b, head, :t, :s]) for b, (t, s) in enumerate(sizes)
-        )
-        / len(sizes)
-        for layer, head in product(range(weights.size(0)), range(weights.size(2)))
-    }
-    layer, head = max(heads, key=heads.__getitem__)
-    n_target, n_source = sizes[0]
-    name = f"layer {layer + 1}, head {head + 1}"
-    return heads[layer, head], name, weights[layer, 0, head, :n_target, :n_source]
+def draw_attention(task: Translator | Transcriber, example: tuple[Any, str], path: Path) -> None:
+    """Draw where a model looks while it writes a reference, if it has positions for it."""
+    source, reference = example
+    with suppress(InputError):
+        (alignment,) = task.align([source], [reference])
+        along = alignment.source if alignment.seconds is None else alignment.seconds
+        title = "mean over heads of the last layer but one"
+        attention_map(alignment.mean.float(), alignment.target, along, title, path)
 
 
 def language_validator(
@@ -242,9 +210,8 @@ def language_validator(
     """Loss on held-out text, and how the model goes on from places in it."""
 
     def look(model: Transformer) -> Validation:
-        half = (
-            model.config.for_stack(model.config.decoder).max_positions // 2
-        )  # one half each for prompt and continuation
+        # one half each for prompt and continuation
+        half = model.config.for_stack(model.config.decoder).max_positions // 2
         length = max(1, min(generation.max_length, half, len(valid) // 2))
         last = len(valid) - 2 * length
         starts = range(0, last + 1, max(1, last // max(1, n_samples - 1)))[:n_samples]
@@ -353,19 +320,15 @@ def held_out_report(
         f"{sum(int(batch.target_lengths.sum()) for batch in batches):,}"
     )
     values: dict[str, float] = {}
-    for which, (loss, share) in {
-        "": (held_out_loss(task.model, batches), accuracy),
-        **baselines,
-    }.items():
+    results = {"": (held_out_loss(task.model, batches), accuracy), **baselines}
+    for which, (loss, share) in results.items():
+        second, value = "perplexity", math.exp(min(loss, 50))
+        if share is not None:
+            second, value = "accuracy", 100 * share
         prefix = which and f"{which}."
-        values[f"{prefix}loss"] = loss
-        if share is None:
-            second = values[f"{prefix}perplexity"] = math.exp(min(loss, 50))
-            shown = f"perplexity {second:.3f}"
-        else:
-            second = values[f"{prefix}accuracy"] = 100 * share
-            shown = f"accuracy {second:.3f} %"
-        print(f"  {which or 'loss'} {loss:.4f} nats per token, {shown}")
+        values |= {f"{prefix}loss": loss, f"{prefix}{second}": value}
+        unit = "" if share is None else " %"
+        print(f"  {which or 'loss'} {loss:.4f} nats per token, {second} {value:.3f}{unit}")
     write_file(
         directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n"
     )

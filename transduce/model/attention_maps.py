@@ -1,4 +1,4 @@
-"""Attention weights, to be drawn or measured."""
+"""Attention weights, to be drawn."""
 
 import torch
 from jaxtyping import Float, Int
@@ -68,16 +68,3 @@ def self_attention(
         model.decoder_states(target_in, memory=memory, taps=taps)
     assert taps.self_attention
     return torch.stack(taps.self_attention)
-
-
-def diagonality(weights: Float[Tensor, "T S"]) -> float:
-    """The correlation of a step with the mean position it attends to: 1 is a straight line through
-    time.
-
-    It is 0 where there are fewer than two steps, or where all steps attend to the same place.
-    """
-    steps = torch.arange(weights.size(0), dtype=torch.float64)
-    places = weights.double().cpu() @ torch.arange(weights.size(1), dtype=torch.float64)
-    steps, places = steps - steps.mean(), places - places.mean()
-    norm = (steps.square().sum() * places.square().sum()).sqrt()
-    return float((steps * places).sum() / norm) if norm > 1e-9 else 0.0
