@@ -22,7 +22,6 @@ from transduce.config import flatten, from_dict, our_names, structured, to_dict
 from transduce.errors import InputError
 from transduce.exit import command_process, exit_code
 from transduce.experiment.config import Experiment, ExperimentT, resolved
-from transduce.hub import PREFIX
 from transduce.threads import limit_omp_spin
 
 ConfigT = TypeVar("ConfigT")
@@ -194,11 +193,9 @@ def _starting_run(words: list[str], x: Experiment) -> Path | None:
     found, _ = flags.parse_known_args(words)
     if found.start_from is None:
         return None
-    if str(found.start_from).startswith(PREFIX):
-        from transduce.run import on_disk
+    from transduce.run import on_disk
 
-        return on_disk(found.start_from)
-    paths = [path for path in (found.start_from, found.run) if path is not None]
+    paths = [on_disk(path) for path in (found.start_from, found.run) if path is not None]
     return next((path for path in paths if (path / "config.json").is_file()), None)
 
 

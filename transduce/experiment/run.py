@@ -192,18 +192,14 @@ def train(
         InputError: another process holds the directory, or another experiment lives there.
         FloatingPointError, KeyboardInterrupt: see Trainer.run.
     """
-    model = objective.model
     run = Run(
-        model.config,
+        objective.model.config,
         {**to_dict(x), "data": fingerprint},
         processor.source,
         processor.target,
         processor.features,
         specified=to_dict(specified or x),
     )
-    flops = None
-    if model.config.encoder is None:
-        flops = flops_per_token(model) * (2 if x.training.consistency else 1)
     here = world()
     held = open_run(x.run, run) if here.first else nullcontext()  # the first alone writes there
     with here.exchanging(COLLECTIVE), held:
@@ -212,7 +208,6 @@ def train(
         here.barrier()
         _check_alike(x, run)
         _print_schedule(x.run, x.training)
-        speed = full_speed(model.device, flops)
         trainer = Trainer(
             objective=objective,
             data=data,
@@ -220,7 +215,7 @@ def train(
             config=x.training,
             directory=x.run,
             pretrained=x.start_from is not None,
-            sinks=[*standard_sinks(x.run, x.training.max_updates, speed), Reports(x.run)],
+            sinks=_sinks(x, objective.model),
         )
         _print_frozen(trainer.model)
         trainer.run()
@@ -229,6 +224,15 @@ def train(
         return False
     write_reports(x.run)  # for a recipe without scores, with which they would be written
     return True
+
+
+def _sinks(x: Experiment, model: Transformer) -> list[Sink]:
+    """The log of a training, with its share of a GPU's peak where the model is a decoder alone."""
+    flops = None
+    if model.config.encoder is None:
+        flops = flops_per_token(model) * (2 if x.training.consistency else 1)
+    speed = full_speed(model.device, flops)
+    return [*standard_sinks(x.run, x.training.max_updates, speed), Reports(x.run)]
 
 
 def _check_alike(x: Experiment, run: Run) -> None:
