@@ -84,23 +84,7 @@ def shards(
         shard_bytes: Text of a shard; a process takes up to six times as much memory.
         processes: Shards that are made at a time.
     """
-    for file in (*train, *valid):
-        check_text(file)
-    pieces = [
-        Piece(file, *cut, output / f"{split}-{i:05d}")
-        for split, files in (("train", train), ("valid", valid))
-        for i, (file, cut) in enumerate(
-            (file, cut) for file in files for cut in pieces_of(file, shard_bytes)
-        )
-    ]
-    strange = {path.stem for path in output.glob("*-*.bin")} - {
-        piece.shard.name for piece in pieces
-    }
-    if strange:
-        raise InputError(
-            f"{output} must hold shards of this text only, but has {sorted(strange)[0]}.bin; "
-            "remove it, or name another --output"
-        )
+    pieces = _pieces(output, {"train": train, "valid": valid}, shard_bytes)
     path = _write_tokenizer(output, tokenizer, kind, vocab_size, train)
     make = partial(write, tokenizer=path, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     context = multiprocessing.get_context("spawn")
@@ -111,6 +95,27 @@ def shards(
         made = [*map(make, pieces)]
     n_tokens = sum(read_header(piece.shard).count for piece in pieces)
     print(f"{sum(made)} shards made, {len(made) - sum(made)} kept: {n_tokens:,} tokens")
+
+
+def _pieces(output: Path, texts: dict[str, Sequence[Path]], shard_bytes: int) -> list[Piece]:
+    """The pieces of both texts.
+
+    Raises:
+        InputError: a text is missing, or the folder has shards of another text.
+    """
+    pieces = []
+    for split, files in texts.items():
+        for file in files:
+            check_text(file)
+        cuts = [(file, *cut) for file in files for cut in pieces_of(file, shard_bytes)]
+        pieces += [Piece(*cut, output / f"{split}-{i:05d}") for i, cut in enumerate(cuts)]
+    known = {piece.shard.name for piece in pieces}
+    if strange := [path for path in sorted(output.glob("*-*.bin")) if path.stem not in known]:
+        raise InputError(
+            f"{output} must hold shards of this text only, but has {strange[0].name}; remove it, "
+            "or name another --output"
+        )
+    return pieces
 
 
 def pieces_of(file: Path, size: int) -> Iterator[tuple[int, int]]:

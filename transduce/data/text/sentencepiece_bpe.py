@@ -94,12 +94,12 @@ class SentencePieceTokenizer(Tokenizer):
         within(LARGEST, vocab_size=vocab_size)
         sentences = (line for text in texts for line in text.split("\n") if line.strip())
         with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
-            rules = {"normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc"}
             if normalization == "identity":
                 file.write(_rules(lowercase))
                 file.flush()
-                rules = {"normalization_rule_tsv": file.name}
-            proto = _parse(_learn(sentences, vocab_size, symbols, rules))
+            name = "nmt_nfkc_cf" if lowercase and normalization != "identity" else "nmt_nfkc"
+            table = file.name if normalization == "identity" else ""
+            proto = _parse(_learn(sentences, vocab_size, symbols, name, table))
         # the rules are in the model; the file is removed
         proto.normalizer_spec.normalization_rule_tsv = ""
         tokenizer = cls(proto.SerializeToString())
@@ -249,9 +249,9 @@ def _rules(lowercase: bool) -> str:
 
 
 def _learn(
-    sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], rules: dict[str, Any]
+    sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], rules: str, table: str
 ) -> bytes:
-    """A new SentencePiece model.
+    """A new SentencePiece model, which normalizes by rules of this name, or by those in a table.
 
     Raises:
         InputError: see `SentencePieceTokenizer.train`.
@@ -276,7 +276,8 @@ def _learn(
             user_defined_symbols=list(symbols),
             num_threads=1,
             minloglevel=2,
-            **rules,
+            normalization_rule_name=rules,
+            normalization_rule_tsv=table,
         )
     except RuntimeError as error:
         least = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
