@@ -6,6 +6,7 @@ all cosines.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,24 +138,27 @@ def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
 
     assert stack is not None
     config = config.for_stack(config.decoder if stack.causal else config.encoder)
-    options = {
-        "pre_norm": config.norm_position == "pre",
-        "activation": Activation[ACTIVATIONS[config.activation]],
-        "ffn_glu": config.gated,
-        "rms_norm": config.norm == "rms",
-        "layernorm_embedding": config.embedding_norm,
-        "qk_norm": config.qk_norm,
-        "num_heads_kv": None if config.kv_heads == config.n_heads else config.kv_heads,
-        "head_dim": config.head_width,
-    }
-    if config.positions == "rotary":
-        options |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_theta}
-        kind = RotaryScalingType.Linear if config.rotary_bands is None else RotaryScalingType.Llama3
-        options |= {"rotary_scaling_type": kind, "rotary_scaling_factor": config.rotary_factor}
+    make: Any = TransformerEncoderSpec
     if stack.causal:
-        options["with_encoder_attention"] = config.encoder is not None
-    spec = (TransformerDecoderSpec if stack.causal else TransformerEncoderSpec)(
-        len(stack.layers), config.n_heads, **options
+        crosses = config.encoder is not None
+        make = partial(TransformerDecoderSpec, with_encoder_attention=crosses)
+    is_plain = config.rotary_bands is None
+    spec = make(
+        len(stack.layers),
+        config.n_heads,
+        pre_norm=config.norm_position == "pre",
+        activation=Activation[ACTIVATIONS[config.activation]],
+        ffn_glu=config.gated,
+        rms_norm=config.norm == "rms",
+        layernorm_embedding=config.embedding_norm,
+        qk_norm=config.qk_norm,
+        num_heads_kv=None if config.kv_heads == config.n_heads else config.kv_heads,
+        head_dim=config.head_width,
+        rotary_dim=0 if config.positions == "rotary" else None,
+        rotary_interleave=False,
+        rotary_base=config.rotary_theta,
+        rotary_scaling_type=RotaryScalingType.Linear if is_plain else RotaryScalingType.Llama3,
+        rotary_scaling_factor=config.rotary_factor,
     )
     spec.scale_embeddings = config.scale_embeddings
     if config.positions == "none":

@@ -164,9 +164,9 @@ def refusal(directory: Path, name: str, rule: str, value: object) -> InputError:
 def require_settings(
     directory: Path, generation: Generation, *checks: tuple[str, str, bool]
 ) -> None:
-    """Raise InputError unless all checks hold: a setting, its rule, and whether it holds."""
-    for name, rule, holds in checks:
-        if not holds:
+    """Raise InputError unless all checks hold: a setting, its rule, and whether it is met."""
+    for name, rule, is_met in checks:
+        if not is_met:
             raise refusal(directory, name, rule, getattr(generation, name))
 
 
@@ -175,7 +175,7 @@ def read_decoding(
     generation: Generation,
     vocab_size: int,
     *,
-    n_given: int = 1,
+    n_prefix: int = 1,
     n_forced: int = 0,
     n_positions: int | None = None,
 ) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def read_decoding(
     counted; here they are not.
 
     Args:
-        n_given: tokens that stand before every output there, the first one included.
+        n_prefix: tokens that stand before every output there, the first one included.
         n_forced: tokens that every output is made to begin with. Transformers counts them.
         n_positions: tokens that an output may have at most, those given included, where max_length
             does not count those.
@@ -197,7 +197,7 @@ def read_decoding(
     g = generation
     beam = g.num_beams != 1
     _check_search(directory, g, beam)
-    least = g.min_length - n_given if g.min_new_tokens is None else g.min_new_tokens
+    least = g.min_length - n_prefix if g.min_new_tokens is None else g.min_new_tokens
     decoding = _read_rules(directory, g, vocab_size) | {
         **{ours: getattr(g, theirs) for theirs, ours in SEARCH.items()},
         "alpha": g.length_penalty if beam else 1.0,
@@ -208,8 +208,8 @@ def read_decoding(
     }
     most = g.max_new_tokens
     if most is None and g.max_length is not None:
-        most = g.max_length if n_positions is None else min(g.max_length + n_given, n_positions)
-        most -= n_given
+        most = g.max_length if n_positions is None else min(g.max_length + n_prefix, n_positions)
+        most -= n_prefix
     if most is not None:  # its last token may have to be the end
         extra = most - n_forced - (g.forced_eos_token_id is not None)
         decoding |= {"length_ratio": 0.0, "length_extra": extra}

@@ -88,8 +88,6 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
     et al. (2020), fairseq S2T; file format of transformers' save_pretrained.
     """
     require_value(settings, "tie_word_embeddings", [True], directory)
-    if settings.d_model % 2:
-        raise InputError(f"d_model must be even, but in {directory} it is {settings.d_model}")
     ours = our_fields(settings)
     ours["max_positions"] = settings.max_target_positions
     ours["encoder"] |= {"positions": "sinusoidal", "max_positions": settings.max_source_positions}
@@ -163,19 +161,13 @@ def _whisper(directory: Path, settings: SpeechSettings, generation: Generation) 
         pad_to=float(plain.chunk_length),
         normalize="none",
     )
-    if (n_frames := features.n_frames(0)) != 2 * settings.max_source_positions:
-        raise InputError(
-            "Whisper's sound must last for twice "
-            f"max_source_positions={settings.max_source_positions} frames, but in {directory} it "
-            f"is padded to {n_frames}"
-        )
     tokenizer = _whisper_tokenizer(directory, generation, settings.vocab_size)
     timestamps = generation.return_timestamps
     decoding = read_decoding(
         directory,
         generation,
         settings.vocab_size,
-        n_given=1 + len(tokenizer.opening) - timestamps,
+        n_prefix=1 + len(tokenizer.opening) - timestamps,
         n_positions=settings.max_target_positions,
     )
     return (
@@ -191,11 +183,9 @@ def _whisper(directory: Path, settings: SpeechSettings, generation: Generation) 
 
 def _speech2text(directory: Path, settings: SpeechSettings, generation: Generation) -> Parts:
     plain = _read_features(directory)
-    if plain.do_ceptral_normalize and not (plain.normalize_means and plain.normalize_vars):
-        raise InputError(
-            f"normalize_means and normalize_vars must be both true, but in {directory} they are "
-            f"{[plain.normalize_means, plain.normalize_vars]}"
-        )
+    if plain.do_ceptral_normalize:
+        require_value(plain, "normalize_means", [True], directory)
+        require_value(plain, "normalize_vars", [True], directory)
     require_equal(plain, "num_mel_bins", "feature_size", directory)
     features = FeatureConfig(
         sample_rate=plain.sampling_rate,
@@ -267,16 +257,8 @@ def _language_and_task(
     """The code of the language, and the task; older directories have pairs of a place and an id."""
     language, task = generation.language, generation.task
     if language is None and task is None:
-        names = {i: name for name, i in ids.items()}
-        pairs = generation.forced_decoder_ids
-        if any(i is not None and i not in names for _, i in pairs):
-            raise refusal(
-                directory,
-                "forced_decoder_ids",
-                "pairs of a place and an id of this vocabulary",
-                pairs,
-            )
-        forced = {place: names[i] for place, i in pairs if i is not None}
+        names: dict[int | None, str] = {i: name for name, i in ids.items()}
+        forced = {place: names.get(i) for place, i in generation.forced_decoder_ids}
         language, task = forced.get(1), forced.get(2)
     language = (language or "en").strip("<|>").lower()
     words = NAMES.split()

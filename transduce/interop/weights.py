@@ -229,14 +229,10 @@ def read_tensors(
 
 
 def _shards(index: Path) -> list[str]:
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(
-        isinstance(n, str) and Path(n).name == n for n in names.values()
-    ):
-        raise InputError(
-            f"{index} must have a weight_map from names to files beside it, but it has not"
-        )
-    return sorted({*names.values()})
+    names = {*read_json(index).get("weight_map", {}).values()}
+    if any(Path(name).name != name for name in names):
+        raise InputError(f"{index} must name files beside it, but it names {', '.join(names)}")
+    return sorted(names)
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
@@ -285,29 +281,29 @@ def fill_transformer(
     """
     check_fits(config, torch.device("cpu"))
     model = blank_transformer(config)
-    own = named_weights(model, names)
+    ours = named_weights(model, names)
     weights = {
-        name: weight.clone() for name, weight in own.items() if re.search(optional, name)
+        name: weight.clone() for name, weight in ours.items() if re.search(optional, name)
     } | weights
     tables: dict[int, list[str]] = {}
-    for name, weight in own.items():
+    for name, weight in ours.items():
         tables.setdefault(weight.data_ptr(), []).append(name)
     for tied in tables.values():
         weights = share_table(weights, tied, directory)
     needed = {
         name: weight
         for name, weight in weights.items()
-        if name in own or not name.endswith(UNNEEDED)
+        if name in ours or not name.endswith(UNNEEDED)
     }
-    copy_weights(own, needed, str(directory))
-    if broken := [name for name, weight in own.items() if not weight.isfinite().all()]:
+    copy_weights(ours, needed, str(directory))
+    if broken := [name for name, weight in ours.items() if not weight.isfinite().all()]:
         raise InputError(
             f"weights must be finite numbers of float32, but in {directory} "
             f"{', '.join(broken[:3])} are not; take another copy"
         )
     if any(half and half.positions.kind == "sinusoidal" for half in (model.encoder, model.decoder)):
         for name, table in weights.items():
-            if name.endswith("embed_positions.weight") and name not in own:
+            if name.endswith("embed_positions.weight") and name not in ours:
                 _check_sinusoids(directory, table, config.sinusoids)
         reorder_residual(model, residual_order(config.d_model, config.sinusoids))
     return model
@@ -333,9 +329,9 @@ def share_table(weights: dict[str, Tensor], names: list[str], directory: Path) -
 def _check_sinusoids(directory: Path, table: Tensor, kind: Sinusoids) -> None:
     """Raise InputError if a table of positions is another than the one that is computed here."""
     n_positions, d_model = table.shape
-    own = torch.empty(table.shape)
-    own[:, residual_order(d_model, kind)] = sinusoidal(0, n_positions, d_model, kind=kind)
-    if (distance := float((own - table).abs().max())) > 1e-2:
+    ours = torch.empty(table.shape)
+    ours[:, residual_order(d_model, kind)] = sinusoidal(0, n_positions, d_model, kind=kind)
+    if (distance := float((ours - table).abs().max())) > 1e-2:
         raise InputError(
             f"positions must be sinusoids, but in {directory} embed_positions differs from them by "
             f"{distance:.4g}"

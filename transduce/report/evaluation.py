@@ -172,7 +172,7 @@ def _word_errors(
 
 def _worst_lines(pairs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> str:
     """The lines that are furthest from their references, by the chrF of each alone."""
-    wrong = [
+    differing = [
         (
             chrf([output], [reference], resamples=0).value,
             number,
@@ -183,10 +183,10 @@ def _worst_lines(pairs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> st
         )
         if output != reference
     ]
-    head = f"{len(wrong)} of {counted(len(outputs), 'line')} differ"
+    head = f"{len(differing)} of {counted(len(outputs), 'line')} differ"
     head += ", the worst by the chrF of each first"
     lines = (
         f"line {number}: chrF {value:.2f}\n{example}"
-        for value, number, example in sorted(wrong)[:WORST]
+        for value, number, example in sorted(differing)[:WORST]
     )
     return "\n\n".join([head, *lines]) + "\n"

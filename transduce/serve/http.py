@@ -194,7 +194,7 @@ async def read_body(
         rule = f"an upload may take {state.config.deadline:g} s"
         raise HTTPException(408, f"{rule}, but it is not here yet; try again") from error
     except ValidationError as error:
-        raise HTTPException(400, _wrong_field(error)) from error
+        raise HTTPException(400, _invalid_field(error)) from error
     except (ClientDisconnect, LookupError, ValueError) as error:
         rule = "the body must be an object of JSON, or a form"
         raise HTTPException(
@@ -242,7 +242,7 @@ def _bounded(request: Request, n_bytes: int) -> Receive:
     return receive
 
 
-def _wrong_field(errors: ValidationError) -> str:
+def _invalid_field(errors: ValidationError) -> str:
     """The rule for the first field that breaks one, and its value."""
     error = errors.errors(include_context=False, include_url=False)[0]
     name = ".".join(map(str, error["loc"])) or "the body"
