@@ -60,6 +60,13 @@ class Processor:
     lexicon: Sequence[str] = ()
     """The words of the training's texts, to which a search can be bound."""
 
+    def as_run(
+        self, model: Transformer, experiment: dict[str, Any], specified: dict[str, Any]
+    ) -> Run:
+        """A run of this model, without its weights."""
+        tokenizers = self.source, self.target
+        return Run(model.config, experiment, *tokenizers, self.features, specified)
+
 
 def new_model(x: Experiment, processor: Processor) -> Transformer:
     """A model with the initial weights of the experiment's seed, on its device.
@@ -106,7 +113,7 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
         InputError: a teacher is no run with weights, or does, reads or writes something else.
     """
     teachers = []
-    own = Run(student.config, {}, processor.source, processor.target, processor.features)
+    own = processor.as_run(student, {}, {})
     for path in x.training.teachers:
         run = teacher_run(path)
         teacher = read_model(on_disk(path), run.model, student.device).requires_grad_(False)
@@ -192,14 +199,8 @@ def train(
         InputError: another process holds the directory, or another experiment lives there.
         FloatingPointError, KeyboardInterrupt: see Trainer.run.
     """
-    run = Run(
-        objective.model.config,
-        {**to_dict(x), "data": fingerprint},
-        processor.source,
-        processor.target,
-        processor.features,
-        specified=to_dict(specified or x),
-    )
+    experiment = {**to_dict(x), "data": fingerprint}
+    run = processor.as_run(objective.model, experiment, to_dict(specified or x))
     here = world()
     held = open_run(x.run, run) if here.first else nullcontext()  # the first alone writes there
     with here.exchanging(COLLECTIVE), held:
