@@ -17,7 +17,6 @@ from recipes import translation
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
-from transduce.cli.parts import share_of_environment
 from transduce.data.text.base_tokenizer import CharTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.lines import each_cell_row
@@ -67,17 +66,16 @@ def test_a_config_may_begin_with_a_byte_order_mark_and_name_what_is_not_utf_8(tm
 
 
 @pytest.mark.parametrize("value", ["x", "", "-1", "1.5", "9" * 5000])
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_ARRAY_TASK_ID"])
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK"])
 def test_variables_of_clusters_that_are_no_numbers_are_named(monkeypatch, name, value):
     whole = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
-    whole |= dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT"), "1")
     for each, text in {**whole, name: value}.items():
         monkeypatch.setenv(each, text)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     use = {"WORLD_SIZE": world.__wrapped__, "LOCAL_RANK": lambda: torch_device("auto")}
     with pytest.raises(InputError, match=f"^{name} must be a whole number"):
-        use.get(name, lambda: share_of_environment(os.environ))()
+        use[name]()
 
 
 def test_a_meeting_point_that_is_none_is_refused(monkeypatch):
@@ -85,9 +83,6 @@ def test_a_meeting_point_that_is_none_is_refused(monkeypatch):
         monkeypatch.setenv(name, text)
     with pytest.raises(InputError, match="torchrun"):
         world.__wrapped__()
-    monkeypatch.setenv("RANK", "2")
-    with pytest.raises(InputError, match="would do part 3 of 2"):
-        share_of_environment(os.environ)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from transduce.cli.common import Columns, Lines, Machine
 from transduce.cli.jobs import Job
 from transduce.cli.large_files import Division, carry_out, cut, default_workers
 from transduce.cli.main import main
-from transduce.cli.parts import Share, share_of_environment
+from transduce.cli.parts import Share
 from transduce.cli.translate import Translation, TranslationOutput
 from transduce.device import default_device
 from transduce.errors import InputError
@@ -389,50 +389,13 @@ def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path,
     )
 
 
-@pytest.mark.parametrize(
-    ("environment", "share"),
-    [
-        ({}, None),
-        ({"SLURM_ARRAY_TASK_ID": "5"}, None),
-        ({"RANK": "2", "WORLD_SIZE": "4"}, Share(3, 4)),
-        *(({"ID": i, "MIN": 0, "COUNT": 4}, Share(i + 1, 4)) for i in range(4)),
-        ({"ID": 7, "MIN": 5, "COUNT": 8}, Share(3, 8)),
-        *(({"ID": a, "MIN": 1, "COUNT": 2, "RANK": str(r), "WORLD_SIZE": "3"}, Share(3 * a - 2 + r, 6))
-          for a in (1, 2) for r in (0, 1, 2)),
-    ],
-)  # fmt: skip
-def test_a_cluster_says_which_part_to_do(environment, share):
-    slurm = {name if name in ("RANK", "WORLD_SIZE") or "_" in name else f"SLURM_ARRAY_TASK_{name}": str(value)
-             for name, value in environment.items()}  # fmt: skip
-    assert share_of_environment(slurm) == share
-
-
-def test_the_environment_counts_for_files_alone_and_where_nothing_is_said(folder, small, tmp_path, monkeypatch, capsys):
+def test_a_part_is_named_as_it_should(folder, small, tmp_path, capsys):
     command = COMMANDS["translate"]
-    run(*command)
-    want = capsys.readouterr().out
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    run(*command)
-    assert capsys.readouterr().out == want
-    run(*command, "--part", "all", "--output", tmp_path / "all")
-    run(*command, "--part", "3/4", "--output", tmp_path / "said")
-    run(*command, "--output", tmp_path / "env")
-    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".progress"} == {
-        "all", "said.part-00003-of-00004", "env.part-00002-of-00003",
-    }  # fmt: skip
-    assert f"0 of 4 inputs are done, in {tmp_path / 'env.part-00002-of-00003'}\n" in capsys.readouterr().err
-    assert (tmp_path / "all").read_text() == want
-    for name, value in (("ID", 9), ("MIN", 1), ("COUNT", 3)):
-        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
-    assert run(*command, "--output", tmp_path / "gaps") == 2
     assert run(*command, "--part", "3/2") == run(*command, "--part", "3/2", "--output", tmp_path / "x") == 2
-    assert run(*command, "--part", "all", "--output", tmp_path / "no" / "x") == 2
+    assert run(*command, "--output", tmp_path / "no" / "x") == 2
     assert capsys.readouterr().err.splitlines() == [
-        "transduce: tasks of an array must be numbered one by one, and processes as torchrun does it, but this one would do "
-        "part 26 of 9; name the part: --part I/N",
         "transduce: a part is a file, but --part 3/2 has no --output; add --output FILE",
-        "transduce: --part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is '3/2'",
+        "transduce: --part must be I/N with 1 <= I <= N, such as 3/8, but it is '3/2'",
         f"transduce: an output's folder must exist, but {tmp_path / 'no'} does not; make it, or name another --output",
     ]
 

@@ -21,7 +21,6 @@ from transduce.cli.parts import (
     is_plain,
     open_unfinished,
     parse_share,
-    share_of_environment,
 )
 from transduce.config import Common, at_least
 from transduce.errors import InputError
@@ -38,9 +37,8 @@ class Division:
     """Processes on this machine, each with the model and its share of the cores. If not given: one
     per core where a CPU computes and the input is large, else one."""
     part: Common[Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")]] = None
-    """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. With --output and
-    without --part, a task of a SLURM array does its part, and so does a process of torchrun; --part
-    all: the whole input."""
+    """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. In a SLURM array:
+    --part $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT."""
 
     def share(self) -> Share | None:
         """The part of the input to do; None: all of it.
@@ -48,13 +46,11 @@ class Division:
         Raises:
             InputError: there is no such part, or it would have no name.
         """
-        if self.part is not None and self.part != "all":
-            if self.output is None:
-                raise InputError(
-                    f"a part is a file, but --part {self.part} has no --output; add --output FILE"
-                )
-            return parse_share(self.part)
-        return share_of_environment(os.environ) if self.output and self.part is None else None
+        if self.part is not None and self.output is None:
+            raise InputError(
+                f"a part is a file, but --part {self.part} has no --output; add --output FILE"
+            )
+        return parse_share(self.part) if self.part else None
 
 
 def carry_out(

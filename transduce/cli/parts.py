@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,11 +15,8 @@ from typing import Annotated, Any, BinaryIO
 
 from tyro.conf import Positional, arg
 
-from transduce.config import differences, environment_count, from_dict, to_dict
+from transduce.config import differences, from_dict, to_dict
 from transduce.errors import InputError
-
-SLURM = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT")
-TORCHRUN = ("RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -47,34 +44,7 @@ def parse_share(text: str) -> Share:
     match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
     if match and 1 <= int(match[1]) <= int(match[2]):
         return Share(int(match[1]), int(match[2]))
-    raise InputError(
-        f"--part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is {text!r}"
-    )
-
-
-def share_of_environment(environment: Mapping[str, str]) -> Share | None:
-    """The share of this task of a SLURM array, of this process of torchrun, or of both; else None.
-
-    Raises:
-        InputError: tasks or processes are not numbered one by one.
-    """
-    index = 0
-    total = 1
-    if set(SLURM) <= environment.keys():
-        task, first, total = (environment_count(environment, name) for name in SLURM)
-        index = task - first
-    elif not set(TORCHRUN) <= environment.keys():
-        return None
-    if set(TORCHRUN) <= environment.keys():
-        rank, size = (environment_count(environment, name) for name in TORCHRUN)
-        index = index * size + rank
-        total *= size
-    if not 0 <= index < total:
-        raise InputError(
-            "tasks of an array must be numbered one by one, and processes as torchrun does it, but "
-            f"this one would do part {index + 1} of {total}; name the part: --part I/N"
-        )
-    return Share(index + 1, total)
+    raise InputError(f"--part must be I/N with 1 <= I <= N, such as 3/8, but it is {text!r}")
 
 
 @dataclass

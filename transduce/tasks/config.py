@@ -177,11 +177,12 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
                     f"a search setting must be one of {', '.join(names)}, but it is {name!r}"
                 )
         for name in ("suppress", "suppress_first", "forbid"):
-            if isinstance(given := settings.get(name, ()), str):
+            values = settings.get(name, getattr(self, name))
+            if isinstance(values, str):
                 raise InputError(
-                    f"{name} takes a list, but got {given!r:.40}; put it into brackets"
+                    f"{name} takes a list, but got {values!r:.40}; put it into brackets"
                 )
-            settings |= {name: tuple(given)} if name in settings else {}
+            settings[name] = tuple(values)
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
         if "max_seconds" in settings:  # the run's shortest segment is no wish of the user's

@@ -108,7 +108,6 @@ class Generator(Task):
             hypotheses = self._search([rows[i] for i in numbers], config, rngs, stop)
             for i, best in zip(numbers, hypotheses, strict=True):
                 outputs[i] += [self._output(rows[i], each, token_scores) for each in best]
-        self._warn(outputs, config, stop)
         return outputs
 
     def stream(
@@ -155,9 +154,7 @@ class Generator(Task):
             if piece := text.add(new, last=not sampler.running):
                 pieces.append(piece)
                 yield piece
-        output = Output("".join(pieces), tokens=tokens, finished=finished)
-        self._warn([[output]], config, stop)
-        return output
+        return Output("".join(pieces), tokens=tokens, finished=finished)
 
     @torch.no_grad()
     def score(self, texts: Sequence[str]) -> list[TokenScores]:
@@ -234,13 +231,16 @@ class Generator(Task):
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""
         check_suppressed(config, self.tokenizer)
-        bound = min(config.max_length, last_position(*self.engines) + 1 - ids.size(1))
+        limit = last_position(*self.engines)
+        bound = limit + 1 - ids.size(1)
+        if bound < config.max_length:
+            logger.warning("texts end after %d tokens at most (max_positions=%d)", bound, limit)
         rules = []
         if config.forbid:
             phrases = forbidden(self.tokenizer, config.forbid, self.model.vocab_size)
             rules.append(phrases.rule(ids))
         return Constraints(
-            ids.new_full((len(ids),), bound),
+            ids.new_full((len(ids),), min(bound, config.max_length)),
             eos_id=self.tokenizer.eos_id,
             suppressed=self.suppressed,
             config=config,
@@ -268,27 +268,6 @@ class Generator(Task):
         return Sampler(
             combined(self.scorers(ids)), ids, constraints, sampling=config, rngs=rngs, ends=ends
         )
-
-    def _warn(
-        self, outputs: list[list[Output]], config: GenerationConfig, stop: Sequence[str]
-    ) -> None:
-        """Warn of prompts with a text that neither ended nor reached max_length."""
-        n_short = sum(
-            any(
-                len(output.tokens) < config.max_length
-                and not (output.finished or any(each in output.text for each in stop))
-                for output in texts
-            )
-            for texts in outputs
-        )
-        if n_short:
-            logger.warning(
-                "text stopped after %d of %d prompts, where the model's positions end "
-                "(max_positions=%d)",
-                n_short,
-                len(outputs),
-                last_position(*self.engines),
-            )
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids of a prompt, or as many of its last ones as have room, with a warning."""
