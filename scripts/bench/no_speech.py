@@ -16,7 +16,7 @@ from jaxtyping import Float
 import transduce as td
 from transduce.data.speech.manifest import read_manifest
 from transduce.score.wer import wer
-from transduce.tasks.transcript import Audio
+from transduce.tasks.sound import Audio
 
 RATE = 16_000
 Wave = Float[np.ndarray, " n"]

@@ -16,8 +16,8 @@ from tests.runs import random_speech_run, record, sentences
 from transduce.data.speech.manifest import Recording
 from transduce.report import evaluation
 from transduce.report.evaluation import search_report, speech_report
-from transduce.tasks import segmenting, transcribe as transcriber
-from transduce.tasks.transcript import Sound
+from transduce.tasks import sound as sounds, transcribe as transcriber
+from transduce.tasks.sound import Sound
 
 PLAIN = td.SearchConfig(beam_size=3, length_ratio=0.0, length_extra=7, no_repeat_ngram=4, n_best=2)
 
@@ -53,9 +53,9 @@ def recordings(tmp_path_factory):
     ids=["beam", "ctc", "greedy", "greedy and ctc"],
 )
 def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypatch, capsys, decoding, searches):
-    opened, made, read, search = [], [], segmenting.audio_blocks, td.Transcriber._search
+    opened, made, read, search = [], [], sounds.audio_blocks, td.Transcriber._search
     monkeypatch.setattr(
-        segmenting, "audio_blocks", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
+        sounds, "audio_blocks", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
     )
     monkeypatch.setattr(
         td.Transcriber, "_search", lambda *parts, **named: made.append(parts[3]) or search(*parts, **named)

@@ -17,8 +17,7 @@ from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.segments import levels, segments
 from transduce.tasks import transcribe
-from transduce.tasks.segmenting import group_by_duration, segment_audio
-from transduce.tasks.transcript import Transcript
+from transduce.tasks.sound import Transcript, group_by_duration, segment_audio
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, max_seconds=2.0, no_repeat_ngram=4)
 
@@ -112,7 +111,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused_alone(transcriber, long
             read.append(rest)
             return real(*rest, **more)
 
-        monkeypatch.setattr("transduce.tasks.segmenting.audio_blocks", blocks)
+        monkeypatch.setattr("transduce.tasks.sound.audio_blocks", blocks)
         got, other = transcriber.transcripts(sounds, SHORT)
         assert (got.error, got.segments, got.text) == (told, [], "")
         assert not other.error and other.text

@@ -16,7 +16,7 @@ from transduce.data.speech.audio import read_audio
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.tasks.search import Output
-from transduce.tasks.transcript import Segment
+from transduce.tasks.sound import Segment
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 

@@ -37,8 +37,8 @@ from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt
 
 if TYPE_CHECKING:
     from transduce.tasks.request import Details
+    from transduce.tasks.sound import Audio, Sound
     from transduce.tasks.transcribe import Transcriber
-    from transduce.tasks.transcript import Audio, Sound
 
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that no line of names holds, and every sound file within its first ones."""
@@ -189,7 +189,7 @@ def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
     Raises:
         SystemExit: with 1, at the end, if some files could not be used.
     """
-    from transduce.tasks.transcript import Transcript
+    from transduce.tasks.sound import Transcript
 
     transcriber = job.load()
     n_bad = 0

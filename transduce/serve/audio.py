@@ -32,8 +32,8 @@ from transduce.serve.http import (
 from transduce.serve.models import Served
 from transduce.tasks.formats import HEAD, WRITE
 from transduce.tasks.request import Details
+from transduce.tasks.sound import Segment, Transcript
 from transduce.tasks.transcribe import Transcriber
-from transduce.tasks.transcript import Segment, Transcript
 
 ANY_MODEL = "whisper-1"
 """OpenAI's name of a model, which stands for the first run that transcribes."""

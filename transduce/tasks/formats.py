@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does without
     from transduce.tasks.search import Output
-    from transduce.tasks.transcript import Segment, Transcript
+    from transduce.tasks.sound import Segment, Transcript
     from transduce.tasks.words import TokenScores, Word
 
 

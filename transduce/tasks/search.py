@@ -54,7 +54,7 @@ class Output:
     """Which source words its words were written from, where that was asked for."""
     no_speech_prob: float | None = None
     """How likely it is that nobody speaks, where that was asked for and can be measured; see
-    no_speech.py."""
+    speech.py."""
 
 
 class SearchTask(Task):

@@ -18,22 +18,23 @@ from transduce.decode.required import required
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.no_speech import detects_speech, no_speech_probs
 from transduce.tasks.request import Details, Request, check_list, per_line, warn_of_lacking
 from transduce.tasks.search import Output, chosen, outputs_of, timestamps
-from transduce.tasks.segmenting import errors_of, group_by_duration, segment_audio
 from transduce.tasks.seq2seq import Seq2SeqTask
-from transduce.tasks.states import Source, check_positions, in_batches, in_order, source_lengths
-from transduce.tasks.transcript import (
+from transduce.tasks.sound import (
     Audio,
     AudioSegment,
     Segment,
     Sound,
     Transcript,
     audio_name,
+    errors_of,
+    group_by_duration,
+    segment_audio,
     split_at_times,
 )
-from transduce.tasks.word_times import CTCAligner
+from transduce.tasks.speech import CTCAligner, detects_speech, no_speech_probs
+from transduce.tasks.states import Source, check_positions, in_batches, in_order, source_lengths
 from transduce.tasks.words import Word
 
 logger = logging.getLogger("transduce")
