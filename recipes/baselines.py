@@ -10,7 +10,7 @@ from jaxtyping import Int
 from transduce.errors import InputError
 
 if TYPE_CHECKING:
-    from transduce.data.text.shards import Stream
+    from transduce.data.text.language import Stream
     from transduce.data.text.windows import MaskedBatches
 
 

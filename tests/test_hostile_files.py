@@ -19,8 +19,8 @@ from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
 from transduce.data.text.base_tokenizer import CharTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.text.language import read_header
 from transduce.data.text.lines import each_cell_row
-from transduce.data.text.shards import read_header
 from transduce.data.text.tokenizer_files import load_tokenizer
 from transduce.decode.ngram import NGrams
 from transduce.device import torch_device

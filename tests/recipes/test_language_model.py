@@ -15,8 +15,7 @@ from tests.recipes.small import LINES, generator as small, loss_parts, metrics
 from transduce.cli.common import Machine
 from transduce.cli.generate import score_perplexity
 from transduce.cli.main import main
-from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
-from transduce.data.text.shards import write_shard
+from transduce.data.text.language import OneText, Shards, TextFiles, encode_text, write_shard
 from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
 from transduce.experiment.config import with_vocabularies
 

@@ -6,6 +6,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from statistics import mode
@@ -175,8 +176,14 @@ def _decoded_twice(text: str) -> bool:
 
 
 def script_of(text: str) -> str:
-    """The script of most letters, by their names in Unicode; "" where there are no letters."""
-    names = (unicodedata.name(letter, "?") for letter in text if letter.isalpha())
-    scripts = Counter(re.split("[ -]", name)[0] for name in names)
-    usual = max(scripts, key=scripts.__getitem__, default="")
-    return ONE_SCRIPT.get(usual, usual)
+    """The script of most letters, as their Unicode names begin; "" where there are no letters."""
+    scripts = Counter(map(_script, text))
+    del scripts[""]
+    return max(scripts, key=scripts.__getitem__, default="")
+
+
+@cache
+def _script(character: str) -> str:
+    name = unicodedata.name(character, "?") if character.isalpha() else ""
+    script = re.split("[ -]", name)[0]
+    return ONE_SCRIPT.get(script, script)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from transduce.data.text.language import (
         OneText as OneText,
         Shards as Shards,
+        Stream as Stream,
         TextFiles as TextFiles,
         encode_text as encode_text,
         read_text as read_text,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
         tokenizers as tokenizers,
         train_tokenizer_pair as train_tokenizer_pair,
     )
-    from transduce.data.text.shards import Stream as Stream
     from transduce.data.text.tokenizer_files import (
         TokenizerKind as TokenizerKind,
         train_tokenizer as train_tokenizer,

@@ -16,8 +16,8 @@ from transduce.data.batch import IGNORE, Batch
 from transduce.data.speech.frame_reader import FrameReader
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.pairs import SpeechPairs
+from transduce.data.text.language import Stream
 from transduce.data.text.parallel_text import ParallelText
-from transduce.data.text.shards import Stream
 from transduce.data.text.windows import MaskedBatches, decode_masked
 from transduce.errors import InputError
 from transduce.files import write_file

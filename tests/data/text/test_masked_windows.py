@@ -16,10 +16,10 @@ from tests.language_runs import any_tokenizer
 from tests.reference import Reference
 from transduce.data.batch import IGNORE, batch_of
 from transduce.data.config import MaskingConfig
-from transduce.data.text import shards as shards_module
+from transduce.data.text import language as shards_module
 from transduce.data.text.base_tokenizer import CharTokenizer
+from transduce.data.text.language import Stream
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
-from transduce.data.text.shards import Stream
 from transduce.data.text.windows import (
     HeldOutWindows,
     MaskedBatches,

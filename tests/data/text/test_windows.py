@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from recipes.baselines import bigram_cross_entropy
-from transduce.data.text import shards as module
-from transduce.data.text.shards import Stream, open_shards, read_header, write_shard
+from transduce.data.text import language as module
+from transduce.data.text.language import Stream, open_shards, read_header, write_shard
 from transduce.data.text.windows import HeldOutWindows, TokenWindows
 
 

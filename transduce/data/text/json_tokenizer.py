@@ -131,19 +131,14 @@ class JSONTokenizer(Tokenizer):
         for file in (path, path / "tokenizer.json"):
             if file.is_file():
                 return super().load(file)
-        vocabulary, merges = path / "vocab.json", path / "merges.txt"
-        if not vocabulary.is_file() or not merges.is_file():
-            raise InputError(
-                "a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but "
-                f"{path} has neither; "
-                "copy them from where the model came from"
-            )
         try:
-            tokenizer = _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
+            merges = models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
         except Exception as error:  # the library raises nothing narrower
             raise InputError(
-                f"{vocabulary} and {merges} must be a byte-level BPE, but: {error}; copy them again"
+                "a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but "
+                f"{path} has neither: {error}; copy them from where the model came from"
             ) from error
+        tokenizer = _byte_level(merges)
         if tokenizer.token_to_id(END) is not None:
             tokenizer.add_special_tokens([AddedToken(END, normalized=True, special=True)])
         _add_tokens(tokenizer, path)
@@ -222,12 +217,8 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
         name: value["content"] if isinstance(value, dict) else value
         for name, value in (read("special_tokens_map.json") | read("tokenizer_config.json")).items()
     }
-    special = {
-        value
-        for name, value in settings.items()
-        if name.endswith("_token") and isinstance(value, str)
-    }
-    special |= {*map(str, settings.get("additional_special_tokens", []))}
+    names = [value for name, value in settings.items() if name.endswith("_token")]
+    special = {*filter(None, map(str, [*names, *settings.get("additional_special_tokens", [])]))}
     for name, i in sorted(read("added_tokens.json").items(), key=lambda item: item[1]):
         tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special)])
         if tokenizer.token_to_id(name) != i:
@@ -235,14 +226,12 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
                 "added_tokens.json must number tokens behind those of vocab.json, but in "
                 f"{directory} {name!r} has {i!r}"
             )
-    known = [name for name in special if name != END and tokenizer.token_to_id(name) is not None]
+    known = [name for name in special - {END} if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens(
         [AddedToken(name, normalized=False, special=True) for name in known]
     )
-    bos = settings.get("bos_token")
-    if (
-        settings.get("add_bos_token") is True
-        and (start := tokenizer.token_to_id(str(bos))) is not None
-    ):
+    bos = str(settings.get("bos_token"))
+    start = tokenizer.token_to_id(bos)
+    if settings.get("add_bos_token") is True and start is not None:
         template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, start)])
         tokenizer.post_processor = template

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Int, Integer
 
 from transduce.data.batch import Epoch, Row, pair_epoch
 from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.language import smallest_type
 from transduce.data.text.lines import lines_fingerprint
 from transduce.data.text.parallel_text import BLOCK, POOL, LargeText, Pair, ParallelText, blocks
-from transduce.data.text.shards import smallest_type
 from transduce.errors import InputError
 from transduce.progress import Bar
 

@@ -14,7 +14,7 @@ from transduce.config import at_least
 from transduce.data.batch import IGNORE, Batch, Batches
 from transduce.data.config import MaskingConfig
 from transduce.data.text.base_tokenizer import CharTokenizer, Tokenizer
-from transduce.data.text.shards import Stream
+from transduce.data.text.language import Stream
 from transduce.errors import InputError
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 
 from transduce.data.text import lexicon
-from transduce.data.text.lexicon import likeliest_translations
+from transduce.decode.shortlist import likeliest_translations
 
 
 def by_the_book(source, target, iterations):
