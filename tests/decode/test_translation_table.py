@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from transduce.data.text import lexicon
+from transduce.decode import shortlist
 from transduce.decode.shortlist import likeliest_translations
 
 
@@ -47,7 +47,7 @@ def test_words_that_stand_for_each_other_find_each_other(monkeypatch):
     target = [rng.permutation([s + 10 for s in row]).tolist() for row in source]
     sizes = {"source_size": 10, "target_size": 20}
     assert likeliest_translations(source, target, n=1, **sizes)[:, 0].tolist() == list(range(10, 20))
-    monkeypatch.setattr(lexicon, "AT_ONCE", 600)  # a part of the sentences does
+    monkeypatch.setattr(shortlist, "AT_ONCE", 600)  # a part of the sentences does
     assert likeliest_translations(source, target, n=1, **sizes)[:, 0].tolist() == list(range(10, 20))
 
 
