@@ -62,7 +62,7 @@ def watched(run, look, capsys) -> tuple[str, object]:
     assert main(["watch", str(run), "--port", str(port)]) == 130
     asking.join()
     assert found
-    assert capsys.readouterr().err.startswith(f"transduce: {run} at http://127.0.0.1:{port}; Ctrl-C ends\n")
+    assert capsys.readouterr().err.startswith(f"transduce: {run} at http://127.0.0.1:{port}, described at")
     return found[0]
 
 

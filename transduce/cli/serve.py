@@ -58,10 +58,13 @@ class Access:
         """The token in the file, or "".
 
         Raises:
-            InputError: a header cannot hold it.
+            InputError: a header cannot hold it, or there is a port without it.
         """
         if self.token_file is None:
             return ""
+        if self.wyoming_port is not None:
+            rule = "--wyoming-port goes without --token-file, as the protocol knows no token"
+            raise InputError(f"{rule}; leave one of them out")
         token = self.token_file.read_bytes().decode("ascii", "replace").strip()
         if not token:
             raise InputError(
@@ -102,9 +105,6 @@ def serve(
     token = access.token()
     if wyoming_port is not None:
         require("wyoming", "--wyoming-port", "wyoming")
-        if token:
-            rule = "--wyoming-port goes without --token-file, as the protocol knows no token"
-            raise InputError(f"{rule}; leave one of them out")
     from transduce.serve.app import create_app
 
     with ExitStack() as stack:
@@ -119,11 +119,7 @@ def serve(
         app = create_app(
             served, limits, token=token, cors=access.cors, hosts=hosts, wyoming=wyoming
         )
-        names = ", ".join(each.name for each in served)
-        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        line = f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends"
-        print(line, file=sys.stderr, flush=True)
-        run_server(app, listening, limits)
+        run_server(app, listening, limits, ", ".join(each.name for each in served))
 
 
 def watch(run: OwnRun, *, port: int = 8080) -> None:
@@ -141,15 +137,21 @@ def watch(run: OwnRun, *, port: int = 8080) -> None:
     load_run(run)
     with listening_on(LOOPBACK[1], port) as listening:
         app = create_app((), records={run.resolve().name: run}, hosts=LOOPBACK)
-        address = f"http://{LOOPBACK[1]}:{listening.getsockname()[1]}"
-        print(f"transduce: {run} at {address}; Ctrl-C ends", file=sys.stderr, flush=True)
-        run_server(app, listening, ServeConfig())
+        run_server(app, listening, ServeConfig(), str(run))
 
 
-def run_server(app: Any, listening: socket.socket, limits: ServeConfig) -> None:
-    """Serve an application until Ctrl-C, SIGTERM or SIGHUP; accepted requests are answered."""
+def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: str) -> None:
+    """Serve an application until Ctrl-C, SIGTERM or SIGHUP; accepted requests are answered.
+
+    Args:
+        names: of its runs, for a line on standard error.
+    """
     import uvicorn
 
+    host, port = listening.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    line = f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends"
+    print(line, file=sys.stderr, flush=True)
     config = uvicorn.Config(
         app,
         http="h11",  # which bounds the head of a request
