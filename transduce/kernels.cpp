@@ -649,6 +649,14 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
             scratch.positions.resize(cache.length + n_new);
             const float** there = scratch.positions.data();
             for (int64_t t = 0; t < cache.length + n_new; t++) there[t] = past + (slots[t] * cache.capacity + t) * both;
+            if (row + 1 < last) {  // fetch what the next row does not share with this one
+                const int64_t* next = slots + cache.capacity;
+                for (int64_t t = 0; t < cache.length; t++) {
+                    if (next[t] == slots[t]) continue;
+                    const float* position = past + (next[t] * cache.capacity + t) * both;
+                    for (int64_t j = 0; j < both; j += 16) __builtin_prefetch(position + j);
+                }
+            }
             for (int64_t m = 0; m < n_new; m++) {
                 prepare(stack, stack.layers[i], qkv + m * stride, positions, m);
                 const int64_t at = row * cache.capacity + cache.length + m;
