@@ -31,8 +31,8 @@ def bigram_cross_entropy(
             "a bigram needs two validation tokens or more and a positive prior, but "
             f"there are {len(valid)} and prior={prior}"
         )
-    asked = np.concatenate([_pairs(chunk, vocab_size) for chunk in valid.chunks(overlap=1)])
-    pairs, n_asked = np.unique(asked, return_counts=True)
+    valid_pairs = np.concatenate([_pairs(chunk, vocab_size) for chunk in valid.chunks(overlap=1)])
+    pairs, n_pairs = np.unique(valid_pairs, return_counts=True)
     single, firsts = np.zeros(vocab_size, dtype=np.int64), np.zeros(vocab_size, dtype=np.int64)
     both = np.zeros(len(pairs), dtype=np.int64)
     single[train.read(0, 1)] += 1  # it follows nothing
@@ -46,7 +46,7 @@ def bigram_cross_entropy(
     first, second = np.divmod(pairs, vocab_size)
     unigram = (single[second] + 1) / (n_tokens + vocab_size)
     probability = (both + prior * unigram) / (firsts[first] + prior)
-    return float(-(n_asked * np.log(probability)).sum() / n_asked.sum())
+    return float(-(n_pairs * np.log(probability)).sum() / n_pairs.sum())
 
 
 def _pairs(ids: Int[np.ndarray, " _"], vocab_size: int) -> Int[np.ndarray, " _"]:
@@ -66,12 +66,12 @@ class Neighbours:
 
     def __init__(self, train: Stream, vocab_size: int, *, prior: float = 10.0, limit: int | None = None) -> None:
         single = np.bincount(train.read(0, 1), minlength=vocab_size)  # the first follows nothing
-        found = []
+        counted = []
         for chunk in train.chunks(overlap=1, limit=limit):
             single = single + np.bincount(chunk[1:], minlength=vocab_size)
-            found.append(np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True))
-        keys, places = np.unique(np.concatenate([keys for keys, _ in found]), return_inverse=True)
-        self.counts = np.bincount(places, weights=np.concatenate([n for _, n in found]), minlength=len(keys))
+            counted.append(np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True))
+        keys, places = np.unique(np.concatenate([keys for keys, _ in counted]), return_inverse=True)
+        self.counts = np.bincount(places, weights=np.concatenate([n for _, n in counted]), minlength=len(keys))
         self.first, self.second = np.divmod(keys, vocab_size)
         self.unigram = prior * (single + 1) / (single.sum() + vocab_size)
         self.total = prior + np.bincount(self.first, weights=self.counts, minlength=vocab_size)
@@ -102,8 +102,8 @@ class Neighbours:
         nats, right = 0.0, 0
         for text, batch in zip(batches.texts, batches, strict=True):
             for row, t in (batch.target_out != IGNORE).nonzero().tolist():
-                whole, wanted = text.target_out[row], int(text.target_out[row, t])
-                after = int(whole[t + 1]) if t + 1 < text.target_lengths[row] else None
+                row_ids, wanted = text.target_out[row], int(text.target_out[row, t])
+                after = int(row_ids[t + 1]) if t + 1 < text.target_lengths[row] else None
                 p = self(int(text.target_in[row, t]), after)
                 nats -= float(np.log(p[wanted]))
                 right += int(p.argmax()) == wanted

@@ -170,15 +170,15 @@ def choose(
     flags = ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--config", action="append", nargs="?", const="", default=[])
     flags.add_argument("--print-config", action="store_true")
-    found, words = flags.parse_known_args(words)
-    experiment = with_files(experiment, found.config)
+    options, words = flags.parse_known_args(words)
+    experiment = with_files(experiment, options.config)
     if start := _starting_run(words, experiment):
-        experiment = with_files(like_run(experiment, start), found.config)
+        experiment = with_files(like_run(experiment, start), options.config)
     kind: Any = type(experiment)
     chosen: ExperimentT = call(
         kind, words, prog=f"{prog} {name}", default=experiment, description=summary, foot=FOOT
     )
-    if found.print_config:
+    if options.print_config:
         print(json.dumps(to_dict(chosen), indent=2))
         sys.exit(0)
     return chosen
@@ -190,12 +190,12 @@ def _starting_run(words: list[str], x: Experiment) -> Path | None:
     flags = ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--start-from", "--start_from", nargs="?", type=Path, default=x.start_from)
     flags.add_argument("--run", nargs="?", type=Path, default=x.run)
-    found, _ = flags.parse_known_args(words)
-    if found.start_from is None:
+    options, _ = flags.parse_known_args(words)
+    if options.start_from is None:
         return None
     from transduce.run import on_disk
 
-    paths = [on_disk(path) for path in (found.start_from, found.run) if path is not None]
+    paths = [on_disk(path) for path in (options.start_from, options.run) if path is not None]
     return next((path for path in paths if (path / "config.json").is_file()), None)
 
 

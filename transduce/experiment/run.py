@@ -113,11 +113,11 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
         InputError: a teacher is no run with weights, or does, reads or writes something else.
     """
     teachers = []
-    own = processor.as_run(student, {}, {})
+    taught = processor.as_run(student, {}, {})
     for path in x.training.teachers:
         run = teacher_run(path)
         teacher = read_model(on_disk(path), run.model, student.device).requires_grad_(False)
-        if difference := _difference(run, own):
+        if difference := _difference(run, taught):
             raise InputError(
                 "a teacher must do what its student does, with the same tokens and features, but "
                 f"{path} has {difference}; train with --tokenizer and its tokenizer file, or start "
