@@ -12,8 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import soundfile
-
 from transduce.arguments import Group, Overrides
 from transduce.cli.common import (
     STDIN,
@@ -339,8 +337,4 @@ def _recorded() -> "Audio":
         with suppress(KeyboardInterrupt):
             sys.stdin.readline()
 
-    samples, rate = record(wait)
-    file = _Named("microphone", b"")
-    soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
-    file.seek(0)
-    return file
+    return record(wait)

@@ -226,6 +226,8 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     ) -> list[list[Output]]:
         """The n outputs of every source with scores of tokens, confidence of words, and alignments
         of words by the (first) model, where these are asked for."""
+        if not (details.token_scores or details.alignments):
+            return list(outputs)
         pairs = [
             (source, output)
             for source, some in zip(sources, outputs, strict=True)

@@ -23,7 +23,6 @@ from transduce.tasks.search import Output, chosen, outputs_of, timestamps
 from transduce.tasks.seq2seq import Seq2SeqTask
 from transduce.tasks.sound import (
     Audio,
-    AudioSegment,
     Segment,
     Sound,
     Transcript,
@@ -291,10 +290,12 @@ class Transcriber(Seq2SeqTask[Audio]):
                 blank = [Output("", no_speech_prob=p)] * config.n_best
                 yield i, Segment(segment.start, segment.stop, blank)
         names = [f"{part.path} from {part.segments[0].start:.1f} s" for _, part, _ in speech]
-        for row, outputs in self._decode([part for _, part, _ in speech], names, details):
+        requests = [part.request for _, part, _ in speech]
+        sources = [part.segments[0].frames for _, part, _ in speech]
+        for row, outputs in self._decode(sources, requests, names, details):
             i, part, p = speech[row]
             (segment,) = part.segments
-            warn_of_lacking(names[row], part.request.require, outputs[0].text)
+            warn_of_lacking(names[row], requests[row].require, outputs[0].text)
             later = [[word.later(segment.start) for word in output.words] for output in outputs]
             outputs = [
                 replace(output, words=words, no_speech_prob=p)
@@ -309,28 +310,27 @@ class Transcriber(Seq2SeqTask[Audio]):
     ) -> list[list[Output]]:
         """The n best texts of every utterance, in order; a warning counts the loops."""
         names = [f"utterance {i}" for i in range(len(frames))]
-        sounds = [
-            Sound(names[i], [AudioSegment(0.0, 0.0, each)], request=Request(number=i))
-            for i, each in enumerate(frames)
-        ]
-        return in_order(self.with_decoding(decoding)._decode(sounds, names, Details()))
+        requests = [Request(number=i) for i in range(len(frames))]
+        return in_order(self.with_decoding(decoding)._decode(frames, requests, names, Details()))
 
     def _decode(
-        self, sounds: Sequence[Sound], names: Sequence[str], details: Details
+        self,
+        frames: Sequence[Source],
+        requests: Sequence[Request],
+        names: Sequence[str],
+        details: Details,
     ) -> Iterator[tuple[int, list[Output]]]:
-        """The number of a sound of one segment and its n best texts, as batches finish.
+        """The number of a segment and its n best texts, as batches finish.
 
-        Sounds whose best text loops, or does not end before the length bound, are searched once
+        Segments whose best text loops, or does not end before the length bound, are searched once
         more with repetition blocked; a warning counts them, and names some.
         """
         config = self.decoding
-        frames: list[Source] = [sound.segments[0].frames for sound in sounds]
         aligner = self._aligner() if details.word_times else None
         looped: list[int] = []
 
         def search(rows: list[int], how: SearchConfig) -> list[list[Hypothesis]]:
-            requests = [sounds[row].request for row in rows]
-            return self._search([frames[row] for row in rows], requests, how)
+            return self._search([frames[row] for row in rows], [requests[row] for row in rows], how)
 
         def decode(rows: list[int]) -> list[list[Output]]:
             hypotheses = dict(zip(rows, search(rows, config), strict=True))
