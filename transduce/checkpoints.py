@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.files import check_whole, numbered, read_json, read_weights
+from transduce.files import check_undamaged, numbered, read_json, read_weights
 
 WEIGHTS, CHECKPOINTS, STATE = "model.safetensors", "checkpoints", "state.json"
 
@@ -64,7 +64,7 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     if not paths:
         raise InputError("an average needs at least one checkpoint, but there is none")
     for path in paths:
-        check_whole(path)
+        check_undamaged(path)
     first = read_weights(paths[0])
     total = {name: tensor.double() for name, tensor in first.items()}
     for path in paths[1:]:

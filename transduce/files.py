@@ -38,7 +38,7 @@ MANIFEST = "manifest.json"
 
 
 @contextmanager
-def writing_whole(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
     """Open a file that becomes `path` once the `with` ends well, and is removed otherwise.
 
     Args:
@@ -107,9 +107,9 @@ def held(directory: Path, rule: str, way_out: str) -> Iterator[None]:
 
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Write a file whole or not at all; see `writing_whole`."""
+    """Write a file whole or not at all; see `replacing`."""
     raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    with writing_whole(path, durable=durable) as file:
+    with replacing(path, durable=durable) as file:
         file.write(raw)
 
 
@@ -173,7 +173,7 @@ def damaged(directory: Path, names: Collection[str] = ()) -> str | None:
     return None
 
 
-def check_whole(path: Path) -> None:
+def check_undamaged(path: Path) -> None:
     """Raise InputError where a file of a checkpoint is not as it was written."""
     if damaged(path.parent, [path.name]):
         raise InputError(
@@ -273,19 +273,19 @@ def copy_weights(targets: dict[str, Tensor], weights: dict[str, Tensor], name: s
 def check_weights(targets: Mapping[str, Tensor], weights: Mapping[str, Tensor], name: str) -> None:
     """Check that weights can be copied into the tensors of the same names; see `copy_weights`."""
     pairs = [(n, tensor, weights[n]) for n, tensor in targets.items() if n in weights]
-    wrong = [f"{n} is missing" for n in targets if n not in weights]
-    wrong += [f"{n} is unknown" for n in weights if n not in targets]
-    wrong += [
+    problems = [f"{n} is missing" for n in targets if n not in weights]
+    problems += [f"{n} is unknown" for n in weights if n not in targets]
+    problems += [
         f"{n} is {tuple(w.shape)} instead of {tuple(t.shape)}"
         for n, t, w in pairs
         if w.shape != t.shape
     ]
-    wrong += [
+    problems += [
         f"{n} is of {w.dtype}" for n, t, w in pairs if w.dtype not in (*WEIGHT_TYPES, t.dtype)
     ]
-    if wrong:
+    if problems:
         raise InputError(
-            f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}"
+            f"weights must fit the configuration, but in {name} {'; '.join(problems[:5])}"
         )
 
 

@@ -23,7 +23,7 @@ from transduce.decode import phrases, shortlist
 from transduce.device import torch_device
 from transduce.errors import InputError
 from transduce.files import (
-    check_whole,
+    check_undamaged,
     held,
     read_json,
     read_json_lines,
@@ -297,7 +297,7 @@ def read_model(
     device = torch_device(device)
     path = weights_path(directory)
     if path.parent != directory:
-        check_whole(path)
+        check_undamaged(path)
     weights = read_weights(path)
     try:
         n_configured = n_parameters(config)

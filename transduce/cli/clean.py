@@ -58,7 +58,7 @@ def clean(
         max_ratio: The characters of the longer side for each of the shorter one.
         max_words: Words of a side.
     """
-    from transduce.files import writing_whole
+    from transduce.files import replacing
 
     at_least(1, max_ratio=max_ratio, max_words=max_words)
     pairs = each_pair(files, source, target)
@@ -69,7 +69,7 @@ def clean(
     kept = 0
     names = [f"{output}.{ending}" for ending in (source, target, "removed.tsv")]
     output.parent.mkdir(parents=True, exist_ok=True)
-    one, other, rest = (writing_whole(Path(name)) for name in names)
+    one, other, rest = (replacing(Path(name)) for name in names)
     with one as sources, other as targets, rest as others, Bar(unit="pair", unit_scale=True) as bar:
         for pair in pairs:
             if reason := filters.reason(pair):

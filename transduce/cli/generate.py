@@ -93,7 +93,7 @@ def generate(
     run: Runs,
     files: Files = (),
     *,
-    given: Group[GenerationInput],
+    source: Group[GenerationInput],
     output: Group[GenerationOutput],
     generation: Group[GenerationOptions],
     machine: Group[Machine],
@@ -107,31 +107,31 @@ def generate(
         files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank
             line begins from nothing.
     """
-    at_once = output.stream or given.interactive
+    at_once = output.stream or source.interactive
     if at_once and (output.format == "json" or division.output or division.workers):
         raise InputError(
             "text comes on standard output piece by piece, so leave out --format json, --output "
             "and --workers with --stream and --interactive"
         )
     check_token_scores(output.token_scores, output.format)
-    if files and given.prompt:
+    if files and source.prompt:
         raise InputError(
             "prompts come from files or from --prompt, but both are given; leave one out"
         )
-    if given.interactive:
-        check_interactive({"FILE": files, "--prompt": given.prompt})
+    if source.interactive:
+        check_interactive({"FILE": files, "--prompt": source.prompt})
     job = Generation(
         run=local(run),
         machine=machine,
         settings=with_phrases(generation.settings, generation.forbid),
         output=output,
     )
-    if given.interactive:
+    if source.interactive:
         generator = job.load()
         return interact(lambda prompt, number: job.print_texts(generator, [prompt], number))
-    is_whole = given.prompt or files or division.output
-    prompts = (given.prompt or Lines(*files or [STDIN])) if is_whole else lines_or_errors(STDIN)
-    for prompt in prompts if is_whole else ():
+    is_file = source.prompt or files or division.output
+    prompts = (source.prompt or Lines(*files or [STDIN])) if is_file else lines_or_errors(STDIN)
+    for prompt in prompts if is_file else ():
         checked(prompt)  # refused before anything is written
     if output.stream:
         return job.print_texts(job.load(), map(checked, prompts))
@@ -216,8 +216,8 @@ def score_perplexity(
 
     Args:
         window: Tokens that a prediction can look back on at most; the model's max_positions if not
-            given.
-        stride: Tokens between the beginnings of two windows; half a window if not given.
+            source.
+        stride: Tokens between the beginnings of two windows; half a window if not source.
         batch_tokens: Positions in one go: speed and memory, never the figures.
     """
     from transduce.tasks.generate import Generator

@@ -17,7 +17,7 @@ def interact(answer: Callable[[str, int], object]) -> None:
     ends.
 
     Ctrl-C stops the answer that is being made, or clears the line that is being typed. An answer
-    that raises InputError is told on stderr, and the next line is asked for.
+    that raises InputError is shown on stderr, and the next line is read.
 
     Args:
         answer: called with a line and how many came before it; it prints.
@@ -42,12 +42,12 @@ def check_interactive(others: dict[str, object]) -> None:
     """Check that nothing else is asked for.
 
     Raises:
-        InputError: one of these options is given as well.
+        InputError: one of these options is named as well.
     """
-    if given := [name for name, value in others.items() if value]:
+    if named := [name for name, value in others.items() if value]:
         raise InputError(
             "--interactive asks for its lines and prints to the terminal, so leave out "
-            f"{', '.join(given)}"
+            f"{', '.join(named)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""`transduce score likelihood` and `transduce rerank`: scores of given outputs by a run."""
+"""`transduce score likelihood` and `transduce rerank`: scores of outputs by a run."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class Weighing:
     own_weight: float = 1.0
     """Weight of the score in the list."""
     backwards: bool = False
-    """RUN translates the other way: how likely is SRC given each?"""
+    """RUN translates the other way: how likely is SRC for each?"""
     all: bool = False
     """Write whole lists, best first, as rerank can read them."""
 
@@ -165,7 +165,7 @@ class Scoring(Job):
                 f"every input has {self.TEXTS}, but there are {len(inputs)} inputs in "
                 f"{side_name(source)} and {len(lines)} lines in {side_name(files[-1])}"
             )
-        return [(given, lines[i * n : i * n + n]) for i, given in enumerate(inputs)]
+        return [(item, lines[i * n : i * n + n]) for i, item in enumerate(inputs)]
 
     def cost(self, item: Item) -> int:
         """Texts; the frames of a sound need the memory of twenty."""
@@ -235,7 +235,7 @@ class Likelihood(Scoring):
         texts = [checked(text) for _, (text,) in items]
         if isinstance(task, Generator):
             return task.score(texts)
-        inputs = [checked(given) for given, _ in items]
+        inputs = [checked(item) for item, _ in items]
         scores: list[TokenScores] = task.score(inputs, texts)
         return scores
 
@@ -265,7 +265,7 @@ class Reranking(Scoring):
     def scored(self, task: Any, items: list[Item]) -> Iterable["list[Output]"]:
         from transduce.tasks.search import Output
 
-        inputs = [checked(given) for given, _ in items]
+        inputs = [checked(item) for item, _ in items]
         rows = [[_scored(checked(text)) for text in texts] for _, texts in items]
         lists = [[Output(text, score=score) for score, text in row] for row in rows]
         weighing = self.weighing

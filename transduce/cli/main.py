@@ -127,20 +127,21 @@ def _without_command(word: str, rest: list[str]) -> None:
     groups = {name.split()[0] for name in COMMANDS if " " in name}
     group = f"{word} " if word in groups else ""
     names = [name for name in COMMANDS if name.startswith(group)]
-    asked = "".join(rest[:1]) if group else word
-    if asked in ("", "-h", "--help"):
+    second = "".join(rest[:1]) if group else word
+    if second in ("", "-h", "--help"):
         width = max(map(len, names)) + 2
         lines = [f"  {name:<{width}}{COMMANDS[name][1]}\n" for name in names]
         page = (
             f"usage: transduce {group}COMMAND ...\n\nOne Transformer, many transductions.\n\n"
             f"{''.join(lines)}\ntransduce {group}COMMAND --help says what a command takes."
         )
-        if asked:
+        if second:
             return print(page)
         raise InputError(f"a command must be named, but none is\n\n{page}")
-    near = get_close_matches(group + asked, names if group else [*names, *groups], n=1, cutoff=0.7)
+    possible = names if group else [*names, *groups]
+    near = get_close_matches(group + second, possible, n=1, cutoff=0.7)
     way_out = f"did you mean {near[0]}?" if near else f"transduce {group}--help lists them"
-    raise InputError(f"there is no command {group + asked!r}; {way_out}")
+    raise InputError(f"there is no command {group + second!r}; {way_out}")
 
 
 if __name__ == "__main__":

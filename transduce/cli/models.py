@@ -27,7 +27,7 @@ def export(
     from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx
     from transduce.run import load_run, read_model
     from transduce.tasks.config import SearchConfig
-    from transduce.tasks.load import own_decoding
+    from transduce.tasks.load import run_decoding
 
     check_new(directory)
     contents = load_run(run)
@@ -38,7 +38,7 @@ def export(
         raise InputError(f"a model is exported with its tokenizer, but {run} has none")
     decoding = contents.experiment.get("decoding", {})
     if contents.model.encoder is not None:
-        decoding = to_dict(own_decoding(run, contents, SearchConfig))
+        decoding = to_dict(run_decoding(run, contents, SearchConfig))
     is_written = True
     if to == "ctranslate2":
         ctranslate2.export_ctranslate2(model, directory, source=source, target=target)

@@ -188,11 +188,11 @@ def merge(
 
     The parts stay; the exit code is 1 if some of the input could not be used.
     """
-    from transduce.files import writing_whole
+    from transduce.files import replacing
 
     check_output(output)
     parts = _parts(output)
-    with writing_whole(output) as file:
+    with replacing(output) as file:
         for path in parts:
             with path.open("rb") as rows:
                 shutil.copyfileobj(rows, file)

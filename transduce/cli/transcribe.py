@@ -163,7 +163,7 @@ def transcribe(
     live.check(files, columns, division)
     if live.microphone:
         require("sounddevice", "a microphone", "microphone")
-    sounds = list(_listed(files, columns) if columns else _given(files))
+    sounds = list(_listed(files, columns) if columns else _sounds_of(files))
     output.check(len(sounds) + live.microphone, search.settings.get("n_best", 0))
     job = Transcription(
         run=local(run),
@@ -283,7 +283,7 @@ class _Named(io.BytesIO):
         self.name = name
 
 
-def _given(files: Sequence[Path]) -> "Iterator[Audio]":
+def _sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
     """The sounds of files: a manifest stands for the sound that it names, - for standard input."""
     for file in files:
         for audio in _standard_input() if file == STDIN else [file]:

@@ -176,7 +176,7 @@ def _count_tokens(generator: Generator, prompts: list[str]) -> int:
     Raises:
         HTTPException: one has more than the model has positions.
     """
-    counts = [len(generator.encode_whole(prompt)) for prompt in prompts]
+    counts = [len(generator.encode_uncut(prompt)) for prompt in prompts]
     bound = last_position(*generator.engines)
     if max(counts, default=0) > bound:
         raise HTTPException(

@@ -88,14 +88,14 @@ def _json_segments(transcript: "Transcript") -> str:
 
 def srt(transcript: "Transcript", before: int = 0) -> str:
     """Subtitles as SubRip has them, numbered from `before` + 1."""
-    cues = [cue for segment in _spoken(transcript) for cue in _cues(segment)]
+    cues = [cue for segment in _with_text(transcript) for cue in _cues(segment)]
     return "".join(
         f"{number}\n{_moment(start, ',')} --> {_moment(stop, ',')}\n{text}\n\n"
         for number, (start, stop, text) in enumerate(cues, start=before + 1)
     )
 
 
-def _spoken(transcript: "Transcript") -> "list[Segment]":
+def _with_text(transcript: "Transcript") -> "list[Segment]":
     """The segments with a text."""
     return [segment for segment in transcript.segments if segment.outputs[0].text.strip()]
 
@@ -113,7 +113,7 @@ def _vtt(transcript: "Transcript") -> str:
     return "".join(
         f"{_moment(segment.start, '.')} --> "
         f"{_moment(segment.stop, '.')}\n{_cue_text(segment.outputs[0])}\n\n"
-        for segment in _spoken(transcript)
+        for segment in _with_text(transcript)
     )
 
 

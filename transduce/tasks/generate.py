@@ -96,7 +96,7 @@ class Generator(Task):
             InputError: beam search and `stop`, as a beam knows no text before its end.
         """
         check_list(prompts, "generate takes a list of prompts", of_text=True)
-        config = self._own(config)
+        config = self._with_rules(config)
         if stop and config.beam_size > 1:
             raise InputError(
                 f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
@@ -133,7 +133,7 @@ class Generator(Task):
         Raises:
             InputError: beam search, which knows no text before its end.
         """
-        config = self._own(config)
+        config = self._with_rules(config)
         if config.beam_size > 1:
             raise InputError(
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; "
@@ -184,7 +184,7 @@ class Generator(Task):
         """Scorers of the tokens after these prompts, with their weights."""
         return [(1 / len(self.engines), ModelScorer(model, prompts=ids)) for model in self.engines]
 
-    def _own(self, config: GenerationConfig | None) -> GenerationConfig:
+    def _with_rules(self, config: GenerationConfig | None) -> GenerationConfig:
         """The configuration of a call, with the run's own rules where it has none."""
         if config is None:
             return self.decoding
@@ -271,7 +271,7 @@ class Generator(Task):
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids of a prompt, or as many of its last ones as have room, with a warning."""
-        ids = self.encode_whole(prompt)
+        ids = self.encode_uncut(prompt)
         limit = last_position(*self.engines)
         if len(ids) <= limit:
             return ids
@@ -281,7 +281,7 @@ class Generator(Task):
         )
         return ids[-n:]
 
-    def encode_whole(self, prompt: str) -> list[int]:
+    def encode_uncut(self, prompt: str) -> list[int]:
         """Ids of a prompt of any length, with BOS where texts begin with it: at least one."""
         (ids,) = self.tokenizer.encode([prompt])
         start = self.tokenizer.bos_id

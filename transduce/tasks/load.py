@@ -195,10 +195,10 @@ def _task(
     target = run.target_tokenizer
     assert target is not None
     if run.model.encoder is None:
-        return Generator(model, target, own_decoding(directory, run, GenerationConfig))
+        return Generator(model, target, run_decoding(directory, run, GenerationConfig))
     if run.model.decoder is None:
         return FillMask(model, target)
-    decoding = own_decoding(directory, run, SearchConfig)
+    decoding = run_decoding(directory, run, SearchConfig)
     for tokenizer in filter(None, (run.source_tokenizer, target)):
         try:
             tokenizer.required("bos_id", "eos_id")
@@ -220,14 +220,14 @@ def _task(
     return Translator(model, run.source_tokenizer, target, decoding, shortlist)
 
 
-def own_decoding(directory: Path, run: Run, kind: type[ConfigT]) -> ConfigT:
+def run_decoding(directory: Path, run: Run, kind: type[ConfigT]) -> ConfigT:
     """How a run searches where nothing else is said.
 
     Raises:
         InputError: its configuration does not say it as it should.
     """
-    own = run.experiment.get("decoding", {})
-    return from_dict(kind, own, f"decoding in {directory / CONFIG}")
+    plain = run.experiment.get("decoding", {})
+    return from_dict(kind, plain, f"decoding in {directory / CONFIG}")
 
 
 def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | VectorReader) -> bool:

@@ -63,17 +63,17 @@ class LanguageModel:
     """The most tokens of a text."""
 
 
-def check_list(given: object, rule: str, *, of_text: bool = False) -> None:
+def check_list(inputs: object, rule: str, *, of_text: bool = False) -> None:
     """Raise InputError with this rule unless an input is a list, and no single string or path.
 
     Args:
         of_text: every element must be text that UTF-8 can encode.
     """
-    if isinstance(given, str | Path):
-        raise InputError(f"{rule}, but got one string; use [{str(given)[:20]!r}]")
-    if not isinstance(given, Collection):
-        raise InputError(f"{rule}, but got {type(given).__name__}; make a list of it")
-    for i, each in enumerate(given if of_text else ()):
+    if isinstance(inputs, str | Path):
+        raise InputError(f"{rule}, but got one string; use [{str(inputs)[:20]!r}]")
+    if not isinstance(inputs, Collection):
+        raise InputError(f"{rule}, but got {type(inputs).__name__}; make a list of it")
+    for i, each in enumerate(inputs if of_text else ()):
         if not isinstance(each, str) or (not each.isascii() and SURROGATE.search(each)):
             raise InputError(
                 f"{rule}, but element {i} is {each!r:.40}, which UTF-8 cannot hold; make text of it"

@@ -201,19 +201,19 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
             )
         task = self._for_call(settings)
         pairs = [
-            (given, output)
-            for given, outputs in zip(inputs, lists, strict=True)
+            (source, output)
+            for source, outputs in zip(inputs, lists, strict=True)
             for output in outputs
         ]
-        given: list[Any] = [given for given, _ in pairs]
+        sources: list[Any] = [source for source, _ in pairs]
         texts: list[Any] = [output.text for _, output in pairs]
-        scores = iter(task.score(texts, given) if backwards else task.score(given, texts))
+        scores = iter(task.score(texts, sources) if backwards else task.score(sources, texts))
 
         def rescored(output: Output) -> Output:
-            own = next(scores)
+            ours = next(scores)
             config = task.decoding
-            penalty = length_penalty(len(own.tokens), config.alpha, config.length_offset)
-            score = own_weight * output.score + weight * (own.log_prob / penalty)
+            penalty = length_penalty(len(ours.tokens), config.alpha, config.length_offset)
+            score = own_weight * output.score + weight * (ours.log_prob / penalty)
             return replace(output, score=score)
 
         return [

@@ -136,8 +136,6 @@ class Transcriber(Seq2SeqTask[Audio]):
         grow with its length. Its file is read twice, for the cuts and for the features; if it
         ceases to be readable, its last stretch has an error.
 
-        Warnings name digital silence, and segments longer than those of the training.
-
         Args:
             prefix: the beginning of each text, "" for none; its last word may go on, unless a space
                 ends it.
@@ -308,7 +306,7 @@ class Transcriber(Seq2SeqTask[Audio]):
     def decode(
         self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig
     ) -> list[list[Output]]:
-        """The n best texts of every utterance, in order; a warning counts the loops."""
+        """The n best texts of every utterance, in order."""
         names = [f"utterance {i}" for i in range(len(frames))]
         requests = [Request(number=i) for i in range(len(frames))]
         return in_order(self.with_decoding(decoding)._decode(frames, requests, names, Details()))
@@ -329,8 +327,9 @@ class Transcriber(Seq2SeqTask[Audio]):
         aligner = self._aligner() if details.word_times else None
         looped: list[int] = []
 
-        def search(rows: list[int], how: SearchConfig) -> list[list[Hypothesis]]:
-            return self._search([frames[row] for row in rows], [requests[row] for row in rows], how)
+        def search(rows: list[int], decoding: SearchConfig) -> list[list[Hypothesis]]:
+            batch = [requests[row] for row in rows]
+            return self._search([frames[row] for row in rows], batch, decoding)
 
         def decode(rows: list[int]) -> list[list[Output]]:
             hypotheses = dict(zip(rows, search(rows, config), strict=True))

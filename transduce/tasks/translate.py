@@ -136,9 +136,10 @@ class Translator(Seq2SeqTask[str]):
         outputs: dict[int, dict[int, list[Output]]] = defaultdict(dict)
 
         def search(batch: list[int]) -> list[list[Output]]:
-            sources: list[Source] = [rows[row][2] for row in batch]
-            asked = [replace(requests[i], part=part) for i, part, _ in (rows[row] for row in batch)]
-            hypotheses = self._search(sources, asked, config)
+            parts = [rows[row] for row in batch]
+            sources: list[Source] = [ids for _, _, ids in parts]
+            of_parts = [replace(requests[i], part=part) for i, part, _ in parts]
+            hypotheses = self._search(sources, of_parts, config)
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
             return self._detailed(sources, best, details)
 

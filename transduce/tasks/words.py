@@ -26,7 +26,7 @@ class TokenScores:
 
     @property
     def log_prob(self) -> float:
-        """The natural log-probability of the whole text."""
+        """The natural log-probability of the text."""
         return float(self.log_probs.double().sum())
 
 
@@ -131,8 +131,8 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Span]:
         spans[len(words) - 1][1] = stop
         before = words
         first = stop
-    (whole,) = tokenizer.decode([ids])
-    return [(word, start, stop) for word, (start, stop) in zip(whole.split(), spans, strict=False)]
+    (text,) = tokenizer.decode([ids])
+    return [(word, start, stop) for word, (start, stop) in zip(text.split(), spans, strict=False)]
 
 
 def words_of_text(

@@ -162,10 +162,10 @@ def encode_pairs(
 
 def _write_ids(path: Path, offsets: Path, encoded: Iterator[Encoded], n_pairs: int) -> None:
     """Write ids and offsets, block by block; `path` is the last to get its name."""
-    from transduce.files import writing_whole  # it loads torch, for which --help does not wait
+    from transduce.files import replacing  # it loads torch, for which --help does not wait
 
     bar = Bar(desc="tokenizing", total=n_pairs, unit="pair", unit_scale=True)
-    with bar, writing_whole(path) as ids_file, writing_whole(offsets) as offsets_file:
+    with bar, replacing(path) as ids_file, replacing(offsets) as offsets_file:
         ends = np.zeros(1, "<i8")
         offsets_file.write(ends.tobytes())
         for ids, lengths in encoded:
