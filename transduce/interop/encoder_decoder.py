@@ -162,12 +162,13 @@ class Vocabulary(NamedTuple):
 def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) -> Vocabulary:
     """Read tokenizer.json, or sentencepiece.bpe.model and vocab.json of M2M-100."""
     if (directory / "tokenizer.json").is_file():
-        tokenizer = JSONTokenizer.load(directory / "tokenizer.json")
-        plain = _without_ids_from(size, json.loads(tokenizer.model))
+        stored = JSONTokenizer.load(directory / "tokenizer.json")
+        plain = _without_ids_from(size, json.loads(stored.model))
+        tokenizer = JSONTokenizer(json.dumps(plain).encode())
         added = {token["content"]: token["id"] for token in plain["added_tokens"]}
         languages = {token: i for token, i in added.items() if LANGUAGE.fullmatch(token)}
         unk_id = added.get("<unk>", tokenizer.unk_id)
-        around = _around(LibraryTokenizer.from_str(json.dumps(plain)), end)
+        around = _around(LibraryTokenizer.from_str(tokenizer.model.decode()), end)
         make = partial(ImportedTokenizer.of, {"tokenizer": plain}, size=size)
         return Vocabulary(make, unk_id, {*added.values()}, languages, *around)
     spm = directory / "sentencepiece.bpe.model"
@@ -229,23 +230,11 @@ def _tokenizers(
 
 
 def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json without the tokens for which a model has no vector.
-
-    These are added tokens, and the one right behind its last one. So bart-large-cnn has no vector
-    for <mask>. More tokens than these would be those of another model.
-    """
-    beyond = {token["content"] for token in plain["added_tokens"] if token["id"] >= size}
+    """A tokenizer.json without tokens for which a model has no vector, as bart-large-cnn has none
+    for <mask>."""
     if isinstance(vocab := plain["model"]["vocab"], dict):
-        beyond |= {token for token, i in vocab.items() if i == size}
-        plain["model"]["vocab"] = {token: i for token, i in vocab.items() if token not in beyond}
-        merges = [
-            each.split(" ") if isinstance(each, str) else each
-            for each in plain["model"].get("merges", [])
-        ]
-        plain["model"]["merges"] = [pair for pair in merges if not beyond & {*pair, "".join(pair)}]
-    plain["added_tokens"] = [
-        token for token in plain["added_tokens"] if token["content"] not in beyond
-    ]
+        plain["model"]["vocab"] = {token: i for token, i in vocab.items() if i < size}
+    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["id"] < size]
     return plain
 
 
