@@ -5,7 +5,6 @@ transposed. OPT and XGLM come from fairseq, and their layers are those of its BA
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,11 +136,8 @@ def read_run(
 
 
 def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> Tokenizer:
-    """The tokenizer.json, whose only special tokens are those that begin and end texts.
-
-    A vocabulary of a family names more tokens so than one model uses: those of chats, say, which no
-    text shows. Where the names do not say what begins and ends texts, the tokenizer has the ids
-    beside it.
+    """The tokenizer.json. Where the names of its special tokens do not say what begins and ends
+    texts, as in the vocabularies of chats, the tokenizer has the ids beside it.
 
     Args:
         ends: what ends texts; of several, the one that tokenizer_config.json names, else the first.
@@ -151,37 +147,23 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
     """
     tokenizer = JSONTokenizer.load(directory)
     library = LibraryTokenizer.from_str(tokenizer.model.decode())
-    plain = json.loads(tokenizer.model)
     begins = library.encode("").ids
     eos_token = read_optional(directory / TOKENIZER).get("eos_token")
     named = library.token_to_id(
         str(eos_token["content"] if isinstance(eos_token, dict) else eos_token)
     )
     end = named if named in ends else next(iter(ends), None)
-    if tokenizer.eos_id != end:
-        special = (*begins, end, tokenizer.pad_id)
-        hidden = [
-            token
-            for token in plain["added_tokens"]
-            if token["special"] and token["id"] not in special
-        ]
-        for token in hidden:
-            token["special"] = False
-        if hidden and plain["decoder"]:
-            names = {"Regex": "|".join(re.escape(token["content"]) for token in hidden)}
-            steps = [{"type": "Replace", "pattern": names, "content": ""}, plain["decoder"]]
-            plain["decoder"] = {"type": "Sequence", "decoders": steps}
-        tokenizer = JSONTokenizer(json.dumps(plain, ensure_ascii=False).encode())
     if tokenizer.eos_id == end and tokenizer.bos_id in (begins or (None, end)) and begins != [end]:
         return tokenizer
     if end is None or len(begins) > 1:
         raise InputError(
             f"texts must begin with one token at most and end with one, but in {directory} they "
-            f"begin with {begins} and "
-            f"end with {[*ends]}; name what ends them in {CONFIG} (eos_token_id)"
+            f"begin with {begins} and end with {[*ends]}; name what ends them in {CONFIG} "
+            "(eos_token_id)"
         )
     ids = {"bos": (begins or [end])[0], "eos": end, "pad": end, "unk": end}
-    return ImportedTokenizer.of({"tokenizer": plain}, size=vocab_size, special=ids, opening=begins)
+    plain = {"tokenizer": json.loads(tokenizer.model)}
+    return ImportedTokenizer.of(plain, size=vocab_size, special=ids, opening=begins)
 
 
 def export_language_model(
@@ -198,7 +180,7 @@ def export_language_model(
     sqrt(d_model) are so multiplied, and stand beside the output table.
 
     Returns:
-        Whether the tokenizer is there, too: a tokenizer.json, which for GPT-2 is byte-level BPE.
+        Whether the tokenizer is there, too.
 
     Raises:
         InputError: the model is none of them; the message lists the fields that differ.
@@ -209,8 +191,8 @@ def export_language_model(
             f"a {to} is a decoder alone, but this model has an encoder; it cannot be exported as "
             "one"
         )
-    is_json = isinstance(tokenizer, JSONTokenizer) and (to == "llama" or tokenizer.is_byte_bpe)
-    ids = _special_ids(tokenizer, to) if tokenizer is not None and is_json else {}
+    content = _tokenizer_json(tokenizer, to)
+    ids = {} if tokenizer is None or content is None else _special_ids(tokenizer, to)
     theirs = _llama_settings(config) if to == "llama" else _gpt2_settings(config)
     theirs |= {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
     kind = theirs["model_type"]
@@ -225,12 +207,21 @@ def export_language_model(
     if to == "gpt2":
         _add_biases(weights, theirs["n_layer"])
     write_model(directory, theirs, weights)
-    if tokenizer is not None and is_json:
-        write_file(directory / "tokenizer.json", tokenizer.model)
+    if tokenizer is not None and content is not None:
+        write_file(directory / "tokenizer.json", content)
         tokens = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items()}
         name = "PreTrainedTokenizerFast" if to == "llama" else "GPT2Tokenizer"
         write_tokenizer_settings(directory, name, config.max_positions, tokens)
-    return is_json
+    return content is not None
+
+
+def _tokenizer_json(tokenizer: Tokenizer | None, to: str) -> bytes | None:
+    """The tokenizer.json of a tokenizer; None where it has none, or no byte-level BPE as GPT-2."""
+    if isinstance(tokenizer, ImportedTokenizer) and to == "llama":
+        return tokenizer.tokenizer_json()
+    if isinstance(tokenizer, JSONTokenizer) and (to == "llama" or tokenizer.is_byte_bpe):
+        return tokenizer.model
+    return None
 
 
 def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:

@@ -158,6 +158,10 @@ class ImportedTokenizer(Tokenizer):
             else b64decode(model)
         )
 
+    def tokenizer_json(self) -> bytes | None:
+        """The tokenizer.json of this tokenizer, if it has one."""
+        return _to_json(self._plain["tokenizer"]) if "tokenizer" in self._plain else None
+
     def with_language(self, language: str) -> "ImportedTokenizer":
         if language not in self._languages:
             names = ", ".join([*self._languages][:8]) + ", ..." * (len(self._languages) > 8)
