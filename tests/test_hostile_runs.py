@@ -174,8 +174,8 @@ CASES: dict[str, tuple[str, Break, str, str]] = {
         "text", weights(lambda w: w.update({NORM: w[NORM].astype("int64")})), MODEL, f"{NORM} is of torch.int64"),
     "a weight of truths": (
         "text", weights(lambda w: w.update({NORM: w[NORM] > 0})), MODEL, f"{NORM} is of torch.bool"),
-    "a tokenizer of garbage": ("text", file(TOKENIZER, b"garbage"), TOKENIZER, "a SentencePiece model is a protocol"),
-    "a tokenizer of no bytes": ("text", file(TOKENIZER, b""), TOKENIZER, "but these 0 bytes are none"),
+    "a tokenizer of garbage": ("text", file(TOKENIZER, b"garbage"), TOKENIZER, "this is no SentencePiece model"),
+    "a tokenizer of no bytes": ("text", file(TOKENIZER, b""), TOKENIZER, "this is no SentencePiece model"),
     "a tokenizer of another size": (
         "text", file(TOKENIZER, SentencePieceTokenizer.train(["a b c d"], vocab_size=270).model), "", "which has 330"),
     "no tokenizer": ("text", lambda d: (d / TOKENIZER).unlink(), "", "text needs a tokenizer"),
