@@ -296,7 +296,7 @@ def test_one_layers_cross_attention_is_that_of_the_layers(layer, rng):
     plain, engine = both(replace(TEXT, decoder=replace(TEXT.decoder, n_layers=2)), rng)
     example = contract.random_example(TEXT, rng)
     memory, target = example.memory(plain), example.target.repeat_interleave(2, dim=0)
-    want, got = Taps(cross_attention=True), Taps(cross_attention=True, layer=layer)
+    want, got = Taps(cross_attention=[]), Taps(cross_attention=[], layer=layer)
     plain.decoder_states(target, memory=memory, taps=want)
     with torch.inference_mode():
         engine.decoder_states(target, memory=single(memory), taps=got)

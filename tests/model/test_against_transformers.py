@@ -143,7 +143,7 @@ def test_the_balance_loss_is_theirs(rng):
     theirs, ours = both("mixtral", rng)
     ids, lengths = torch.randint(47, (2, 19), generator=rng), torch.tensor([19, 11])
     real = (torch.arange(19) < lengths[:, None]).long()
-    taps = Taps(balance_losses=True)
+    taps = Taps(balance_losses=[])
     ours.decoder_states(ids, lengths=lengths, taps=taps)
     balance = taps.balance_losses
     routers = theirs(ids, attention_mask=real, output_router_logits=True).router_logits

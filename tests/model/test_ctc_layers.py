@@ -53,7 +53,7 @@ def test_the_encoder_is_its_layers_one_after_the_other(rng, norm, conditioning):
     config = replace(CONFIG, norm_position=norm, ctc_conditioning=conditioning)
     model, example = random_model(config, rng), random_example(config, rng)
     want, inside = layer_by_layer(model, example.source, example.source_lengths)
-    taps = Taps(ctc_logits=True)
+    taps = Taps(ctc_logits=[])
     memory = model.encode(example.source, example.source_lengths, taps=taps)
     assert len(taps.ctc_logits) == len(inside) == 2
     for got, wanted in zip([memory.states, *taps.ctc_logits], [want, *inside], strict=True):
@@ -63,7 +63,7 @@ def test_the_encoder_is_its_layers_one_after_the_other(rng, norm, conditioning):
     plain.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("ctc_condition.")})
     alike = torch.equal(example.memory(plain).states, memory.states)
     assert alike == (not conditioning)  # the loss alone changes no output
-    none = Taps(ctc_logits=True)
+    none = Taps(ctc_logits=[])
     plain.encode(example.source, example.source_lengths, taps=none)
     assert none.ctc_logits == []
 
@@ -72,7 +72,7 @@ def test_the_encoder_is_its_layers_one_after_the_other(rng, norm, conditioning):
 def test_gradients_come_from_inside(rng, recompute):
     """A loss after layer 1 teaches layer 1 and no later one, also where layers are computed again."""
     model = random_model(replace(CONFIG, recompute=recompute, dropout=0.0), rng).train()
-    example, taps = random_example(CONFIG, rng), Taps(ctc_logits=True)
+    example, taps = random_example(CONFIG, rng), Taps(ctc_logits=[])
     model.encode(example.source, example.source_lengths, taps=taps)
     taps.ctc_logits[0].square().sum().backward()
     below, above = ([p.grad for p in layer.parameters()] for layer in model.encoder.layers[:2])

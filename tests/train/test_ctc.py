@@ -206,7 +206,7 @@ def test_layers_inside_share_in_ctc(rng, conditioning, share):
             reduction="sum",
         )
 
-    taps = Taps(ctc_logits=True)
+    taps = Taps(ctc_logits=[])
     memory = model.encode(examples.source, examples.source_lengths, taps=taps)
     logits = model.decode(examples.target_in, memory=memory).flatten(0, 1)
     entropy = F.cross_entropy(logits, examples.target_out.flatten(), reduction="sum")

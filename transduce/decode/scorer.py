@@ -197,7 +197,7 @@ class CoverageScorer(ModelScorer):
         """The sum over all steps so far."""
 
     def step(self, tokens: Tokens) -> Scores:
-        self.taps = Taps(cross_attention=True, layer=self.layer)
+        self.taps = Taps(cross_attention=[], layer=self.layer)
         logits = super().step(tokens)
         assert self.taps.cross_attention
         self.attention = self.attention + self.taps.cross_attention[0].mean(dim=1).sum(dim=1).to(

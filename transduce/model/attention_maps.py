@@ -22,7 +22,7 @@ def cross_attention(
         raise InputError(
             "cross-attention needs an encoder and a decoder, but this model has one of them only"
         )
-    taps = Taps(cross_attention=True)
+    taps = Taps(cross_attention=[])
     model.decoder_states(target_in, memory=memory, taps=taps)
     assert taps.cross_attention
     return torch.stack(taps.cross_attention)
@@ -61,7 +61,7 @@ def self_attention(
         raise InputError(
             "attention weights are those of a softmax, but attention='linear' forms none"
         )
-    taps = Taps(self_attention=True)
+    taps = Taps(self_attention=[])
     if target_in is None:
         model.encode(source, source_lengths, taps=taps)
     else:

@@ -122,7 +122,10 @@ class CrossEntropy(Objective):
 
     def loss(self, batch: Seq2SeqBatch) -> Loss:
         """Compute the loss of one pass over a batch, which may hold two views."""
-        taps = Taps(balance_losses=self.model.training, ctc_logits=self.ctc_inside)
+        taps = Taps(
+            balance_losses=[] if self.model.training else None,
+            ctc_logits=[] if self.ctc_inside else None,
+        )
         memory, states = _states(self.model, batch, taps)
         total, parts = self.terms(memory, states, batch, taps.ctc_logits or [])
         if taps.balance_losses:  # per token; only layers with experts have any
