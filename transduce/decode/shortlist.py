@@ -126,16 +126,16 @@ def load_shortlist(
     if not path.exists():
         return None
     tensors = read_weights(path)
-    table, always = (tensors.get(name, torch.empty(0)) for name in ("table", "always"))
+    table, always = (tensors.get(name, torch.empty(1)) for name in ("table", "always"))
     n_source, n_target = source_tokenizer.vocab_size, target_tokenizer.vocab_size
     ends = {*target_tokenizer.required("bos_id", "eos_id")}
     fits = (
-        table.dtype == always.dtype == torch.int32
-        and table.dim() == 2 and always.dim() == 1 and len(table) == n_source and table.size(1) > 0
-        and ends <= {*always.tolist()}
-        and all(int(ids.min()) >= 0 and int(ids.max()) < n_target for ids in (table, always))
-    )  # fmt: skip
-    if not fits:
+        table.dtype == always.dtype == torch.int32 and table.dim() == 2 and len(table) == n_source
+    )
+    ids = torch.cat((table.flatten(), always.flatten()))
+    if not (
+        fits and ends <= {*always.tolist()} and 0 <= int(ids.min()) <= int(ids.max()) < n_target
+    ):
         raise InputError(
             f"a shortlist must have int32 target ids for {n_source} source tokens, but {path} has "
             "others; make it again "
