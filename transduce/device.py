@@ -62,11 +62,6 @@ def computes_bf16(device: torch.device) -> bool:
     )
 
 
-def dtype_of(precision: TrainingPrecision | Literal["int8"]) -> torch.dtype:
-    """The type of numbers of this precision."""
-    return DTYPES[precision]
-
-
 def memory(device: torch.device) -> int | None:
     """Bytes for this process: of a GPU the free and its own, of a CPU all; None: unknown."""
     if device.type == "cuda":

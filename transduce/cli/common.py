@@ -68,10 +68,10 @@ class Machine:
         Raises:
             InputError: something else was trained there, or there is no such device.
         """
-        from transduce.device import dtype_of
+        from transduce.device import DTYPES
         from transduce.tasks.load import load_as
 
-        task = load_as(kind, each_run(run), self.device, dtype_of(self.precision), lm=lm)
+        task = load_as(kind, each_run(run), self.device, DTYPES[self.precision], lm=lm)
         keep_memory()
         return task
 

@@ -182,7 +182,7 @@ def load_served(
     Raises:
         InputError: one of them cannot be, or names or languages are wrong.
     """
-    from transduce.device import dtype_of
+    from transduce.device import DTYPES
     from transduce.run import load_run, on_disk
     from transduce.serve.models import Served, languages_of
     from transduce.tasks.load import load
@@ -197,7 +197,7 @@ def load_served(
         if name in [each.name for each in served]:
             rule = "runs are asked for by their names"
             raise InputError(f"{rule}, but two are called {name}; rename one directory")
-        task = load(directories, machine.device, dtype_of(machine.precision))
+        task = load(directories, machine.device, DTYPES[machine.precision])
         if beam_size is not None and isinstance(task, Translator | Transcriber):
             task.decoding = task.decoding.changed(beam_size=beam_size)
         pair = None

@@ -46,10 +46,9 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     rows: dict[nn.Parameter, list[int]] = {}
     """By the weight that Muon steps, the number of rows of each map in it."""
     for each in linear_maps(model) if config.optimizer == "muon" else ():
-        if LAYER.match(each.name) and isinstance(
-            each.module.weight, nn.Parameter
-        ):  # with LoRA it is a sum
-            rows.setdefault(each.module.weight, []).append(len(each.rows))
+        weight = each.module.weight
+        if LAYER.match(each.name) and isinstance(weight, nn.Parameter):  # with LoRA it is a sum
+            rows.setdefault(weight, []).append(len(each.rows))
     groups: list[dict[str, Any]] = []
     for level in sorted({0, *above.values()}):
         parameters = [
@@ -60,19 +59,11 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         matrices = [p for p in parameters if p.dim() >= 2 and p not in rows]
         vectors = [p for p in parameters if p.dim() < 2]
         by_muon = [p for p in parameters if p in rows]
-        factor = config.layer_decay**level
-        groups.append({"params": matrices, "weight_decay": config.weight_decay, "factor": factor})
-        groups.append({"params": vectors, "weight_decay": 0.0, "factor": factor})
+        shared = {"weight_decay": config.weight_decay, "factor": config.layer_decay**level}
+        groups.append(shared | {"params": matrices})
+        groups.append(shared | {"params": vectors, "weight_decay": 0.0})
         if by_muon:
-            of_maps = [rows[p] for p in by_muon]
-            groups.append(
-                {
-                    "params": by_muon,
-                    "weight_decay": config.weight_decay,
-                    "factor": factor,
-                    "rows": of_maps,
-                }
-            )
+            groups.append(shared | {"params": by_muon, "rows": [rows[p] for p in by_muon]})
     kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
     return kind(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
 

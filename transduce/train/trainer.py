@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from transduce.device import dtype_of, trains_in, without_cudnn_attention
+from transduce.device import DTYPES, trains_in, without_cudnn_attention
 from transduce.errors import InputError
 from transduce.threads import allow_user_without_name
 from transduce.train.adapt import add_lora, freeze
@@ -81,7 +81,7 @@ class Trainer:
         if config.lora.rank:
             add_lora(self.model, config.lora, seed=config.seed)
         freeze(self.model, config.freeze)
-        self.dtype = dtype_of(trains_in(config.precision, self.device))
+        self.dtype = DTYPES[trains_in(config.precision, self.device)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.started = time.monotonic()  # earlier, by the time of its former parts, if resumed
         kind = ShardedDataParallel if config.shard else DataParallel
