@@ -134,27 +134,3 @@ def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> Tran
         scale_embeddings=False,
         init="gpt2",
     )
-
-
-def _wider(n_layers: int, d_model: int, vocab_size: int) -> TransformerConfig:
-    return replace(
-        gpt2(vocab_size, n_layers=n_layers),
-        d_model=d_model,
-        d_ff=4 * d_model,
-        n_heads=d_model // 64,
-    )
-
-
-def gpt2_medium(vocab_size: int = 50257) -> TransformerConfig:
-    """355M parameters: 24 layers of 1024 with 16 heads."""
-    return _wider(24, 1024, vocab_size)
-
-
-def gpt2_large(vocab_size: int = 50257) -> TransformerConfig:
-    """774M parameters: 36 layers of 1280 with 20 heads."""
-    return _wider(36, 1280, vocab_size)
-
-
-def gpt2_xl(vocab_size: int = 50257) -> TransformerConfig:
-    """1.56B parameters: 48 layers of 1600 with 25 heads."""
-    return _wider(48, 1600, vocab_size)
