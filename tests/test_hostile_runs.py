@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, Break, str, str]] = {
     "d_model of 1e15": ("text", config("model", "d_model", value=BIG), CONFIG, "one weight of this one has 2**63 bytes"),
     "d_ff of 1e15": ("text", config("model", "d_ff", value=BIG), MODEL, "it describes 2,056,"),
     "n_layers of 1e15": (
-        "text", config("model", "encoder", "n_layers", value=BIG), CONFIG, f"[1, 10000], but n_layers={BIG}"),
+        "text", config("model", "encoder", "n_layers", value=BIG), CONFIG, f"[1, 1000], but n_layers={BIG}"),
     "n_experts of 1e15": ("text", config("model", "n_experts", value=BIG), CONFIG, f"n_experts={BIG}"),
     "vocab_size of 1e15": (
         "text", config("model", "decoder", "input", "vocab_size", value=BIG), CONFIG, "tie='all' needs one vocabulary"),
