@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +17,8 @@ from transduce.data.text.tokenizer_files import load_tokenizer
 from transduce.errors import InputError
 from transduce.experiment.config import SpeechExperiment
 from transduce.files import weights_of
-from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.run import CONFIG, Run, load_run, on_disk, read_model
+from transduce.run import CONFIG, load_run, on_disk, read_model
 
 TABLES = {
     "source_input.weight": "source",
@@ -150,32 +148,6 @@ def _tokenizers_of(directory: Path) -> dict[Tokenizer, Path]:
     }
 
 
-class Vocabularies(NamedTuple):
-    """The vocabularies of one side of two models."""
-
-    old: Tokenizer
-    old_size: int
-    new: Tokenizer
-    new_size: int
-
-    @property
-    def changed(self) -> bool:
-        """Whether the tokenizer is another one."""
-        return self.old.model != self.new.model
-
-    def rows(self) -> tuple[list[int], list[int]]:
-        """The rows of the tokens that both have: in the new tables, and in the old ones.
-
-        Tokens are the same if they are written the same; the mask symbol is behind them.
-        """
-        before = {token: i for i, token in enumerate(self.old.tokens(range(self.old.vocab_size)))}
-        tokens = self.new.tokens(range(self.new.vocab_size))
-        pairs = [(i, before[token]) for i, token in enumerate(tokens) if token in before]
-        n_behind = min(self.new_size - len(tokens), self.old_size - self.old.vocab_size)
-        pairs += [(len(tokens) + i, self.old.vocab_size + i) for i in range(n_behind)]
-        return [now for now, _ in pairs], [was for _, was in pairs]
-
-
 def take_weights(
     model: Transformer,
     directory: Path,
@@ -194,12 +166,18 @@ def take_weights(
     other = read_model(on_disk(directory), run.model, "cpu")
     old_weights: dict[str, Tensor] = other.state_dict()  # what is shared, under each of its names
     weights = weights_of(model)
-    sides = _vocabularies(model.config, run, source_tokenizer, target_tokenizer)
+    tokenizers = {
+        "source": (run.source_tokenizer, source_tokenizer),
+        "target": (run.target_tokenizer, target_tokenizer),
+    }
+    # an encoder alone has the mask symbol behind its tokens
+    n_behind = int(model.config.decoder is None and run.model.decoder is None)
     notes: dict[str, str] = {}
     taken = set()
     for name, new in weights.items():
         old = old_weights.get(name)
-        note = None if old is None else _take(name, new, old, sides.get(TABLES.get(name, "")))
+        side = tokenizers.get(TABLES.get(name, ""), (None, None))
+        note = None if old is None else _take(name, new, old, side, n_behind)
         if note is not None:
             taken.add(name)
         if note:
@@ -223,19 +201,27 @@ def take_weights(
 
 
 @torch.no_grad()
-def _take(name: str, new: Tensor, old: Tensor, side: Vocabularies | None) -> str | None:
+def _take(
+    name: str,
+    new: Tensor,
+    old: Tensor,
+    tokenizers: tuple[Tokenizer | None, Tokenizer | None],
+    n_behind: int,
+) -> str | None:
     """Copy what fits of a weight into another; a note on what was left, or None where nothing
     fits."""
     if name in COLUMNS:
         new, old = new.T, old.T  # views
     if new.shape[1:] != old.shape[1:]:
         return None
-    if side is not None and (side.changed or new.shape != old.shape):
-        new_rows, old_rows = side.rows()
+    before, now = tokenizers
+    if before and now and (before.model != now.model or new.shape != old.shape):
+        pairs = _shared_rows(before, now)
+        note = f"{TABLES[name]}: {len(pairs):,} of {now.vocab_size:,} pieces keep their vectors"
+        pairs += [(before.vocab_size + i, now.vocab_size + i) for i in range(n_behind)]
+        old_rows, new_rows = map(list, zip(*pairs, strict=True)) if pairs else ([], [])
         new[new_rows] = old[old_rows].to(new.device)
-        n_tokens = side.new.vocab_size
-        n_known = sum(row < n_tokens for row in new_rows)
-        return f"{TABLES[name]}: {n_known:,} of {n_tokens:,} pieces keep their vectors"
+        return note
     if new.shape == old.shape:
         new.copy_(old)
         return ""
@@ -246,27 +232,8 @@ def _take(name: str, new: Tensor, old: Tensor, side: Vocabularies | None) -> str
     return None
 
 
-def _vocabularies(
-    config: TransformerConfig,
-    run: Run,
-    source_tokenizer: Tokenizer | None,
-    target_tokenizer: Tokenizer | None,
-) -> dict[str, Vocabularies]:
-    """The sides of which both tokenizers are known."""
-    sides = {}
-    for side, old, new in (
-        ("source", run.source_tokenizer, source_tokenizer),
-        ("target", run.target_tokenizer, target_tokenizer),
-    ):
-        if old is not None and new is not None:
-            sides[side] = Vocabularies(
-                old, _size(run.model, side, old), new, _size(config, side, new)
-            )
-    return sides
-
-
-def _size(config: TransformerConfig, side: str, tokenizer: Tokenizer) -> int:
-    """The ids of a side of a model, without padding rows."""
-    stack = config.encoder if side == "source" else config.decoder or config.encoder
-    known = stack.input if stack is not None else None
-    return known.vocab_size if isinstance(known, Tokens) else tokenizer.vocab_size
+def _shared_rows(before: Tokenizer, now: Tokenizer) -> list[tuple[int, int]]:
+    """The old and the new id of every token that is written the same in two vocabularies."""
+    ids = {token: i for i, token in enumerate(before.tokens(range(before.vocab_size)))}
+    tokens = enumerate(now.tokens(range(now.vocab_size)))
+    return [(ids[token], i) for i, token in tokens if token in ids]
