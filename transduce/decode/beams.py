@@ -176,13 +176,13 @@ class Beams:
             offset: added to them, they are the log-probabilities of the longer hypotheses.
             coverage: penalty of each active hypothesis, or None.
         """
-        first_row = offset.size(1) * torch.arange(len(offset), device=offset.device)[:, None]
+        first_row = torch.arange(0, offset.numel(), offset.size(1), device=offset.device)[:, None]
         penalty = length_penalty(self.length + 1, self.config.alpha, self.config.length_offset)
         self.active, self.finished, parent = self.grown(scores, offset, penalty, coverage)
         # a group is done when no active hypothesis beats its worst finished one; coverage may only
         # add penalties
         log_prob, score = (
-            each.unflatten(1, (self.config.beam_groups, -1))
+            each.view(offset.size(0), self.config.beam_groups, -1)
             for each in (self.active.log_prob, self.finished.score)
         )
         self.done = (log_prob.amax(dim=2) / penalty <= score[:, :, -1]).all(dim=1)
