@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from itertools import islice
 from logging.handlers import BufferingHandler
@@ -193,25 +193,18 @@ def results(
                 bar.total += n_more
             bar.update(n_done)
 
-        if n_workers == 1:
-            finished = _by_this_process(job, chunks, progress)
-        else:
+        if n_workers > 1:
             n_threads = max(1, get_num_threads() // n_workers)
             finished = by_workers(job, chunks, progress, n_workers, n_threads)
+        else:
+            rows_of = partial(job.rows, job.load())
+            finished = ((len(items), rows_of(n, items, progress)) for n, items in chunks)
         with closing(finished):
             for n, rows in finished:
                 for error in filter(is_shown, rows.errors):
                     tqdm.write(f"transduce: {error}", file=sys.stderr)
                 bar.clear()  # for rows to begin at the left edge of a terminal
                 yield n, rows
-
-
-def _by_this_process(
-    job: Job, chunks: Iterable[Chunk], progress: Progress
-) -> Generator[tuple[int, Rows], None, None]:
-    task = job.load()
-    for start, items in chunks:
-        yield len(items), job.rows(task, start, items, progress)
 
 
 def by_workers(

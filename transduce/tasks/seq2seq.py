@@ -266,15 +266,14 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     def _align(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[Alignment]:
         """Alignments of target ids; in an ensemble, by the first model."""
 
-        def alignments() -> Iterator[tuple[int, Alignment]]:
-            for rows, memory, target_in, first in self._forced(self.model, sources, targets):
-                assert memory.lengths is not None
-                batch = cross_attention(self.model, memory, target_in)[:, :, :, first:].cpu()
-                for b, (row, length) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
-                    weights = batch[:, b, :, : len(targets[row]), :length].clone()
-                    yield row, self._alignment(sources[row], targets[row], weights)
-
-        return in_order(alignments())
+        alignments: list[tuple[int, Alignment]] = []
+        for rows, memory, target_in, first in self._forced(self.model, sources, targets):
+            assert memory.lengths is not None
+            batch = cross_attention(self.model, memory, target_in)[:, :, :, first:].cpu()
+            for b, (row, length) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
+                weights = batch[:, b, :, : len(targets[row]), :length].clone()
+                alignments.append((row, self._alignment(sources[row], targets[row], weights)))
+        return in_order(alignments)
 
     def _alignment(
         self, source: Source, target: list[int], weights: Float[Tensor, "L H T S"]

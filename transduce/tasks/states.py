@@ -87,16 +87,13 @@ def encoder_states(
         batch_tokens: source positions of a batch: speed and memory, never the figures.
     """
 
-    def states() -> Iterator[tuple[int, Tensor]]:
-        for rows in batches(source_lengths(model, sources), batch_tokens):
-            memory = encoded(model, [sources[row] for row in rows])
-            assert memory.lengths is not None
-            for row, padded_states, length in zip(
-                rows, memory.states.cpu(), memory.lengths.tolist(), strict=True
-            ):
-                yield row, padded_states[:length].clone()
-
-    return in_order(states())
+    states: list[tuple[int, Tensor]] = []
+    for rows in batches(source_lengths(model, sources), batch_tokens):
+        memory = encoded(model, [sources[row] for row in rows])
+        assert memory.lengths is not None
+        triples = zip(rows, memory.states.cpu(), memory.lengths.tolist(), strict=True)
+        states += [(row, each[:length].clone()) for row, each, length in triples]
+    return in_order(states)
 
 
 def source_lengths(model: Engine, sources: Sequence[Source]) -> list[int]:
