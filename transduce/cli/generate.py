@@ -32,7 +32,7 @@ from transduce.cli.large_files import Division, carry_out
 from transduce.cli.translate import check_token_scores
 from transduce.config import Common
 from transduce.errors import InputError
-from transduce.tasks.config import GenerationConfig
+from transduce.tasks.config import LONGEST, GenerationConfig
 from transduce.tasks.formats import plain_output
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ def generate(
         )
     if source.interactive:
         check_interactive({"FILE": files, "--prompt": source.prompt})
+    # what no run can do is refused before one is loaded
+    GenerationConfig(max_length=LONGEST).changed(**generation.settings)
     job = Generation(
         run=local(run),
         machine=machine,
