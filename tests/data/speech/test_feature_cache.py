@@ -18,7 +18,7 @@ from transduce.data.speech import frame_reader
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import change_speed
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
-from transduce.data.speech.frame_reader import FeatureCache
+from transduce.data.speech.frame_reader import FeatureCache, FrameReader
 
 CONFIG = FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13)
 FEATURES = FeatureExtractor(CONFIG)
@@ -28,6 +28,12 @@ def record(path: Path, seconds: float = 0.3, rate: int = 8000) -> Path:
     rng = np.random.default_rng(len(path.name) + round(1000 * seconds))
     soundfile.write(path, 0.1 * rng.standard_normal(round(seconds * rate)), rate)
     return path
+
+
+def fill(
+    cache: FeatureCache, paths: list[Path], features: FeatureExtractor, speeds=(1.0,), workers: int = 0
+) -> dict[Path, str]:
+    return FrameReader(features, cache).fill(paths, speeds, workers)
 
 
 def no_reading(path: Path, sample_rate: int) -> torch.Tensor:
@@ -122,11 +128,11 @@ def test_another_formula_has_other_files(tmp_path, cache, monkeypatch):
 
 def test_sound_that_changes_after_a_filling_is_computed_anew(tmp_path, cache):
     path = record(tmp_path / "a.wav")
-    cache.fill([path], FEATURES)
+    fill(cache, [path], FEATURES)
     for seconds in (0.4, 0.5):
         record(path, seconds)
         if seconds == 0.4:
-            cache.fill([path], FEATURES)
+            fill(cache, [path], FEATURES)
         else:
             for kept in cache.directory.iterdir():
                 kept.unlink()
@@ -165,7 +171,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
     barely = record(tmp_path / "barely.wav", 0.026)  # long enough at speed 1, not at 1.1
     cache.get(good[2], FEATURES)
     needs_statistics = FeatureExtractor(replace(CONFIG, normalize="global"), mean=torch.zeros(13), std=torch.ones(13))
-    errors = cache.fill([*good, *bad, barely, good[0]], needs_statistics, (1.0, 1.1), workers)
+    errors = fill(cache, [*good, *bad, barely, good[0]], needs_statistics, (1.0, 1.1), workers)
     assert set(errors) == {*bad, barely}
     assert all(told.startswith(f"{path} ") for path, told in errors.items())
     assert "speed 1.1" in errors[barely] and re.search(r"speed 1\.[01]", errors[tmp_path / "short.wav"])
@@ -176,7 +182,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
     for path in good:
         for speed in (1.0, 1.1):
             assert cache.get(path, FEATURES, speed).size(1) == 23
-    assert cache.fill(good, FEATURES, (1.0, 1.1), workers) == {}
+    assert fill(cache, good, FEATURES, (1.0, 1.1), workers) == {}
 
 
 def test_a_file_is_read_once_for_all_speeds(tmp_path, cache, monkeypatch):
@@ -184,13 +190,13 @@ def test_a_file_is_read_once_for_all_speeds(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(frame_reader, "read_audio", lambda path, rate: read.append(path) or read_audio(path, rate))
     paths = [record(tmp_path / f"{i}.wav") for i in range(3)]
     cache.get(paths[0], FEATURES, 1.0)
-    cache.fill(paths, FEATURES, (0.9, 1.0, 1.1), 2)
+    fill(cache, paths, FEATURES, (0.9, 1.0, 1.1), 2)
     assert sorted(read) == sorted([paths[0], *paths])
     assert len(list(cache.directory.iterdir())) == 9
 
 
 def test_nothing_to_do_is_done(cache):
-    assert cache.fill([], FEATURES, (1.0,), 2) == {}
+    assert fill(cache, [], FEATURES, (1.0,), 2) == {}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -200,7 +206,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_the_system(tmp_path, 
     (tmp_path / "file").touch()
     cache = FeatureCache(tmp_path / "file" / "cache")
     with pytest.raises(NotADirectoryError) as caught:
-        cache.fill([path], FEATURES, (0.9, 1.0), workers)
+        fill(cache, [path], FEATURES, (0.9, 1.0), workers)
     assert caught.value.filename == str(cache.directory)
     assert str(caught.value) == f"[Errno 20] Not a directory: '{cache.directory}'"
 
@@ -209,7 +215,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_the_system(tmp_path, 
 def test_filling_draws_none_of_the_numbers_of_the_training(tmp_path, cache, workers):
     path = record(tmp_path / "a.wav")
     before = torch.get_rng_state()
-    assert cache.fill([path], FEATURES, (0.9, 1.0), workers) == {}
+    assert fill(cache, [path], FEATURES, (0.9, 1.0), workers) == {}
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -232,7 +238,7 @@ def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request, monk
     others = set(threading.enumerate())
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt) as caught:
-        cache.fill(paths, FEATURES, (0.9, 1.0, 1.1), 2)
+        fill(cache, paths, FEATURES, (0.9, 1.0, 1.1), 2)
     assert caught.tb is not None  # although the traceback still lives, no thread of the pool does
     for each in set(threading.enumerate()) - others:
         if each.name.startswith("ThreadPoolExecutor"):  # one that was just beginning ends now

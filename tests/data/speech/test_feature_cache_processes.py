@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.speech.test_feature_cache import FEATURES, no_reading, record
+from tests.data.speech.test_feature_cache import FEATURES, fill, no_reading, record
 from transduce.data.speech import frame_reader
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import change_speed
@@ -44,7 +44,7 @@ if __name__ == "__main__":
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     cache = frame_reader.FeatureCache(Path(directory))
-    assert cache.fill([Path(path) for path in paths], features, (0.9, 1.0), int(workers)) == {}
+    assert frame_reader.FrameReader(features, cache).fill([Path(path) for path in paths], (0.9, 1.0), int(workers)) == {}
 """
 """Fills a cache in a process of its own, takes its time with every slow.wav and stays at endless.wav.
 
@@ -108,7 +108,7 @@ def test_a_killed_process_leaves_only_whole_files(tmp_path, cache, filling, monk
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     assert len(list(cache.directory.glob("*.npy"))) == 4
-    assert cache.fill(paths, FEATURES, (0.9, 1.0)) == {}
+    assert fill(cache, paths, FEATURES, (0.9, 1.0)) == {}
     assert_filled(cache, paths, monkeypatch)
 
 
@@ -138,7 +138,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_torn_file(tmp_path, 
     process.communicate()
     assert process.returncode == -signal.SIGXFSZ
     assert len(list(cache.directory.glob("*.npy"))) == 2  # of short.wav
-    assert cache.fill(paths, FEATURES, (0.9, 1.0)) == {}
+    assert fill(cache, paths, FEATURES, (0.9, 1.0)) == {}
     assert_filled(cache, paths, monkeypatch)
 
 

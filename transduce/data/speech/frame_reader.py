@@ -85,6 +85,17 @@ class FeatureCache:
         log_mel = _load(self.file(path, features.config, speed), features.config.n_mels)
         return self._compute(path, features, (speed,))[speed] if log_mel is None else log_mel
 
+    def add(self, path: Path, features: FeatureExtractor, speeds: Sequence[float]) -> None:
+        """Compute and write those log-mels of a sound file that the directory lacks.
+
+        Raises:
+            InputError: as for `get`.
+            OSError: the directory cannot be written.
+        """
+        files = {speed: self.file(path, features.config, speed) for speed in speeds}
+        if missing := [speed for speed, file in files.items() if not file.exists()]:
+            self._compute(path, features, missing)
+
     def _compute(
         self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
     ) -> dict[float, Float[Tensor, "S M"]]:
@@ -103,43 +114,6 @@ class FeatureCache:
             # not durable: a torn one is computed anew
             write_file(self.file(path, features.config, speed), content.getvalue(), durable=False)
         return log_mels
-
-    def fill(
-        self,
-        paths: Sequence[Path],
-        features: FeatureExtractor,
-        speeds: Sequence[float] = (1.0,),
-        workers: int = 0,
-    ) -> dict[Path, str]:
-        """Compute what is missing, in `workers` threads, at least one. Progress goes to stderr.
-
-        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the
-        work. After an interruption, the files that are written stay.
-
-        Returns:
-            The files that cannot be used at one of the speeds, each with the reason, which names
-            the file.
-
-        Raises:
-            OSError: the directory cannot be written.
-        """
-        remove_leftovers(self.directory)
-        errors: dict[Path, str] = {}
-
-        def compute(path: Path) -> None:
-            try:
-                files = {speed: self.file(path, features.config, speed) for speed in speeds}
-                if missing := [speed for speed, file in files.items() if not file.exists()]:
-                    self._compute(path, features, missing)
-            except InputError as error:
-                errors[path] = str(error)
-
-        every = dict.fromkeys(paths)
-        bar = Bar(total=len(every), desc="features", unit="file")
-        with bar, ThreadPoolExecutor(max(1, workers), initializer=use_one_core) as pool:
-            for _ in pool.map(compute, every):
-                bar.update()
-        return errors
 
 
 def _load(file: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
@@ -217,17 +191,39 @@ class FrameReader:
         """The speeds at which a file is needed; vectors have one speed only."""
         return (1.0,) if isinstance(self.feature_extractor, VectorReader) else augmentation.speeds
 
-    def fill(self, paths: Sequence[Path], speeds: Sequence[float], workers: int) -> dict[Path, str]:
-        """Compute what the cache lacks, and return the files that cannot be used, each with the
-        reason."""
-        if isinstance(self.feature_extractor, FeatureExtractor):
-            return self.cache.fill(paths, self.feature_extractor, speeds, workers)
-        errors = {}
-        for path in paths:
+    def fill(
+        self, paths: Sequence[Path], speeds: Sequence[float] = (1.0,), workers: int = 0
+    ) -> dict[Path, str]:
+        """Compute what the cache lacks, in `workers` threads, at least one; vectors are read once.
+        Progress goes to stderr.
+
+        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the
+        work. After an interruption, the files that are written stay.
+
+        Returns:
+            The files that cannot be used at one of the speeds, each with the reason, which names
+            the file.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        remove_leftovers(self.cache.directory)
+        errors: dict[Path, str] = {}
+
+        def check(path: Path) -> None:
             try:
-                self.feature_extractor(path)
+                if isinstance(self.feature_extractor, VectorReader):
+                    self.feature_extractor(path)
+                else:
+                    self.cache.add(path, self.feature_extractor, speeds)
             except InputError as error:
                 errors[path] = str(error)
+
+        every = dict.fromkeys(paths)
+        bar = Bar(total=len(every), desc="features", unit="file")
+        with bar, ThreadPoolExecutor(max(1, workers), initializer=use_one_core) as pool:
+            for _ in pool.map(check, every):
+                bar.update()
         return errors
 
     def n_frames(self, path: Path, speed: float) -> int:
@@ -290,7 +286,7 @@ def make_feature_extractor(
         return FeatureExtractor(config)
     plain = FeatureExtractor(replace(config, normalize="none"))
     paths = [r.audio for r in recordings if r.seconds <= max_seconds]
-    errors = cache.fill(paths, plain, workers=workers)
+    errors = FrameReader(plain, cache).fill(paths, workers=workers)
     if len(errors) == len(set(paths)):
         none = f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less"
         reason = next(iter(errors.values()), none if recordings else "there are none")
