@@ -186,23 +186,30 @@ async def read_body(
         HTTPException: it lacks the token, or is neither, too large, too slow, or has wrong fields.
     """
     fields: Any = None
+    bounded = Request(request.scope, _bounded(request, n_bytes))
     try:
         with anyio.fail_after(state.config.deadline):
-            fields = await _read_fields(Request(request.scope, _bounded(request, n_bytes)))
+            fields = await _read_fields(bounded)
         return model.model_validate(fields)
-    except TimeoutError as error:
-        rule = f"an upload may take {state.config.deadline:g} s"
-        raise HTTPException(408, f"{rule}, but it is not here yet; try again") from error
-    except ValidationError as error:
-        raise HTTPException(400, _invalid_field(error)) from error
-    except (ClientDisconnect, LookupError, ValueError) as error:
-        rule = "the body must be an object of JSON, or a form"
-        raise HTTPException(
-            400, f"{rule}, but it cannot be read as such ({error}); correct it"
-        ) from error
+    except Exception as error:
+        await bounded.close()
+        raise _refusal(error, state.config) from None
     finally:  # whoever lacks the token learns nothing else
         api_key = fields.get("api_key") if isinstance(fields, dict) else ""
         state.check_token(request, str(api_key or ""))
+
+
+def _refusal(error: Exception, config: ServeConfig) -> Exception:
+    """The answer to a body that could not be read."""
+    if isinstance(error, TimeoutError):
+        rule = f"an upload may take {config.deadline:g} s"
+        return HTTPException(408, f"{rule}, but it is not here yet; try again")
+    if isinstance(error, ValidationError):
+        return HTTPException(400, _invalid_field(error))
+    if isinstance(error, ClientDisconnect | LookupError | ValueError):
+        rule = "the body must be an object of JSON, or a form"
+        return HTTPException(400, f"{rule}, but it cannot be read as such ({error}); correct it")
+    return error
 
 
 async def _read_fields(request: Request) -> Any:
