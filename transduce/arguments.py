@@ -73,8 +73,6 @@ def call(
 ) -> T:
     """Call a function with the arguments of a command line, or make a dataclass of them.
 
-    --help shows the fields that are marked as Common, if there are any; --help-all shows all.
-
     Args:
         prog: the command, as one types it.
         default: the dataclass that a recipe's flags change; None: the parameters are flags.
@@ -82,7 +80,7 @@ def call(
 
     Raises:
         InputError: an argument is missing, unknown, without a value, or has one that does not fit.
-        SystemExit: help was asked for, and printed (0).
+        SystemExit: help was printed (0): Common flags, if there are any; by --help-all, all flags.
     """
     is_recipe = default is not None
     wants_help = bool({"-h", "--help", "--help-all"} & set(words))
@@ -107,10 +105,9 @@ def call(
     except SystemExit as stop:
         if stop.code:
             keys = flatten(to_dict(default)) if is_recipe else dict(_marks(function))
-            if hint := _in_our_words(page.getvalue(), words, list(keys)):
-                raise InputError(hint) from stop
+            hint = _in_our_words(page.getvalue(), words, list(keys))
             way_out = f"{prog} --help{'-all' * is_recipe} says more"
-            raise InputError(f"{_in_one_line(page.getvalue())}; {way_out}") from stop
+            raise InputError(hint or f"{_in_one_line(page.getvalue())}; {way_out}") from stop
         if has_common:
             print(foot)
         raise

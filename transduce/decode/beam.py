@@ -105,9 +105,8 @@ def beam_search(
     last = prompts[:, -1]
     while beams.sentences:
         active = beams.active
-        scores, normalizer = constraints.scores(
-            scorer, last, active.tokens.flatten(0, 1), beams.sentences
-        )
+        past = active.tokens.flatten(0, 1)
+        scores, normalizer = constraints.scores(scorer, last, past, beams.sentences)
         offset = active.log_prob - normalizer.view_as(active.log_prob)
         penalty = None if coverage is None else config.coverage_penalty * coverage().view_as(offset)
         parents = beams.extend(scores, offset, penalty)

@@ -60,12 +60,8 @@ class Errors(NamedTuple):
         return 100 * self.total / self.n_reference
 
     def __str__(self) -> str:
-        parts = (
-            (self.substitutions, "substitution"),
-            (self.insertions, "insertion"),
-            (self.deletions, "deletion"),
-        )
-        return ", ".join(counted(*part) for part in parts)
+        kinds = ("substitution", "insertion", "deletion")
+        return ", ".join(map(counted, self, kinds))
 
 
 def all_errors(parts: Iterable[Errors]) -> Errors:
@@ -217,14 +213,7 @@ class ErrorRate(Score):
         ]
         for label, members in [*self.by_group(labels).items(), ("all", self.utterances)]:
             e = all_errors(members)
-            counts = (
-                len(members),
-                e.n_reference,
-                f"{e.rate:.2f}",
-                e.substitutions,
-                e.insertions,
-                e.deletions,
-            )
+            counts = (len(members), e.n_reference, f"{e.rate:.2f}", *e[:3])
             rows.append((label, *map(str, counts)))
         first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
