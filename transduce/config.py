@@ -103,6 +103,29 @@ def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+REMOVED = {"conv_dims": (1,), "interctc_column": (None,), "compile_layers": (False, True)}
+"""Fields of earlier versions, with the values of which a run can do without them."""
+
+
+def without_removed(plain: dict[str, Any], origin: str) -> dict[str, Any]:
+    """A configuration without the fields of earlier versions.
+
+    Raises:
+        InputError: such a field has another value than this version knows.
+    """
+    for name, allowed in REMOVED.items():
+        if name in plain and plain[name] not in allowed:
+            raise InputError(
+                f"{origin} must have {name}={shown(allowed[0])}, as this version has no such "
+                f"field, but it has {name}={plain[name]!r:.60}; use the version that wrote it"
+            )
+    return {
+        name: without_removed(value, origin) if isinstance(value, dict) else value
+        for name, value in plain.items()
+        if name not in REMOVED
+    }
+
+
 OTHER_NAMES = {
     "peak_rate": ("lr", "learning_rate", "max_lr"),
     "max_updates": ("epochs", "num_train_epochs", "max_epoch", "max_iters", "max_steps"),

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save as serialize
 
 from transduce.checkpoints import WEIGHTS, weights_path
-from transduce.config import differences, flatten, from_dict, shown, to_dict
+from transduce.config import differences, flatten, from_dict, to_dict, without_removed
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
@@ -73,9 +73,6 @@ MAY_CHANGE = (
 )
 """What may change from one start of a run to the next: where files lie, the machine, how long to
 train, how often to save, how to decode and what to test on."""
-
-REMOVED = {"conv_dims": (1,), "interctc_column": (None,), "compile_layers": (False, True)}
-"""Fields of earlier versions, with the values of which a run can do without them."""
 
 MUST_STAY = ("corpus.target_column",)
 """What must not change, although a prefix in MAY_CHANGE covers it."""
@@ -198,22 +195,7 @@ def _read_config(path: Path) -> dict[str, Any]:
                 f"{path} must have an object {name!r}, but {value}; copy the whole run directory "
                 "again"
             )
-    return _without_removed(path, plain)
-
-
-def _without_removed(path: Path, plain: dict[str, Any]) -> dict[str, Any]:
-    """The same without the fields of earlier versions."""
-    for name, allowed in REMOVED.items():
-        if name in plain and plain[name] not in allowed:
-            raise InputError(
-                f"{path} must have {name}={shown(allowed[0])}, as this version has no such field, "
-                f"but it has {name}={plain[name]!r:.60}; use the version that wrote it"
-            )
-    return {
-        name: _without_removed(path, value) if isinstance(value, dict) else value
-        for name, value in plain.items()
-        if name not in REMOVED
-    }
+    return without_removed(plain, str(path))
 
 
 def _check_sizes(path: Path, run: Run) -> None:

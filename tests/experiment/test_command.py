@@ -142,6 +142,23 @@ def test_flags_win_over_files_and_files_over_the_setting(chosen, tmp_path):
     assert x == replace(setting, vocab_size=600, training=training, corpus=corpus)
 
 
+def test_fields_that_are_gone_are_left_out_of_a_run_of_an_earlier_version(chosen, tmp_path):
+    """Of its experiment, and of the model that another run starts from."""
+    sound = random_speech_run(tmp_path / "sound")
+    plain = json.loads((sound / "config.json").read_text())
+    want = chosen(speech_to_text, "--start-from", sound)
+    plain["model"]["encoder"]["input"]["conv_dims"] = 1
+    plain["experiment"] = to_dict(speech_to_text.COMMANDS) | {"interctc_column": None, "data": "abc"}
+    del plain["specified"]
+    (sound / "config.json").write_text(json.dumps(plain))
+    assert chosen(speech_to_text, "--start-from", sound) == want
+    assert chosen(speech_to_text, "--config", sound / "config.json") == speech_to_text.COMMANDS
+    plain["experiment"]["interctc_column"] = "phones"
+    (sound / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match=r"config\.json must have interctc_column=none, as this version has no such"):
+        chosen(speech_to_text, "--config", sound / "config.json")
+
+
 def test_the_config_of_a_run_is_the_experiment_that_made_it(chosen, tmp_path):
     x = chosen(translation, "--no-joint", "--run", "runs/mine")
     plain = {"format": 1, "model": {}, "experiment": {**to_dict(x), "data": "abc"}}

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from transduce.arguments import HELP_ALL, call
-from transduce.config import flatten, from_dict, our_names, structured, to_dict
+from transduce.config import flatten, from_dict, our_names, structured, to_dict, without_removed
 from transduce.errors import InputError
 from transduce.exit import command_process, exit_code
 from transduce.experiment.config import Experiment, ExperimentT, resolved
@@ -247,7 +247,8 @@ def _read_fields(name: Path | str) -> Any:
         ) from error
     if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
         specified = plain.get("specified") or plain["experiment"]  # that of version 0.2
-        return {name: value for name, value in specified.items() if name != "data"}
+        known = without_removed(specified, str(path))
+        return {name: value for name, value in known.items() if name != "data"}
     return {} if plain is None else plain
 
 
@@ -273,7 +274,7 @@ def like_run(x: ExperimentT, run: Path) -> ExperimentT:
     if not path.is_file():
         return x
     try:
-        plain = json.loads(path.read_text("utf-8"))
+        plain = without_removed(json.loads(path.read_text("utf-8")), str(path))
         names = [name for name in ("model", "features") if name in plain and hasattr(x, name)]
         changed = _changed(x, {name: plain[name] for name in names})
     except (ValueError, TypeError, RecursionError) as error:
