@@ -22,6 +22,7 @@ import transduce as td
 from transduce.data.text.lines import read_lines
 from transduce.interop.ctranslate2 import export_ctranslate2, vocabulary_of
 from transduce.run import load_run
+from transduce.threads import keep_memory
 
 System = Callable[[list[str]], list[str]]
 
@@ -64,6 +65,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     x = arguments()
     torch.set_num_threads(x.threads)
+    keep_memory()  # as commands do
     lines, references = read_lines(x.source), read_lines(x.reference)
     plain, rounded = td.load_translator(x.run), td.load_translator(x.run, dtype=torch.int8)
     tokens = x.batch_size * sum(map(len, plain.sources(lines))) // len(lines)
