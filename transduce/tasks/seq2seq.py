@@ -122,7 +122,8 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
 
     def _merged(self, decoding: SearchConfig | None, settings: dict[str, Any]) -> SearchConfig:
         """The search of one call: its settings win over `decoding`, or over the task's own."""
-        return (decoding or self.decoding).changed(**settings)
+        config = decoding or self.decoding
+        return config.changed(**settings) if settings else config
 
     def _for_call(self: TaskT, settings: dict[str, Any]) -> TaskT:
         return self.with_decoding(self._merged(None, settings))
