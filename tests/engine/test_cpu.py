@@ -317,6 +317,17 @@ def test_long_texts_and_sources(n_threads, rng):
     assert engine.calls == 4
 
 
+def test_the_layers_encode_the_longest_sources(rng, monkeypatch):
+    _, engine = both(TEXT, rng)
+    example = contract.random_example(TEXT, rng)
+    source, lengths = example.source, example.source_lengths
+    with torch.inference_mode():
+        monkeypatch.setattr("transduce.engine.cpu.LONGEST", source.size(1) - 1)
+        assert torch.equal(engine.encode(source, lengths).states, engine.model.encode(source, lengths).states)
+        monkeypatch.setattr("transduce.engine.cpu.LONGEST", source.size(1))
+        assert not torch.equal(engine.encode(source, lengths).states, engine.model.encode(source, lengths).states)
+
+
 def test_weights_that_change_are_noticed(rng):
     """The engine has a copy of them in another layout."""
     plain, engine = both(TEXT, rng)
