@@ -50,7 +50,7 @@ calls = {
     "decoder_states": lambda: model.decode(ids, memory=memory, cache=model.new_cache()),
 }
 want = model.encode(few).states
-limit = status("VmSize") + (100 << 20)
+limit = status("VmSize") + (200 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
     calls[sys.argv[2]]()
@@ -63,7 +63,7 @@ assert torch.equal(model.encode(few).states, want)
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("function", ["encoder_states", "decoder_states"])
 def test_a_lack_of_memory_is_an_error_and_the_next_call_is_right(function, n_threads):
-    """Scratch of 420 MB, where 100 MB are left."""
+    """Scratch of 420 MB, where 200 MB are left."""
     told = in_a_process(LACK, n_threads, function)
     assert told == "the kernels need more memory than there is; take fewer sentences or shorter ones at once\n"
 
