@@ -229,10 +229,12 @@ def read_tensors(
 
 
 def _shards(index: Path) -> list[str]:
-    names = {*read_json(index).get("weight_map", {}).values()}
-    if any(Path(name).name != name for name in names):
-        raise InputError(f"{index} must name files beside it, but it names {', '.join(names)}")
-    return sorted(names)
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or any(Path(str(n)).name != n for n in names.values()):
+        raise InputError(
+            f"{index} must have a weight_map from names to files beside it, but it has not"
+        )
+    return sorted({*names.values()})
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
