@@ -16,16 +16,20 @@ DEBUG = "TRANSDUCE_DEBUG"
 
 
 @contextmanager
-def command_process(message_format: str) -> Iterator[None]:
+def command_process(message_format: str, *, needs_output: bool) -> Iterator[None]:
     """Set up streams and logging of a command, and restore them for a caller in Python.
 
     Warnings go to stderr; standard output is UTF-8 unless it is a terminal; characters that it
-    cannot show become \\u65e5; what is written to closed streams is lost.
+    cannot show become \\u65e5; what is written to a closed stream is lost.
+
+    Args:
+        needs_output: writing to a closed standard output raises io.UnsupportedOperation instead.
     """
     with ExitStack() as stack:
         for name in ("stdin", "stdout", "stderr"):
             if getattr(sys, name) is None:
-                setattr(sys, name, stack.enter_context(open(os.devnull, "r+")))
+                mode = "r" if name == "stdout" and needs_output else "r+"
+                setattr(sys, name, stack.enter_context(open(os.devnull, mode)))
                 stack.callback(setattr, sys, name, None)
         out = sys.stdout
         if isinstance(out, io.TextIOWrapper):
@@ -49,6 +53,8 @@ def _drop_output() -> None:
 
 def os_error_message(error: OSError) -> str:
     """The reason and, where one is known, the way out."""
+    if isinstance(error, io.UnsupportedOperation):
+        return "output needs a place, but standard output is closed; open it, or name a file"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         place = f", {error.filename}" if error.filename else ""
         return f"no space is left on the disk{place}; make room, and run it again"

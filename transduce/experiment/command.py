@@ -73,7 +73,7 @@ def main(
         print(f"curves, samples and scores: {directory / 'report.html'}")
         print(f"try it: {experiment.NEXT.format(run=directory)}")
 
-    with command_process("%(message)s"):
+    with command_process("%(message)s", needs_output=False):
         if os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ:
             _exit_together(start)
         return exit_code(start, interrupted=INTERRUPTED)
