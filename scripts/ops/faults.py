@@ -221,8 +221,8 @@ def _contents(run: Path) -> dict[str, object]:
             plain = json.loads(path.read_text())
             for clock in ("seconds", "state.json"):  # the manifest has the checksum of state.json
                 plain.pop(clock, None)
-            if "experiment" in plain:
-                plain["experiment"] = {k: v for k, v in plain["experiment"].items() if k not in ("run", "cache")}
+            for part in {"experiment", "specified"} & plain.keys():
+                plain[part] = {k: v for k, v in plain[part].items() if k not in ("run", "cache")}
             found[name] = plain
         elif path.suffix == ".jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
