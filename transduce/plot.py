@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAMES = {"bleu": "BLEU", "wer": "WER (%)", "cer": "CER (%)", "loss": "loss (nats per token)"}
 
-Points = list[tuple[float, float]]
+Points = list[tuple[int | float, int | float]]
 """Updates, and what was measured after each."""
 
 KINDS = ("train", "valid")

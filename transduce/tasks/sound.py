@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from io import BufferedIOBase
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -118,6 +118,7 @@ class Transcript:
         )
 
 
+@runtime_checkable
 class Lasting(Protocol):
     """What has a duration."""
 
