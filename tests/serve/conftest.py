@@ -15,6 +15,7 @@ from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.serve.app import create_app
 from transduce.serve.config import ServeConfig
+from transduce.serve.connections import Connection
 from transduce.serve.models import Languages, Served
 from transduce.tasks.load import load
 
@@ -78,7 +79,7 @@ class Server(uvicorn.Server):
 def serving(served: Sequence[Served], config: ServeConfig | None = None, **how: object) -> Iterator[str]:
     """The address of a server of its own."""
     app = create_app(served, config, **how)
-    server = Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", http="h11"))
+    server = Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", http=Connection))
     thread = threading.Thread(target=server.run)
     thread.start()
     server.begun.wait()

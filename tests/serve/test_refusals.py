@@ -241,6 +241,21 @@ def test_what_takes_too_long_is_dropped(runs):
         assert client.post("/translate", json=ASKED).status_code == 200
 
 
+def test_nothing_is_done_for_who_has_left(runs):
+    """One is worked on, and the client of the next one leaves: it waits no more, and is never worked on."""
+    with holding(runs["mt"]) as (held, client), ThreadPoolExecutor() as pool:
+        first = pool.submit(client.post, "/translate", json=ASKED)
+        assert held.began.wait(60)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/translate", json={**ASKED, "q": "Open it."}, timeout=0.3)
+        for told in ('requests_total{path="/translate",status="499"} 1.0', 'waiting{model="mt"} 0.0'):
+            while f"transduce_{told}" not in client.get("/metrics").text:
+                assert not first.done(), told
+        held.gate.set()
+        assert first.result().status_code == client.post("/translate", json=ASKED).status_code == 200
+        assert 'transduce_batch_inputs_count{model="mt"} 2.0' in client.get("/metrics").text
+
+
 def test_other_hosts_are_refused_where_the_server_is_for_this_machine(runs):
     """A page whose name was made to lead to this machine (DNS rebinding) has its own name in Host."""
     with serving(served_of({"mt": runs["mt"]}), hosts=("localhost", "[::1]")) as url, client_of(url) as client:
@@ -249,6 +264,14 @@ def test_other_hosts_are_refused_where_the_server_is_for_this_machine(runs):
             for path in ("/languages", "/", "/v1/models", "/health", "/metrics"):
                 assert client.get(path, headers={"Host": host}).status_code == status, (host, path)
         assert client.post("/translate", json=ASKED, headers={"Host": "evil.example"}).text == "Invalid host header"
+
+
+def test_head_is_get_without_its_body(http):
+    for path in ("/health", "/languages", "/", "/docs", "/openapi.json"):
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == str(len(get.content)) and head.headers["content-type"]
+    assert http.head("/translate").status_code == 405
 
 
 def test_docs_need_no_network(http):

@@ -15,6 +15,7 @@ from wyoming.info import Describe, Info
 from tests.runs import RATE, sound
 from tests.serve.conftest import served_of, serving
 from transduce.serve.config import ServeConfig
+from transduce.serve.wyoming import MAX_CONVERSATIONS
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,9 @@ def test_what_is_said_is_transcribed(port, offline):
 
 
 def test_many_that_say_nothing_lock_nobody_out(port):
-    silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(50)]
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3 * MAX_CONVERSATIONS)]
     assert Info.is_type(talk(port, Describe().event()).type)
+    assert silent[0].recv(1) == b""  # it was closed
     for each in silent:
         each.close()
 

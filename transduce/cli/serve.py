@@ -36,8 +36,6 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEEP_ALIVE = 75
 """Seconds of an idle connection: clients keep theirs for less, so none asks while it is closed."""
 
-MAX_CONNECTIONS = 1000
-
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
@@ -148,21 +146,25 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
     """
     import uvicorn
 
+    from transduce.serve.connections import Connection, LogRate, connection_limit
+
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     line = f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends"
     print(line, file=sys.stderr, flush=True)
     config = uvicorn.Config(
         app,
-        http="h11",  # which bounds the head of a request
+        http=Connection,
         ws="none",
         log_config=None,
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=connection_limit(),
         timeout_graceful_shutdown=int(limits.deadline) + 5,
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogRate())
     if (
         sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
     ):  # nohup ignores it

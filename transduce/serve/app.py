@@ -142,7 +142,10 @@ def _measure_engines(runs: Sequence[Served[Any]], registry: CollectorRegistry) -
 
 
 class _MeasureRequests:
-    """Middleware that counts requests and their seconds."""
+    """Middleware that counts requests and their seconds.
+
+    It also answers HEAD as GET, whose body uvicorn leaves out.
+    """
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self.app = app
@@ -158,6 +161,8 @@ class _MeasureRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}
         began = monotonic()
         status = 499  # nginx's status of a client that left before its answer
 

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from importlib.metadata import version
 
 import anyio
@@ -18,11 +18,35 @@ from wyoming.server import AsyncEventHandler
 
 from transduce.errors import InputError
 from transduce.serve.audio import ANY_MODEL, Samples, check_seconds, find_transcriber, transcribe
+from transduce.serve.config import ServeConfig
 from transduce.serve.http import ServerState, check_bound, http_error
 from transduce.tasks.transcribe import Transcriber
 
+MAX_CONVERSATIONS = 16
+"""Connections at a time: one more takes the place of the oldest that waits for no answer."""
+
 SAMPLE_TYPES = {2: np.int16, 4: np.int32}
 """By bytes of a sample."""
+
+
+class _BoundedReader(asyncio.StreamReader):
+    """A reader of events whose parts are no larger than an upload may be, and come in time."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    async def readline(self) -> bytes:
+        """A line; TimeoutError ends the conversation."""
+        with anyio.fail_after(self.config.deadline):
+            return await super().readline()
+
+    async def readexactly(self, n: int) -> bytes:
+        """So many bytes; ValueError, if there are too many, ends the conversation."""
+        if n > self.config.upload_bytes:
+            raise ValueError(n)
+        with anyio.fail_after(self.config.deadline):
+            return await super().readexactly(n)
 
 
 class _Conversation(AsyncEventHandler):
@@ -45,7 +69,8 @@ class _Conversation(AsyncEventHandler):
         self.busy = True
         try:
             if answer := await self._answer(event):
-                await self.write_event(answer)
+                with anyio.fail_after(self.state.config.deadline):
+                    await self.write_event(answer)
             return True
         except (AttributeError, KeyError, TypeError) as error:
             refusal = http_error(InputError(f"an event lacks {error}, or has it wrong; correct it"))
@@ -131,10 +156,16 @@ async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIte
         assert task
         conversations[task] = _Conversation(state, reader, writer)
         task.add_done_callback(conversations.pop)
-        with suppress(Exception, asyncio.CancelledError):  # the client has left, or sends no event
+        if len(conversations) > MAX_CONVERSATIONS:
+            next(each for each in conversations if not conversations[each].busy).cancel()
+        # the client has left, is late, or sends no event
+        with closing(writer), suppress(Exception, asyncio.CancelledError):
             await conversations[task].run()
 
-    server = await asyncio.start_server(converse, sock=listening)
+    def protocol() -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(_BoundedReader(state.config), converse)
+
+    server = await asyncio.get_running_loop().create_server(protocol, sock=listening)
     try:
         yield
     finally:
