@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 
 from transduce.arguments import Group, Overrides
 from transduce.config import Common
-from transduce.data.text.lines import decode_line, raw_lines
+from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
 from transduce.errors import InputError
 from transduce.tasks.config import GREEDY
 from transduce.threads import keep_memory
@@ -173,10 +173,11 @@ class Columns:
 
 def lines_or_errors(path: Path) -> Iterator[str | InputError]:
     """The lines of a file, or of standard input, as they come, or their InputErrors."""
-    lines = sys.stdin.buffer if path == STDIN else raw_lines(path)
+    name = side_name(path)
+    lines = bounded_lines(sys.stdin.buffer.readline, name) if path == STDIN else raw_lines(path)
     for number, line in enumerate(lines, start=1):
         try:
-            yield decode_line(line.removesuffix(b"\n"), side_name(path), number)
+            yield decode_line(line.removesuffix(b"\n"), name, number)
         except InputError as error:
             yield error
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 
-from transduce.data.text.lines import decode_line
+from transduce.data.text.lines import bounded_lines, decode_line
 from transduce.errors import InputError
 
 PROMPT = "> "
@@ -55,7 +55,7 @@ def _next_line(number: int) -> str | None:
     """The next line without its end; None at the end of input.
 
     Raises:
-        InputError: it is not UTF-8.
+        InputError: it is not UTF-8, or too long.
     """
     if sys.stdin.isatty():
         try:
@@ -63,5 +63,5 @@ def _next_line(number: int) -> str | None:
         except EOFError:
             print()
             return None
-    raw = sys.stdin.buffer.readline()
+    raw = next(bounded_lines(sys.stdin.buffer.readline, "standard input"), b"")
     return decode_line(raw.removesuffix(b"\n"), "standard input", number) if raw else None

@@ -6,11 +6,14 @@ import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from transduce.errors import InputError, require
+
+LONGEST_LINE = 1 << 28
+"""Bytes. A book that is one line has less; a file without an end, such as /dev/zero, has more."""
 
 PACKED = (b"\xfd7zXZ\0", b"PK\x03\x04", b"BZh", b"\x28\xb5\x2f\xfd")
 """The first bytes of files that xz, zip, bzip2 and zstd have packed."""
@@ -53,11 +56,27 @@ def each_line(path: Path) -> Iterator[str]:
     return decode_lines(raw_lines(path), str(path))
 
 
+def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
+    """The undecoded lines of an open file, which errors call by this name.
+
+    Raises:
+        InputError: a line is longer than LONGEST_LINE.
+    """
+    while line := readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise InputError(
+                f"a line of text may have {LONGEST_LINE:,} bytes, but {name} has a longer one; "
+                "split it, or name another file"
+            )
+        yield line
+
+
 def raw_lines(path: Path) -> Iterator[bytes]:
     """The undecoded lines of a text, plain or packed by gzip, one after the other.
 
     Raises:
-        InputError: there is no such file, it is damaged, or packed by something else.
+        InputError: there is no such file, it is damaged, or packed by something else, or a line is
+            too long.
     """
     check_text(path)
     with path.open("rb") as file:
@@ -69,7 +88,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
             )
         packed = start.startswith(b"\x1f\x8b") or path.suffix == ".gz"
         try:
-            yield from gzip.GzipFile(fileobj=file) if packed else file
+            text = gzip.GzipFile(fileobj=file) if packed else file
+            yield from bounded_lines(text.readline, str(path))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(
                 f"{path} is not a whole gzip file: {error}; unpack it or fetch it again"
