@@ -38,13 +38,19 @@ CONFIGS = {
     "packed.json": gzip.compress(b"{}"),
     "deep.json": b"[" * 100_000,
     "deep.yaml": b"[" * 3000,
+    "itself.yaml": b"&a {run: *a}",
     "no day.yaml": b"run: 2020-99-99",
     "no time.yaml": b"run: !!timestamp x",
     "no truth.yaml": b"run: !!bool x",
     "no number.yaml": b"run: !!int x",
     "no letter.yaml": b'run: "\\U00110000"',
     "a day for a name.yaml": b"2020-01-01: x",
+    "zero byte.json": b'{"run": "a\\u0000b"}',
+    "zero byte.yaml": b'run: "a\\0b"',
+    "half a character.json": b'{"run": "\\ud800"}',
+    "half a character.yaml": b'run: "\\ud800"',
     "long number.json": b'{"training": {"seed": ' + b"9" * 5000 + b"}}",
+    "long number.yaml": b"training: {seed: 0x" + b"f" * 5000 + b"}",
     "beyond floats.json": b'{"bpe_dropout": 1' + b"0" * 400 + b"}",
     "beyond floats.yaml": b"bpe_dropout: 1" + b"0" * 400,
 }
@@ -171,7 +177,7 @@ def test_what_cannot_be_written_comes_out_as_its_number(monkeypatch, terminal):
     out = io.TextIOWrapper(raw, encoding="latin-1")
     monkeypatch.setattr(out, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(sys, "stdout", out)
-    with command_process("%(message)s", needs_output=False):
+    with command_process("%(message)s", needs_output=True):
         print("grün 日 \udcff", flush=True)
     assert (out.encoding, out.errors) == ("latin-1", "strict")
     want = "grün \\u65e5 \\udcff\n".encode("latin-1") if terminal else "grün 日 \\udcff\n".encode()

@@ -239,7 +239,11 @@ def _read_fields(name: Path | str) -> Any:
     try:
         text = raw.decode("utf-8-sig")
         in_yaml = path.suffix in (".yaml", ".yml")
-        plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text)
+        plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text, object_pairs_hook=_object)
+        again = json.dumps(plain, default=str, ensure_ascii=False)  # refuses circles
+        again.encode(errors="surrogateescape")  # refuses halves of characters
+        if "\\u0000" in again:
+            raise InputError("no text holds the character 0")
     except Exception as error:  # PyYAML raises errors of many kinds, as for a day of no calendar
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -252,8 +256,32 @@ def _read_fields(name: Path | str) -> Any:
     return {} if plain is None else plain
 
 
+def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The fields of an object.
+
+    Raises:
+        InputError: a field is named twice, of which YAML and JSON would silently take the last.
+    """
+    plain = dict(pairs)
+    if len(plain) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(
+            f"a field must be named once, but {twice!r} is named {names.count(twice)} times; join "
+            "them"
+        )
+    return plain
+
+
 class _Yaml(yaml.SafeLoader):
-    """YAML whose numbers may be as short as 5e-3."""
+    """YAML whose mappings name each field once, and whose numbers may be as short as 5e-3."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        # before << adds others
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        mapping: dict[str, Any] = super().construct_mapping(node, deep)
+        _object([(self.construct_object(key, deep=True), None) for key in keys])
+        return mapping
 
 
 _Yaml.add_implicit_resolver(
