@@ -28,7 +28,6 @@ from transduce.cli.main import main
 from transduce.interop.encoder_decoder import M2M100
 from transduce.serve.config import ServeConfig
 from transduce.serve.models import Languages, Served
-from transduce.tasks.search import Output
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -187,7 +186,7 @@ def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
     assert "(eng_Latn, deu_Latn, fra_Latn), but it is 'en'" in capsys.readouterr().err
 
 
-def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path):
+def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys):
     theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     theirs.set_attn_implementation("eager")
     assert main(["import", "m2m_100", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
@@ -202,24 +201,24 @@ def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path):
         with torch.no_grad():
             want = theirs(**tokenizer(ENGLISH[0], return_tensors="pt"), labels=labels, output_attentions=True)
         log_probs = want.logits.log_softmax(-1).gather(-1, labels[..., None])[0, 1:, 0]  # without the language
-        (scores,) = translator.score([ENGLISH[0]], [GERMAN[0]], source_language=source, target_language=target)
-        assert (scores.log_prob, len(scores.tokens)) == (
-            pytest.approx(log_probs.sum().item(), abs=1e-3),
-            len(log_probs),
-        )
-        # backwards, the run reads the texts of the lists, and the inputs are what it writes
-        lists = [[Output(ENGLISH[0], score=0.0)]]
-        ((output,),) = translator.rerank(
-            [GERMAN[0]], lists, backwards=True, source_language=source, target_language=target
-        )
+        capsys.readouterr()
+        words = ["score", "likelihood", str(tmp_path / "run"), str(tmp_path / "in"), str(tmp_path / "out")]
+        assert main([*words, "--source-language", source, "--target-language", target]) == 0
+        log_prob, n_tokens = capsys.readouterr().out.split()
+        assert (float(log_prob), int(n_tokens)) == (pytest.approx(log_probs.sum().item(), abs=1e-3), len(log_probs))
+        # backwards, the run reads what is written in NBEST's language, and SRC's is the one it writes
+        (tmp_path / "list").write_text(f"0\t{ENGLISH[0]}\n")
+        words = ["rerank", str(tmp_path / "run"), str(tmp_path / "out"), str(tmp_path / "list"), "--backwards", "--all"]
+        assert main([*words, "--source-language", target, "--target-language", source]) == 0
+        score, _ = capsys.readouterr().out.split("\t")
         k, alpha = translator.decoding.length_offset, translator.decoding.alpha
         penalty = ((k + len(log_probs)) / (k + 1)) ** alpha
-        assert output.score == pytest.approx(log_probs.sum().item() / penalty, abs=1e-3)
+        assert float(score) == pytest.approx(log_probs.sum().item() / penalty, abs=1e-3)
         chosen = {"source_language": source, "target_language": target}
         (look,) = translator.align([ENGLISH[0]], [GERMAN[0]], **chosen)
         for ours, weights in zip(look.weights, want.cross_attentions, strict=True):
             torch.testing.assert_close(ours, weights[0, :, 1:], atol=1e-5, rtol=1e-4)
-        found.add(scores.log_prob)
+        found.add(log_prob)
     assert len(found) == 3
 
 

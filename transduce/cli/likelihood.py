@@ -33,6 +33,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Languages:
+    """Languages of the texts, in a model of many languages."""
+
+    source_language: str = ""
+    """The language of SRC: en, eng_Latn ..."""
+    target_language: str = ""
+    """The language of the given outputs."""
+
+    def settings(self, *, backwards: bool = False) -> dict[str, str]:
+        """Those that are named, as settings of a search."""
+        names = ["source_language", "target_language"]
+        if backwards:
+            names.reverse()
+        codes = (self.source_language, self.target_language)
+        return {name: code for name, code in zip(names, codes, strict=True) if code}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Weighing:
     """How lists are reranked."""
 
@@ -53,6 +71,7 @@ def score_likelihood(
     ],
     *,
     format: Literal["text", "json"] = "text",
+    languages: Group[Languages],
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
@@ -89,6 +108,7 @@ def score_likelihood(
         run=run,
         machine=machine,
         is_speech=contents.feature_extractor is not None,
+        languages=languages.settings(),
         format=format,
     )
     carry_out(job, job.items(*files), division, inputs=files)
@@ -100,6 +120,7 @@ def rerank(
     lists: Positional[Annotated[Path, arg(metavar="NBEST")]],
     *,
     weighing: Group[Weighing],
+    languages: Group[Languages],
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
@@ -124,6 +145,7 @@ def rerank(
         run=run,
         machine=machine,
         is_speech=load_run(each_run(run)[0]).feature_extractor is not None,
+        languages=languages.settings(backwards=weighing.backwards),
         weighing=weighing,
     )
     items = job.items(source, lists)
@@ -146,6 +168,7 @@ class Scoring(Job):
     """What every input has."""
 
     is_speech: bool
+    languages: dict[str, str]
 
     def items(self, *files: Path) -> list[Item]:
         """Every input of the first file with its texts in the last one.
@@ -236,7 +259,7 @@ class Likelihood(Scoring):
         if isinstance(task, Generator):
             return task.score(texts)
         inputs = [checked(item) for item, _ in items]
-        scores: list[TokenScores] = task.score(inputs, texts)
+        scores: list[TokenScores] = task.score(inputs, texts, **self.languages)
         return scores
 
     def row(self, result: "TokenScores | InputError", n: int) -> str:
@@ -275,6 +298,7 @@ class Reranking(Scoring):
             weight=weighing.weight,
             own_weight=weighing.own_weight,
             backwards=weighing.backwards,
+            **self.languages,
         )
         return reranked
 
