@@ -73,11 +73,15 @@ def _show(text_run: Path, speech_run: Path | None = None) -> None:
         _show_translation(translator, line)
     if speech_run:
         transcriber = load_transcriber(speech_run)
+        text = (corpus / "train.en").read_text(encoding="utf-8").splitlines()
+        questions = {line.split()[0].lower() for line in text if line.endswith("?")}
+        questions -= {"do"}  # which begins commands as well
         for name, sound in _sounds(sorted((corpus / "sound" / "test").glob("*.opus"))[:EXAMPLES]):
             (transcript,) = transcriber([sound])
             print(f"> {name}: {transcript}")
             # the translator learned from sentences, which begin with a capital and end
-            _show_translation(translator, f"{transcript[:1].upper()}{transcript[1:]}.")
+            end = "?" if transcript.split(" ")[0] in questions else "."
+            _show_translation(translator, f"{transcript[:1].upper()}{transcript[1:]}{end}")
     interact(lambda line, _: _show_translation(translator, line))
 
 
@@ -109,7 +113,7 @@ def _recognizer(run: Path) -> Path:
         frames_per_batch=5000,
         ctc_consistency=0.0,
         augmentation=replace(setting.augmentation, n_time_masks=2),
-        training=replace(setting.training, max_minutes=2.8, max_updates=800, validate_every=200),
+        training=replace(setting.training, max_minutes=2.6, max_updates=700, validate_every=350),
     )
     speech_to_text.run(setting)
     return _done(run)
