@@ -163,13 +163,16 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
         limit_concurrency=connection_limit(),
         timeout_graceful_shutdown=int(limits.deadline) + 5,
     )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogRate())
-    if (
-        sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-    ):  # nohup ignores it
-        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-    uvicorn.Server(config).run(sockets=[listening])
+    with ExitStack() as stack:
+        for handler in logging.getLogger().handlers:
+            rate = LogRate()
+            handler.addFilter(rate)
+            stack.callback(handler.removeFilter, rate)
+        if (
+            sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        ):  # nohup ignores it
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def load_served(
