@@ -6,8 +6,8 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from transduce.checkpoints import average, weights_path
 from transduce.files import write_directory
+from transduce.run import average, weights_path
 
 
 def test_the_newest_checkpoint_stands_in_for_the_finished_model(tmp_path):

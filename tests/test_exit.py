@@ -10,8 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from tests.train import toy
-from transduce.errors import InputError
-from transduce.exit import exit_code
+from transduce.errors import InputError, exit_code
 from transduce.files import read_weights, save_tensors
 
 

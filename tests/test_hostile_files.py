@@ -24,8 +24,7 @@ from transduce.data.text.lines import each_cell_row
 from transduce.data.text.tokenizer_files import load_tokenizer
 from transduce.decode.ngram import NGrams
 from transduce.device import torch_device
-from transduce.errors import InputError
-from transduce.exit import command_process
+from transduce.errors import InputError, command_process
 from transduce.experiment.command import with_files
 from transduce.files import write_file
 from transduce.score.wer import english_normalizer

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from tqdm import tqdm
 
-from transduce import progress
+from transduce import process
 from transduce.train.log import Log, ProgressBar, RunFiles, TensorBoard
 from transduce.train.state import Progress, Validation
 
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch):
     """Seconds that a test passes."""
     now = [1000.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -50,7 +50,7 @@ def test_a_training_of_two_minutes_is_five_lines_of_progress_in_a_log_file(tmp_p
 
 def test_on_a_terminal_it_is_tqdms(monkeypatch):
     found = []
-    for kind in (progress.Bar, tqdm):
+    for kind in (process.Bar, tqdm):
         monkeypatch.setattr(sys, "stderr", Terminal())
         with kind(total=3, dynamic_ncols=True, bar_format="{n_fmt} of {total_fmt}", mininterval=0) as bar:
             for _ in range(3):

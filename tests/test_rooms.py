@@ -19,15 +19,11 @@ SHARED = {
     "config",
     "device",
     "errors",
-    "exit",
     "files",
     "hub",
     "kernels",
-    "lazy",
     "plot",
-    "progress",
-    "taps",
-    "threads",
+    "process",
 }
 """What every room may know."""
 
@@ -36,14 +32,12 @@ KNOWS = {
     "decode": {"data", "score"},
     "engine": {"model"},
     "interop": {"model", "data"},
-    "checkpoints": set(),
-    "run": {"checkpoints", "model", "data", "decode"},
+    "run": {"model", "data", "decode"},
     "tasks": {"engine", "model", "data", "decode", "score", "run"},
     "report": {"data", "model", "score", "run", "tasks"},
-    "experiment": {"checkpoints", "model", "data", "train", "decode", "score", "run", "tasks", "report"},
+    "experiment": {"model", "data", "train", "decode", "score", "run", "tasks", "report"},
     "serve": {"data", "tasks", "report"},
     "cli": {
-        "checkpoints",
         "data",
         "decode",
         "engine",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from transduce import threads
-from transduce.threads import OPENMP_VARIABLES, allow_user_without_name, keep_memory, limit_omp_spin
+from transduce import process
+from transduce.process import OPENMP_VARIABLES, allow_user_without_name, keep_memory, limit_omp_spin
 
 DECIDED = [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}]
 
@@ -31,7 +31,7 @@ def test_threads_sleep_soon_unless_it_is_too_late_or_the_user_decides(before_tor
             there = dict(os.environ)
             assert not limit_omp_spin() and dict(os.environ) == there, own
     with monkeypatch.context() as late:
-        late.setitem(sys.modules, "torch", threads)
+        late.setitem(sys.modules, "torch", process)
         assert not limit_omp_spin() and "GOMP_SPINCOUNT" not in os.environ
     assert limit_omp_spin() and os.environ["GOMP_SPINCOUNT"] == "1000"
 
@@ -52,7 +52,7 @@ def in_a_process(code: str, **own: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.process
 def test_openmp_reads_how_long_to_spin():
-    code = "from transduce.threads import limit_omp_spin; limit_omp_spin(); import torch"
+    code = "from transduce.process import limit_omp_spin; limit_omp_spin(); import torch"
     said = in_a_process(code, OMP_DISPLAY_ENV="verbose").stderr
     if "GOMP_SPINCOUNT" in said:  # GNU's OpenMP prints it; others may not
         assert "GOMP_SPINCOUNT = '1000'" in said
@@ -61,7 +61,7 @@ def test_openmp_reads_how_long_to_spin():
 FAULTS = """
 import resource
 import torch
-from transduce.threads import keep_memory
+from transduce.process import keep_memory
 torch.set_num_threads(1)
 
 def faults():
@@ -93,7 +93,7 @@ def test_a_user_without_a_name_has_a_folder_for_what_is_compiled(error, monkeypa
     def unknown():
         raise error
 
-    monkeypatch.setattr(threads.getpass, "getuser", unknown)
+    monkeypatch.setattr(process.getpass, "getuser", unknown)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
     allow_user_without_name()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"

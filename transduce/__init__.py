@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from transduce.lazy import lazily
+from transduce.process import lazily
 
 if TYPE_CHECKING:
     from transduce.errors import InputError as InputError

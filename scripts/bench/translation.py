@@ -21,8 +21,8 @@ import torch
 import transduce as td
 from transduce.data.text.lines import read_lines
 from transduce.interop.ctranslate2 import export_ctranslate2, vocabulary_of
+from transduce.process import keep_memory
 from transduce.run import load_run
-from transduce.threads import keep_memory
 
 System = Callable[[list[str]], list[str]]
 

@@ -33,8 +33,7 @@ from tqdm import tqdm
 
 from transduce.config import differences
 from transduce.data.speech.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
-from transduce.errors import InputError
-from transduce.exit import exit_code
+from transduce.errors import InputError, exit_code
 from transduce.files import write_file
 
 RATE = 8000  # Hz

@@ -32,8 +32,7 @@ from tqdm import tqdm
 
 from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
 from transduce.data.text.lines import read_lines
-from transduce.errors import InputError
-from transduce.exit import exit_code
+from transduce.errors import InputError, exit_code
 
 SPEEDS = (105, 180)  # words per minute
 PITCHES = (25, 90)  # of 0 to 99; 50 is the voice's own

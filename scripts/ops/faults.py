@@ -43,7 +43,7 @@ import transduce as td
 from transduce import experiment as ex
 from transduce.config import to_dict
 from transduce.data.speech.manifest import Recording, write_manifest
-from transduce.exit import exit_code
+from transduce.errors import exit_code
 from transduce.experiment import run as training, validation
 from transduce.recipes import speech_to_text, translation
 from transduce.run import MODEL_CARD, REPORT

@@ -11,11 +11,11 @@ import torch
 from tests import contract
 from tests.kernels import needs_cpp
 from tests.model.test_contract import CASES, CHOSEN, one_layer
+from transduce.device import Taps
 from transduce.engine.cpu import CPUEngine
 from transduce.engine.support import unsupported
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Memory, Transformer
-from transduce.taps import Taps
 
 pytestmark = needs_cpp
 

@@ -5,9 +5,9 @@ import torch
 import transformers
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from transduce.device import Taps
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.taps import Taps
 
 SIZES = {
     "vocab_size": 47,

@@ -14,7 +14,7 @@ import torch
 
 from tests.train import toy
 from tests.train.processes import check_same, stopped, together, train
-from transduce.exit import exit_code
+from transduce.errors import exit_code
 from transduce.train.config import LossConfig
 from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy

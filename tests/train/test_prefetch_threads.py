@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from transduce.threads import use_one_core
+from transduce.process import use_one_core
 from transduce.train.host import prefetch
 
 

@@ -19,7 +19,7 @@ from transduce.config import at_least
 from transduce.data.text.lines import decode_lines
 from transduce.data.text.parallel_text import Pair, PairFiles, has_text
 from transduce.errors import InputError
-from transduce.progress import Bar
+from transduce.process import Bar
 
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 """The attribute of a TMX file that names the language of a text."""

@@ -15,8 +15,8 @@ from transduce.arguments import Group, Overrides
 from transduce.config import Common
 from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
 from transduce.errors import InputError
+from transduce.process import keep_memory
 from transduce.tasks.config import GREEDY
-from transduce.threads import keep_memory
 
 TaskT = TypeVar("TaskT")
 ItemT = TypeVar("ItemT")

@@ -186,8 +186,8 @@ def default_workers(job: Job, n_chunks: int) -> int:
     """One process per core of a CPU, if there are two chunks for each, and memory for all."""
     import torch
 
-    from transduce.checkpoints import weights_path
     from transduce.device import default_device, memory
+    from transduce.run import weights_path
 
     device = default_device() if job.machine.device == "auto" else job.machine.device
     if not device.startswith("cpu"):

@@ -7,9 +7,8 @@ from importlib import import_module
 from importlib.metadata import version
 
 from transduce.arguments import call
-from transduce.errors import InputError
-from transduce.exit import command_process, exit_code
-from transduce.threads import limit_omp_spin
+from transduce.errors import InputError, command_process, exit_code
+from transduce.process import limit_omp_spin
 
 COMMANDS = {
     "demo": (

@@ -259,8 +259,7 @@ def _read_done(rows: Path) -> Done:
 
 def run_fingerprint(path: Path) -> str:
     """Hash all files of a run that decoding reads, or a file of n-grams."""
-    from transduce.checkpoints import weights_path
-    from transduce.run import USED
+    from transduce.run import USED, weights_path
 
     files = [path] if path.is_file() else [*(path / name for name in USED), weights_path(path)]
     digest = sha256()

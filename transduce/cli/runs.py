@@ -38,12 +38,11 @@ def describe(run: Run, *, all: Flag = False) -> None:
     Args:
         all: Show every field.
     """
-    from transduce.checkpoints import checkpoints, weights_path
     from transduce.config import shown
     from transduce.engine.support import by_layers
     from transduce.files import read_weights
     from transduce.report.documents import facts, fields_of, scores, shown_first
-    from transduce.run import load_run, on_disk
+    from transduce.run import checkpoints, load_run, on_disk, weights_path
 
     directory = on_disk(run)
     contents = load_run(directory)
@@ -76,9 +75,8 @@ def average_checkpoints(
         best: Average this many checkpoints with the best validation score.
         output: Write the weights there, and leave the run's finished model alone.
     """
-    from transduce.checkpoints import average, validated_checkpoints
     from transduce.files import write_file
-    from transduce.run import WEIGHTS, load_run, serialize
+    from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
     if (last is None) == (best is None):
         raise InputError(

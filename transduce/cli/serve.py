@@ -20,8 +20,8 @@ from transduce.arguments import Group
 from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run, listening_on
 from transduce.config import Common, within
 from transduce.errors import InputError, require
+from transduce.process import keep_memory
 from transduce.serve.config import ServeConfig
-from transduce.threads import keep_memory
 
 if TYPE_CHECKING:
     from transduce.serve.models import Served

@@ -26,7 +26,7 @@ from transduce.data.text.tokenizer_files import (
     train_tokenizer,
 )
 from transduce.errors import InputError
-from transduce.progress import Bar
+from transduce.process import Bar
 
 TOKENIZER_BYTES = 200_000_000
 """Text from which a tokenizer is trained: the beginning of the training text."""

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.device import Taps
 from transduce.errors import InputError
-from transduce.taps import Taps
 
 Tokens = Int[Tensor, " N"]
 """One token of every row."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from transduce.device import Taps
 from transduce.engine.cache import KVCache
 from transduce.engine.stack import CPUStack, CrossTapStruct, EmbeddingStruct
 from transduce.engine.support import by_layers, unsupported
@@ -18,8 +19,7 @@ from transduce.kernels import required
 from transduce.model.cache import Cache
 from transduce.model.inputs import TokenInput
 from transduce.model.transformer import Memory, Transformer
-from transduce.taps import Taps
-from transduce.threads import compute_after_fork
+from transduce.process import compute_after_fork
 
 LONGEST = 1000
 """Positions of a source up to which C++ encodes it; PyTorch's attention is faster for longer ones,

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from transduce.device import Taps
 from transduce.engine.cpu import CPUEngine
 from transduce.errors import InputError
 from transduce.kernels import library
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Memory, Transformer
-from transduce.taps import Taps
 
 logger = logging.getLogger("transduce")
 

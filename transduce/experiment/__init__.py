@@ -6,7 +6,7 @@ else.
 
 from typing import TYPE_CHECKING
 
-from transduce.lazy import lazily
+from transduce.process import lazily
 
 if TYPE_CHECKING:
     from transduce.config import Common as Common, at_least as at_least, within as within

@@ -19,10 +19,9 @@ import yaml
 
 from transduce.arguments import HELP_ALL, call
 from transduce.config import flatten, from_dict, our_names, structured, to_dict, without_removed
-from transduce.errors import InputError
-from transduce.exit import command_process, exit_code
+from transduce.errors import InputError, command_process, exit_code
 from transduce.experiment.config import Experiment, ExperimentT, resolved
-from transduce.threads import limit_omp_spin
+from transduce.process import limit_omp_spin
 
 ConfigT = TypeVar("ConfigT")
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.checkpoints import average, checkpoint_weights, checkpoints, weights_path
 from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
@@ -31,11 +30,15 @@ from transduce.run import (
     SAMPLES,
     WEIGHTS,
     Run,
+    average,
+    checkpoint_weights,
+    checkpoints,
     load_run,
     on_disk,
     open_run,
     read_model,
     serialize,
+    weights_path,
 )
 from transduce.tasks.load import load, same_features
 from transduce.tasks.transcribe import Transcriber

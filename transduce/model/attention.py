@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from transduce.device import NO_TAPS, Taps
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.linear import FusedLinear
 from transduce.model.positions import rotate
-from transduce.taps import NO_TAPS, Taps
 
 Queries = Float[Tensor, "B H T E"]
 Keys = Float[Tensor, "B K S E"]

@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.device import Taps
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
-from transduce.taps import Taps
 
 
 @torch.no_grad()

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.device import NO_TAPS, Taps
 from transduce.errors import InputError
 from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import zero_padding
 from transduce.model.linear import FusedLinear
-from transduce.taps import NO_TAPS, Taps
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.device import without_cudnn_attention
+from transduce.device import NO_TAPS, Taps, without_cudnn_attention
 from transduce.errors import InputError
 from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
@@ -20,7 +20,6 @@ from transduce.model.init import initialize
 from transduce.model.inputs import ConvolvedInput, FrameInput, TokenInput
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, norm
 from transduce.model.positions import Positions
-from transduce.taps import NO_TAPS, Taps
 
 
 class Memory(NamedTuple):

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, cuda
 from torch.utils.data import DataLoader
 
-from transduce.threads import use_one_core
+from transduce.process import use_one_core
 
 
 class HostCopy:

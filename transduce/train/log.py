@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transduce.errors import InputError, require
 from transduce.files import read_json_lines, write_file
 from transduce.plot import learning_curve
-from transduce.progress import Bar
+from transduce.process import Bar
 from transduce.train.state import Progress, Validation
 
 EVERY = 50

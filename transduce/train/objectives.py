@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.config import within
-from transduce.taps import Taps
+from transduce.device import Taps
 from transduce.train.config import LossConfig
 from transduce.train.losses import (
     consistent_cross_entropy,

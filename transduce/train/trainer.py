@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 from transduce.device import DTYPES, trains_in, without_cudnn_attention
 from transduce.errors import InputError
-from transduce.threads import allow_user_without_name
+from transduce.process import allow_user_without_name
 from transduce.train.adapt import add_lora, freeze
 from transduce.train.config import TrainingConfig
 from transduce.train.distributed import COLLECTIVE, world

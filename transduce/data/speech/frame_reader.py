@@ -34,8 +34,7 @@ from transduce.data.speech.features import FeatureExtractor, VectorReader, stati
 from transduce.data.speech.manifest import Recording
 from transduce.errors import InputError
 from transduce.files import remove_leftovers, write_file
-from transduce.progress import Bar
-from transduce.threads import use_one_core
+from transduce.process import Bar, use_one_core
 
 FORMULA = 2
 """A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other

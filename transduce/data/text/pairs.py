@@ -18,7 +18,7 @@ from transduce.data.text.language import smallest_type
 from transduce.data.text.lines import lines_fingerprint
 from transduce.data.text.parallel_text import BLOCK, POOL, LargeText, Pair, ParallelText, blocks
 from transduce.errors import InputError
-from transduce.progress import Bar
+from transduce.process import Bar
 
 FEWER = 32
 """Divides the size of a pool where there is BPE-dropout, as segmenting anew takes longer than

@@ -14,7 +14,7 @@ import numpy as np
 
 from transduce.data.text.lines import check_row, each_cell_row, each_line
 from transduce.errors import InputError
-from transduce.progress import Bar
+from transduce.process import Bar
 
 logger = logging.getLogger("transduce")
 

@@ -1,12 +1,44 @@
-"""Settings of a process that computes: OpenMP's threads, malloc, the name of its user."""
+"""What a process does besides computing: imports at first use, threads, memory, progress bars."""
 
+import ast
 import ctypes
 import getpass
 import os
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from threading import Lock, Thread
+from typing import Any
+
+from tqdm import tqdm
+
+
+def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make a package's __getattr__ and __dir__ (PEP 562) from its imports under `if TYPE_CHECKING`.
+
+    So every name stands in one place, where type checkers and editors read it too.
+
+    Args:
+        file: the package's __file__.
+    """
+    (block,) = (
+        node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)
+    )
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    modules = {alias.name: node.module for node in imports for alias in node.names}
+
+    def get(name: str) -> Any:
+        module = modules.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(module), name)
+
+    return get, lambda: sorted(modules)
+
 
 SPINS = "1000"
 """Turns that an idle thread spins before it sleeps; by default 300,000, milliseconds."""
@@ -90,3 +122,32 @@ def use_one_core() -> None:
         restore = Thread(target=torch.set_num_threads, args=(n_threads,))
         restore.start()
         restore.join()
+
+
+EVERY = 30
+"""Seconds from one line to the next, where stderr is no terminal."""
+
+
+class Bar(tqdm):
+    """tqdm's bar on stderr; where that is no terminal, a line every 30 seconds and at the end."""
+
+    def __init__(self, **options: Any) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.last_line = time.monotonic()
+        super().__init__(**{"dynamic_ncols": True} | options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Draw the bar, many times a second and around every line that others write."""
+        if self.terminal:
+            return bool(super().display(msg, pos))
+        closing = self.disable
+        if closing or time.monotonic() - self.last_line >= EVERY:
+            self.last_line = time.monotonic()
+            self.fp.write(f"{self}" if closing else f"{self}\n")  # tqdm itself ends the last line
+            self.fp.flush()
+        return True
+
+    def clear(self, nolock: bool = False) -> None:
+        """Take the bar from the terminal, so that another line can be written."""
+        if self.terminal:
+            super().clear(nolock)
