@@ -26,8 +26,9 @@ from transduce.experiment.command import choose
 from transduce.experiment.config import with_vocabularies
 from transduce.experiment.start import saved_tokenizers
 from transduce.run import load_run
+from transduce.serve.app import serve_run
 from transduce.serve.config import ServeConfig
-from transduce.serve.models import Languages, Served
+from transduce.serve.http import Languages
 
 
 def test_a_run_directory_is_whole(translation_run, parallel_text, tmp_path):
@@ -320,7 +321,7 @@ def test_one_model_for_all_directions(parallel_text, tmp_path, untrained, capsys
     assert [*translator(lines[0], target_language="de"), *translator(lines[1], target_language="up")] == kept
     assert translator([f"<2de> {line}" for line in lines[0]]) == kept[:4]
     assert translator(lines[0], source_language="up", target_language="de") == kept[:4]
-    served = Served("up-de", translator, ServeConfig(), Languages("up", "de"))  # passes the language on
+    served = serve_run("up-de", translator, ServeConfig(), Languages("up", "de"))  # passes the language on
     assert isinstance(served.task, td.Translator) and served.task(lines[0]) == kept[:4]
     told = translator.score([f"<2de> {line}" for line in lines[0]], kept[:4])
     for here, there in zip(translator.score(lines[0], kept[:4], target_language="de"), told, strict=True):

@@ -13,10 +13,9 @@ import uvicorn
 
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
-from transduce.serve.app import create_app
+from transduce.serve.app import create_app, serve_run
 from transduce.serve.config import ServeConfig
-from transduce.serve.connections import Connection
-from transduce.serve.models import Languages, Served
+from transduce.serve.http import Connection, Languages, Served
 from transduce.tasks.load import load
 
 SAMPLES = {100: ("Print it.", "Druck es aus.", "Mach es aus."), 200: ("Print it.", "Druck es aus.", "Druck es aus.")}
@@ -52,7 +51,7 @@ def make_runs(folder: Path) -> None:
 def served_of(runs: dict[str, Path], config: ServeConfig | None = None) -> list[Served]:
     """The runs, each with an engine of its own."""
     pairs = {"mt": Languages("en", "de")}
-    return [Served(name, load(run), config or ServeConfig(), pairs.get(name), run) for name, run in runs.items()]
+    return [serve_run(name, load(run), config or ServeConfig(), pairs.get(name), run) for name, run in runs.items()]
 
 
 class Server(uvicorn.Server):

@@ -19,8 +19,9 @@ import pytest
 
 from tests.cli.test_serve import ROOT
 from tests.serve.test_refusals import ASKED, upload, wav
-from transduce.serve import connections
-from transduce.serve.connections import LogRate, connection_limit
+from transduce.cli import serve
+from transduce.cli.serve import LogRate, connection_limit
+from transduce.serve.http import HEAD_SECONDS
 
 DESCRIPTORS = 128
 NAME = b"a" * 100_000
@@ -110,7 +111,7 @@ def test_a_slow_head_ends(server):
         while time.monotonic() < began + 30:
             slow.sendall(b"x")
             time.sleep(0.2)
-    assert connections.HEAD_SECONDS - 1 < time.monotonic() - began < connections.HEAD_SECONDS + 10
+    assert HEAD_SECONDS - 1 < time.monotonic() - began < HEAD_SECONDS + 10
 
 
 @marked
@@ -161,19 +162,19 @@ def test_sighup_ends_as_sigterm_does(runs):
 
 def test_the_log_has_so_many_lines_in_a_period(monkeypatch, caplog):
     clock = [0.0]
-    monkeypatch.setattr(connections, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(serve, "monotonic", lambda: clock[0])
     rate = LogRate()
     caplog.handler.addFilter(rate)
     for i in range(1000):
         logging.getLogger("transduce").warning("line %d", i)
-    assert len(caplog.messages) == connections.MAX_RECORDS
-    clock[0] = connections.LOG_PERIOD + 1
+    assert len(caplog.messages) == serve.MAX_RECORDS
+    clock[0] = serve.LOG_PERIOD + 1
     logging.getLogger("transduce").warning("line %d", 1000)
-    assert caplog.messages[-1] == f"line 1000 ({1000 - connections.MAX_RECORDS} messages before it were left out)"
+    assert caplog.messages[-1] == f"line 1000 ({1000 - serve.MAX_RECORDS} messages before it were left out)"
     caplog.handler.removeFilter(rate)
 
 
 def test_connections_leave_descriptors_for_the_rest():
     limit = connection_limit()
     assert limit < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert limit <= connections.MAX_CONNECTIONS
+    assert limit <= serve.MAX_CONNECTIONS

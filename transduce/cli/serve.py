@@ -12,6 +12,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
@@ -24,7 +25,7 @@ from transduce.process import keep_memory
 from transduce.serve.config import ServeConfig
 
 if TYPE_CHECKING:
-    from transduce.serve.models import Served
+    from transduce.serve.http import Served
 
 logger = logging.getLogger("transduce")
 
@@ -32,6 +33,17 @@ LIBRARIES = ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prome
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 """Names that only this machine reaches."""
+
+SPARE_DESCRIPTORS = 64
+"""File descriptors that are no connections."""
+
+MAX_CONNECTIONS = 1000
+"""Even if more descriptors are allowed."""
+
+LOG_PERIOD = 60.0
+"""Seconds in which MAX_RECORDS are written."""
+
+MAX_RECORDS = 50
 
 KEEP_ALIVE = 75
 """Seconds of an idle connection: clients keep theirs for less, so none asks while it is closed."""
@@ -146,7 +158,7 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
     """
     import uvicorn
 
-    from transduce.serve.connections import Connection, LogRate, connection_limit
+    from transduce.serve.http import Connection
 
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -175,6 +187,43 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
         uvicorn.Server(config).run(sockets=[listening])
 
 
+def connection_limit() -> int:
+    """Raise the limit of descriptors as far as needed; return how many connections it allows."""
+    if sys.platform == "win32":
+        return MAX_CONNECTIONS
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(SPARE_DESCRIPTORS, min(MAX_CONNECTIONS, soft - SPARE_DESCRIPTORS))
+
+
+class LogRate(logging.Filter):
+    """Lets MAX_RECORDS pass in a period, and counts those that it held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = monotonic()
+        self.n_records = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written."""
+        if monotonic() > self.began + LOG_PERIOD:
+            n_held = self.n_records - MAX_RECORDS
+            self.began = monotonic()
+            self.n_records = 0
+            if n_held > 0:
+                record.msg = f"{record.getMessage()} ({n_held} messages before it were left out)"
+                record.args = ()
+        self.n_records += 1
+        return self.n_records <= MAX_RECORDS
+
+
 def load_served(
     runs: tuple[Path, ...],
     languages: tuple[str, ...],
@@ -189,7 +238,8 @@ def load_served(
     """
     from transduce.device import DTYPES
     from transduce.run import load_run, on_disk
-    from transduce.serve.models import Served, languages_of
+    from transduce.serve.app import serve_run
+    from transduce.serve.translation import languages_of
     from transduce.tasks.load import load
     from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.translate import Translator
@@ -208,7 +258,7 @@ def load_served(
         pair = None
         if isinstance(task, Translator):
             pair = languages_of(load_run(directories[0]).experiment, codes.pop(0) if codes else "")
-        served.append(Served(name, task, limits, pair, on_disk(directories[0])))
+        served.append(serve_run(name, task, limits, pair, on_disk(directories[0])))
     keep_memory()
     if codes:
         rule = "--languages are those of runs that translate"

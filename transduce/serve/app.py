@@ -1,4 +1,4 @@
-"""The server as an ASGI application: its routes, errors, health and metrics."""
+"""The server as an ASGI application: the runs, all routes, the page, errors, health and metrics."""
 
 import asyncio
 import socket
@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 from prometheus_client import (
@@ -21,16 +22,84 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from transduce.data.speech.features import FeatureExtractor
 from transduce.errors import InputError
-from transduce.serve import audio, completions, libretranslate, page
+from transduce.report.record import Record, record
+from transduce.serve import audio, completions, translation
 from transduce.serve.config import ServeConfig
-from transduce.serve.http import TOKEN, ServerState, State, error_body, http_error
-from transduce.serve.models import Served
+from transduce.serve.engine import Engine
+from transduce.serve.http import (
+    TOKEN,
+    VERBS,
+    Languages,
+    PlainError,
+    Served,
+    ServerState,
+    State,
+    error_body,
+    http_error,
+    responses,
+)
+from transduce.tasks.generate import Generator
+from transduce.tasks.transcribe import Transcriber
+from transduce.tasks.translate import Translator
+
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+"""Tell a browser: nothing from elsewhere, no script in the page itself, no frames around it."""
+
+FILES = {
+    file.name: file.read_bytes()
+    for file in files(__package__).joinpath("page").iterdir()
+    if file.name.rpartition(".")[2] in TYPES
+}
+
+WORK: dict[type, Any] = {
+    Translator: translation.translate_lines,
+    Transcriber: audio.transcribe_sounds,
+    Generator: completions.generate_texts,
+}
+
+router = APIRouter(tags=["server"])
+page = APIRouter(tags=["page"], responses=responses(PlainError))
+
+
+def serve_run(
+    name: str,
+    task: Any,
+    config: ServeConfig,
+    languages: Languages | None = None,
+    directory: Path | None = None,
+) -> Served[Any]:
+    """A run with an engine of its own; see `Served`.
+
+    Raises:
+        InputError: it fills masks, or takes vectors, or knows no such languages.
+    """
+    if type(task) not in WORK:
+        rule = "a server translates, transcribes and generates"
+        raise InputError(f"{rule}, but {name} fills masks; leave it out")
+    if isinstance(task, Transcriber) and not isinstance(task.feature_extractor, FeatureExtractor):
+        raise InputError(f"a server transcribes sound, but {name} takes vectors; leave it out")
+    if isinstance(task, Translator) and languages:
+        task = translation.in_languages(task, languages)
+    engine = Engine(name, partial(WORK[type(task)], task), config)
+    return Served(name, task, engine, languages, directory)
 
 
 def create_app(
@@ -72,10 +141,9 @@ def create_app(
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     for kind in (StarletteHTTPException, InputError, Exception):
         app.add_exception_handler(kind, _answer_error)
-    for module in (audio, libretranslate, completions, page):
-        app.include_router(module.router)
-    app.include_router(audio.whisper)
-    app.include_router(router)
+    routers = (audio.router, audio.whisper, translation.router, translation.page)
+    for each in (*routers, completions.router, page, router):
+        app.include_router(each)
     return app
 
 
@@ -105,9 +173,6 @@ async def _answer_error(request: Request, exception: Exception) -> Response:
     error = http_error(exception)
     headers = {**(error.headers or {}), "Connection": "close"}
     return JSONResponse(error_body(request.url.path, error), error.status_code, headers)
-
-
-router = APIRouter(tags=["server"])
 
 
 @router.get("/health")
@@ -178,3 +243,69 @@ class _MeasureRequests:
                 path = getattr(scope.get("route"), "path", "other")
                 self.requests.labels(path, status).inc()
                 self.seconds.labels(path).observe(monotonic() - began)
+
+
+class RunInfo(BaseModel):
+    """A run that is served, and its task."""
+
+    name: str
+    does: Literal["translate", "transcribe", "generate"]
+    source: str = ""
+    """The language that it translates from, if it translates text."""
+    target: str = ""
+    word_times: bool = False
+    """Whether it knows the times of words."""
+
+
+class PageInfo(BaseModel):
+    """The runs that the page offers, and their bounds."""
+
+    runs: list[RunInfo]
+    records: list[str]
+    """Names of the runs whose training it shows."""
+    seconds: float
+    max_tokens: int
+
+
+@page.get("/page/runs", dependencies=TOKEN)
+async def runs(state: State) -> PageInfo:
+    """The runs that are served."""
+    infos = []
+    for run in state.runs:
+        languages = run.languages or Languages("", "")
+        info = RunInfo(
+            name=run.name,
+            does=VERBS[type(run.task)],
+            source=languages.source,
+            target=languages.target,
+            word_times=isinstance(run.task, Transcriber) and run.task.model.config.ctc,
+        )
+        infos.append(info)
+    return PageInfo(
+        runs=infos,
+        records=list(state.records),
+        seconds=state.config.seconds,
+        max_tokens=state.config.max_tokens,
+    )
+
+
+@page.get("/page/runs/{name}", dependencies=TOKEN)
+async def run(state: State, name: str) -> Record:
+    """The record of a training: learning curve, samples and scores, as far as the run has them."""
+    if name not in state.records:
+        raise HTTPException(404, f"there is no run {name[:40]!r}; see /page/runs")
+    return await asyncio.to_thread(record, state.records[name])
+
+
+@page.get("/", include_in_schema=False)
+async def index() -> Response:
+    """The page."""
+    return await part("index.html")
+
+
+@page.get("/page/{name}", include_in_schema=False)
+async def part(name: str) -> Response:
+    """A file of the page; they were read before, so none is opened by a name."""
+    if name not in FILES:
+        raise HTTPException(404)
+    return Response(FILES[name], media_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)

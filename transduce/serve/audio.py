@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from transduce.data.speech.audio import audio_blocks
 from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
-from transduce.serve.engine import Request
+from transduce.serve.engine import END, Pieces, Request
 from transduce.serve.http import (
     TOKEN,
     Json,
     OpenAIError,
     PlainError,
+    Served,
     ServerState,
     State,
     body_schema,
@@ -29,7 +30,6 @@ from transduce.serve.http import (
     read_body,
     responses,
 )
-from transduce.serve.models import Served
 from transduce.tasks.formats import HEAD, WRITE
 from transduce.tasks.request import Details
 from transduce.tasks.sound import Segment, Transcript
@@ -213,3 +213,20 @@ def _segment(i: int, segment: Segment) -> Json:
         "compression_ratio": len(raw) / len(zlib.compress(raw)),
         "no_speech_prob": best.no_speech_prob,
     }
+
+
+def transcribe_sounds(transcriber: Transcriber, details: Details, sounds: list[Samples]) -> Pieces:
+    """Yield the segments of every sound; those of a single sound as soon as they are there."""
+    read = transcriber.read(sounds, transcriber.decoding)
+    if len(sounds) == 1:
+        for sound in read:
+            if sound.error:
+                raise InputError(sound.error)
+            yield from ((0, segment) for segment in transcriber.in_order(sound, details=details))
+        yield 0, END
+        return
+    for i, transcript in enumerate(
+        transcriber.transcripts(read, transcriber.decoding, details=details)
+    ):
+        yield from ((i, segment) for segment in transcript.segments)
+        yield i, InputError(transcript.error) if transcript.error else END

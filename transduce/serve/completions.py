@@ -1,7 +1,8 @@
 """OpenAI's list of models, and completions of prompts."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from math import ceil
 from time import time
 from typing import Annotated, Any
@@ -11,11 +12,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 
 from transduce.serve.config import ServeConfig
-from transduce.serve.engine import Request
+from transduce.serve.engine import END, Pieces, Request
 from transduce.serve.http import (
     TOKEN,
     Json,
     OpenAIError,
+    Served,
     State,
     body,
     body_schema,
@@ -23,16 +25,9 @@ from transduce.serve.http import (
     events,
     responses,
 )
-from transduce.serve.models import (
-    Ending,
-    GenerationRequest,
-    Prompt,
-    Served,
-    ending,
-    truncate_at_stop,
-)
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.generate import Generator
+from transduce.tasks.generate import Generator as TextGenerator
+from transduce.tasks.search import Output
 from transduce.tasks.states import last_position
 
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependencies=TOKEN)
@@ -133,7 +128,7 @@ async def complete(
     state: State, query: Annotated[CompletionBody, Depends(body(CompletionBody))]
 ) -> Response:
     """The texts that continue each prompt."""
-    run = state.find(query.model, Generator)
+    run = state.find(query.model, TextGenerator)
     config = query.generation(state.config)
     n_read = _count_tokens(run.task, query.prompts)
     head = {
@@ -170,7 +165,7 @@ def _request(query: CompletionBody, config: GenerationConfig) -> Request:
     )
 
 
-def _count_tokens(generator: Generator, prompts: list[str]) -> int:
+def _count_tokens(generator: TextGenerator, prompts: list[str]) -> int:
     """The tokens of all prompts.
 
     Raises:
@@ -217,3 +212,92 @@ async def _chunks(
         yield {**head, "choices": [choice]}
     if with_usage:
         yield {**head, "choices": [], "usage": _usage(n_read, n_written)}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, and which of its texts to generate; draws depend on all these numbers."""
+
+    text: str
+    number: int
+    first: int
+    n: int
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """How to continue prompts, up to the first stop string; as a stream: one text, in pieces."""
+
+    config: GenerationConfig
+    stops: tuple[str, ...] = ()
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a text ended, and its tokens, with those of the end or stop, as llama.cpp counts."""
+
+    reason: str
+    n_tokens: int
+
+
+def ending(output: Output, stops: Sequence[str]) -> Ending:
+    """The ending of an output whose text still holds its stop."""
+    stopped = output.finished or truncate_at_stop(output.text, stops) != output.text
+    return Ending("stop" if stopped else "length", len(output.tokens) + output.finished)
+
+
+def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
+    """The text before the first of the stops."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)]
+
+
+def generate_texts(
+    generator: TextGenerator, request: GenerationRequest, prompts: list[Prompt]
+) -> Pieces:
+    """Yield the n texts of every prompt as one piece, or the pieces of one text and its Ending."""
+    config = request.config
+    stops = request.stops
+    if request.stream:
+        (prompt,) = prompts
+        pieces = generator.stream(
+            prompt.text, config, prompt_number=prompt.number, text_number=prompt.first, stop=stops
+        )
+        yield from ((0, piece) for piece in _until_stop(pieces, stops))
+        yield 0, END
+        return
+    i = 0
+    for group in [[prompt] for prompt in prompts] if config.temperature > 0 else [prompts]:
+        first = group[0]
+        for outputs in generator.generate(
+            [prompt.text for prompt in group],
+            config.changed(n=first.n),
+            first_prompt=first.number,
+            first_text=first.first,
+            stop=stops,
+        ):
+            yield i, outputs
+            yield i, END
+            i += 1
+
+
+def _until_stop(
+    pieces: Generator[str, None, Output], stops: Sequence[str]
+) -> Iterator[str | Ending]:
+    """Yield the pieces before the first stop string, then the Ending; hold back its possible
+    start."""
+    text = ""
+    n_sent = 0
+    n_held = max((len(stop) - 1 for stop in stops), default=0)
+    output = None
+    while output is None:
+        try:
+            text += next(pieces)
+        except StopIteration as end:
+            output = end.value
+        before = truncate_at_stop(text, stops)
+        n_sure = len(before) if before != text or output else len(text) - n_held
+        if n_sure > n_sent:
+            yield before[n_sent:n_sure]
+            n_sent = n_sure
+    yield ending(output, stops)

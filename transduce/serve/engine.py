@@ -28,9 +28,11 @@ MAX_STREAMS = 4
 QUEUE_SHARE = 0.75
 """Share of the queue that one client's inputs count as at most."""
 
-Work = Callable[[Any, list[Any]], Generator[tuple[int, Any], None, None]]
-"""Computes inputs of one kind: yields the number of an input with a piece of its output,
-of which END or an exception is the last."""
+Pieces = Generator[tuple[int, Any], None, None]
+"""The number of an input with a piece of its output, of which END or an exception is the last."""
+
+Work = Callable[[Any, list[Any]], Pieces]
+"""Computes inputs of one kind."""
 
 
 class Busy(HTTPException):

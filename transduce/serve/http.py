@@ -1,14 +1,17 @@
-"""What endpoints share over HTTP: the server's state, errors as clients read them, bodies.
+"""What endpoints share over HTTP: connections, the server's state, its token, bodies, errors.
 
-Bodies are read within bounds of size and time, and checked by pydantic.
+Heads, bodies and answers are bounded in size and time; bodies are checked by pydantic.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from hmac import compare_digest
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from time import monotonic, time
+from typing import Annotated, Any, Generic, TypeVar
 
 import anyio
 from fastapi import Depends, HTTPException, Request
@@ -19,12 +22,22 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
-from transduce.serve.models import VERBS, Served, TaskT
+from transduce.serve.engine import Engine
+from transduce.tasks.generate import Generator
+from transduce.tasks.transcribe import Transcriber
+from transduce.tasks.translate import Translator
 
 Json = dict[str, Any]
+
+HEAD_SECONDS = 10.0
+"""The head of a connection's first request must come by then; see also timeout_keep_alive."""
+
+WRITE_SECONDS = 60.0
+"""A client must read some of an answer by then, if timeout_graceful_shutdown is not set."""
 
 OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors; others below 500 are invalid requests."""
@@ -89,6 +102,35 @@ def events(items: AsyncIterator[Json], *, last: str = "") -> StreamingResponse:
     return StreamingResponse(
         lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
     )
+
+
+VERBS: dict[type, Any] = {
+    Translator: "translate",
+    Transcriber: "transcribe",
+    Generator: "generate",
+}
+TaskT = TypeVar("TaskT", bound=Translator | Transcriber | Generator)
+
+
+@dataclass(frozen=True)
+class Languages:
+    """The languages that a run translates from and into: codes of ISO 639, such as en."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Served(Generic[TaskT]):
+    """A run that is served: its name, its task, and the engine that computes it."""
+
+    name: str
+    task: TaskT
+    engine: Engine
+    languages: Languages | None = None
+    directory: Path | None = None
+    """Of the run, or of the first one of an ensemble."""
+    created: int = field(default_factory=lambda: int(time()))
 
 
 MAX_DECODERS = 2
@@ -262,3 +304,80 @@ def check_bound(n: int, bound: int, noun: str) -> None:
     """Raise HTTPException if a request has more than it may."""
     if n > bound:
         raise HTTPException(400, f"a request may have {bound} {noun}, but it has {n}; ask for less")
+
+
+class Connection(H11Protocol):
+    """A connection that ends if its request is late, or if others need its place before its request
+    is whole, and whose end cancels the work for an answer that has not begun.
+
+    uvicorn bounds the bytes of a head, but not its time: any byte ends the timer of an idle
+    connection.
+    """
+
+    def connection_made(self, transport: Any) -> None:  # uvloop's is no asyncio.Transport
+        """Start the timer; where places run out, close the connection that has waited longest."""
+        super().connection_made(transport)
+        self.application = self.app
+        self.app = self._answer
+        self.answering: asyncio.Task[None] | None = None
+        self.idle_since = monotonic()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            HEAD_SECONDS, self.timeout_keep_alive_handler
+        )
+        if self.limit_concurrency and len(self.connections) >= 0.9 * self.limit_concurrency:
+            connections = [each for each in self.connections if isinstance(each, Connection)]
+            unready = [
+                each
+                for each in connections
+                if (each.idle or each.cycle.more_body) and not each.transport.is_closing()
+            ]
+            min(unready, key=lambda each: each.idle_since).transport.abort()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application; close the connection if the body is not here by then."""
+
+        async def send_answer(message: Any) -> None:
+            if message["type"] == "http.response.start" and self.cycle.more_body:
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        self.answering = asyncio.current_task()
+        with suppress(asyncio.CancelledError):
+            await self.application(scope, receive, send_answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the work for a client that has left; a stream notices that by itself."""
+        super().connection_lost(exc)
+        if self.answering and not self.cycle.response_started:
+            self.answering.cancel()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request has begun since the last answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def data_received(self, data: bytes) -> None:
+        """Let the timer run until the head of a request is whole."""
+        timer = self.timeout_keep_alive_task
+        self.timeout_keep_alive_task = None
+        super().data_received(data)
+        if timer and self.idle and not self.timeout_keep_alive_task:
+            self.timeout_keep_alive_task = timer
+        elif timer:
+            timer.cancel()
+
+    def pause_writing(self) -> None:
+        """Start a timer for a client that reads too little of an answer."""
+        super().pause_writing()
+        seconds = self.config.timeout_graceful_shutdown or WRITE_SECONDS
+        self.write_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """End that timer."""
+        self.write_timer.cancel()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """Note since when the connection is idle."""
+        self.idle_since = monotonic()
+        super().on_response_complete()

@@ -1,18 +1,21 @@
-"""The API of LibreTranslate: text from one language to another."""
+"""Text from one language to another: the API of LibreTranslate, and what the page asks for."""
 
 import re
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
-from transduce.serve.engine import Request
+from transduce.errors import InputError
+from transduce.serve.engine import END, Pieces, Request
 from transduce.serve.http import (
     TOKEN,
     Json,
+    Languages,
     PlainError,
+    Served,
     ServerState,
     State,
     body,
@@ -20,7 +23,8 @@ from transduce.serve.http import (
     check_bound,
     responses,
 )
-from transduce.serve.models import Languages, Served, TranslationRequest
+from transduce.tasks.search import Output
+from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.translate import Translator
 
 NAMES = dict(
@@ -69,7 +73,14 @@ zh Chinese""".splitlines()
 
 LINE_END = re.compile("\r\n|[\r\n]")
 
+LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z]{2,4})?")
+"""A code of ISO 639, with a script or region behind it."""
+
+MAX_ATTENTION_CELLS = 10_000
+"""Source tokens times target tokens of an attention map."""
+
 router = APIRouter(tags=["LibreTranslate"], responses=responses(PlainError))
+page = APIRouter(tags=["page"], responses=responses(PlainError), dependencies=TOKEN)
 
 
 class DetectionBody(BaseModel):
@@ -88,6 +99,14 @@ class TranslationBody(BaseModel):
     format: str = "text"
     alternatives: int = Field(0, ge=0, le=20)
     api_key: str | None = None
+
+
+class LineBody(BaseModel):
+    """A line to translate."""
+
+    model: str
+    line: str = Field(min_length=1)
+    n_best: int = Field(1, ge=1, le=10)
 
 
 class Detection(BaseModel):
@@ -212,3 +231,112 @@ async def settings(state: State) -> Json:
             for side, code in asdict(pair).items()
         },
     }
+
+
+@page.post("/page/translate", openapi_extra=body_schema(LineBody, "application/json"))
+async def translate_line(state: State, query: Annotated[LineBody, Depends(body(LineBody))]) -> Json:
+    """The n best translations of a line, the best first, with their scores and the decoder's
+    attention: a row of weights per target token, which sum to 1.
+
+    The attention is null for a blank line, one that is too long to be drawn, and an ensemble.
+    """
+    run = state.find(query.model, Translator)
+    check_bound(len(query.line), state.config.characters, "characters")
+    kind = TranslationRequest(query.n_best, attention=True)
+    ((outputs,),) = await run.engine.outputs(Request([query.line], kind, [query.n_best]))
+    return {
+        "outputs": [
+            {
+                "text": output.text,
+                "score": output.score,
+                "log_prob": output.log_prob,
+                "attention": alignment and _attention_map(alignment),
+            }
+            for output, alignment in outputs
+        ]
+    }
+
+
+def _attention_map(alignment: Alignment) -> Json:
+    """Tokens, a layer, from 0, and the means of its heads."""
+    weights = alignment.weights[alignment.layer].mean(dim=0).tolist()
+    return {
+        "source": alignment.source,
+        "target": alignment.target,
+        "weights": [[round(weight, 3) for weight in row] for row in weights],
+        "layer": alignment.layer,
+    }
+
+
+def languages_of(experiment: dict[str, Any], option: str = "") -> Languages:
+    """The languages of a run that translates: an option, "en-de", or its files' endings.
+
+    Raises:
+        InputError: they are not known.
+    """
+    corpus = experiment.get("corpus", {})
+    files = [corpus.get(side) or corpus.get(f"train_{side}") or "" for side in ("source", "target")]
+    endings = [str(file).removesuffix(".gz").split(".")[-1] for file in files]
+    codes = option.split("-", 1) if option else endings
+    if len(codes) != 2 or not all(LANGUAGE.fullmatch(code) for code in codes):
+        value = option or " and ".join(codes)
+        raise InputError(
+            f"a run that translates needs its languages, such as en-de, but there is {value!r}; "
+            "add --languages en-de, one for each run that translates"
+        )
+    return Languages(*codes)
+
+
+def in_languages(translator: Translator, languages: Languages) -> Translator:
+    """Let a model of several languages translate between these, where its run names none.
+
+    Raises:
+        InputError: it knows no such language.
+    """
+    source = translator.source_tokenizer
+    target = translator.tokenizer
+    decoding = translator.decoding
+    is_tagged = len(source.tagged_languages) > 1 and not source.opening
+    named = decoding
+    if source.lacks_language and not decoding.source_language:
+        named = named.changed(source_language=languages.source)
+    if (is_tagged or target.lacks_language) and not decoding.target_language:
+        named = named.changed(target_language=languages.target)
+    if named == decoding:
+        return translator
+    translator = translator.with_decoding(named)
+    translator.decoding = decoding.changed(source_language="", target_language="")
+    return translator
+
+
+@dataclass(frozen=True)
+class TranslationRequest:
+    """The n best translations, and the attention of each."""
+
+    n_best: int = 1
+    attention: bool = False
+
+
+def translate_lines(
+    translator: Translator, request: TranslationRequest, lines: list[str]
+) -> Pieces:
+    """Yield the n best translations of every line in one piece: pairs of output and attention."""
+    for i, outputs in translator.stream(lines, n_best=request.n_best):
+        maps = [
+            _attention(translator, lines[i], output) if request.attention else None
+            for output in outputs
+        ]
+        yield i, [*zip(outputs, maps, strict=True)]
+        yield i, END
+
+
+def _attention(translator: Translator, line: str, output: Output) -> Alignment | None:
+    """The decoder's attention; None for a blank line, one that is too long, and an ensemble."""
+    (source,) = translator.sources([line])
+    n_cells = len(source) * (len(output.tokens) + 1)
+    if len(translator.engines) > 1 or not output.tokens or n_cells > MAX_ATTENTION_CELLS:
+        return None
+    try:
+        return translator.align([line], [output])[0]
+    except InputError:  # longer than learned positions
+        return None
