@@ -10,8 +10,8 @@ from jaxtyping import Int
 from transduce.errors import InputError
 
 if TYPE_CHECKING:
-    from transduce.data.text.language import Stream
-    from transduce.data.text.windows import MaskedBatches
+    from transduce.data.language import Stream
+    from transduce.data.windows import MaskedBatches
 
 
 def bigram_cross_entropy(

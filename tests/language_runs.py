@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
 
-from transduce.data.text.base_tokenizer import CharTokenizer, Tokenizer
-from transduce.data.text.json_tokenizer import END, JSONTokenizer
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.base_tokenizer import CharTokenizer, Tokenizer
+from transduce.data.json_tokenizer import END, JSONTokenizer
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.files import save_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer

@@ -9,10 +9,10 @@ import soundfile
 import torch
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor, VectorReader
-from transduce.data.speech.manifest import Recording, write_manifest
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.features import FeatureConfig, FeatureExtractor, VectorReader
+from transduce.data.manifest import Recording, write_manifest
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
 from transduce.experiment.config import with_frames, with_vocabularies
 from transduce.files import save_weights
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig

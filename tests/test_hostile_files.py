@@ -17,11 +17,11 @@ from recipes import translation
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
-from transduce.data.text.base_tokenizer import CharTokenizer
-from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.language import read_header
-from transduce.data.text.lines import each_cell_row
-from transduce.data.text.tokenizer_files import load_tokenizer
+from transduce.data.base_tokenizer import CharTokenizer
+from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.language import read_header
+from transduce.data.lines import each_cell_row
+from transduce.data.tokenizer_files import load_tokenizer
 from transduce.decode.ngram import NGrams
 from transduce.device import torch_device
 from transduce.errors import InputError, command_process

@@ -19,8 +19,8 @@ from tests.language_runs import any_tokenizer, language_run
 from tests.runs import FEATURES, random_run, random_speech_run
 from transduce.cli.main import main
 from transduce.config import to_dict
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.features import FeatureConfig, FeatureExtractor
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.run import validated_checkpoints, validations
 from transduce.train.optim import OptimConfig, optimizer
 from transduce.train.state import Progress, Store

@@ -14,8 +14,8 @@ import torch
 import transduce
 from tests.runs import LITTLE, random_run
 from transduce.config import differences, flatten, from_dict, to_dict
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.files import save_weights, write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny

@@ -14,11 +14,11 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from transduce.config import differences, flatten, from_dict, to_dict, without_removed
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
-from transduce.data.speech.features import FeatureExtractor, VectorReader
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.tokenizer_files import FILES, side_files, write_tokenizers
+from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.tokenizer_files import FILES, side_files, write_tokenizers
 from transduce.decode import phrases, shortlist
 from transduce.device import torch_device
 from transduce.errors import InputError

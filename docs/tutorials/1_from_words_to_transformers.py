@@ -1033,8 +1033,8 @@ assert tokenizer.decode(tokenizer.encode(unseen)) == unseen
 # vowel, from finer detail: *MFCC*.
 
 # %%
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import FeatureExtractor
+from transduce.data.audio import read_audio
+from transduce.data.features import FeatureExtractor
 
 sounds = Path(__file__).parents[2] / "recipes/data/commands/sound"
 header, row = (line.split("\t") for line in (sounds / "test.tsv").read_text().splitlines()[:2])

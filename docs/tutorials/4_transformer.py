@@ -713,8 +713,8 @@ axes.set_title(f"beam search: {line}")
 # The recording below ships with `transduce`; it is a synthetic voice.
 
 # %%
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import FLOOR, FeatureExtractor
+from transduce.data.audio import read_audio
+from transduce.data.features import FLOOR, FeatureExtractor
 from transduce.recipes import DATA
 
 RATE = 16000

@@ -22,8 +22,8 @@ from bench.marian import Marian, import_marian
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.data.text.corpus import corpus_folder
-from transduce.data.text.lines import read_lines
+from transduce.data.corpus import corpus_folder
+from transduce.data.lines import read_lines
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints

@@ -38,8 +38,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 
-from transduce.data.text.corpus import corpus_folder
-from transduce.data.text.lines import read_lines
+from transduce.data.corpus import corpus_folder
+from transduce.data.lines import read_lines
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from torchaudio.compliance import kaldi
 
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor
-from transduce.data.speech.layouts import SOUND
+from transduce.data.audio import read_audio
+from transduce.data.features import FeatureConfig, FeatureExtractor
+from transduce.data.layouts import SOUND
 from transduce.errors import InputError
 
 COMMANDS = Path(__file__).resolve().parents[2] / "recipes" / "data" / "commands" / "sound"

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import transduce as td
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.manifest import read_manifest
+from transduce.data.audio import read_audio
+from transduce.data.manifest import read_manifest
 from transduce.score.wer import wer
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 import transduce as td
-from transduce.data.speech.manifest import read_manifest
+from transduce.data.manifest import read_manifest
 from transduce.score.wer import wer
 from transduce.tasks.sound import Audio
 

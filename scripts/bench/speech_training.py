@@ -28,11 +28,11 @@ from torchaudio.models.conformer import ConformerLayer
 import transduce as td
 from transduce.data.batch import Batch, Epoch
 from transduce.data.config import FeatureConfig
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.frame_reader import FeatureCache, FrameReader
-from transduce.data.speech.manifest import read_manifest
-from transduce.data.speech.pairs import SpeechPairs, SpeechPairsConfig
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.features import FeatureExtractor
+from transduce.data.frame_reader import FeatureCache, FrameReader
+from transduce.data.manifest import read_manifest
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig
 from transduce.model.positions import sinusoidal
 from transduce.model.presets import conformer_tiny
 from transduce.train.config import LossConfig

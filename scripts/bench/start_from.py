@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
+from transduce.data.manifest import Recording, read_manifest, write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOUND = ROOT / "recipes" / "data" / "commands" / "sound"

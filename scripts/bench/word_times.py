@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 import transduce as td
-from transduce.data.speech.manifest import Recording, read_manifest
+from transduce.data.manifest import Recording, read_manifest
 from transduce.score.wer import align
 
 EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)

@@ -32,7 +32,7 @@ from jaxtyping import Float, Int16
 from tqdm import tqdm
 
 from transduce.config import differences
-from transduce.data.speech.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
+from transduce.data.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
 from transduce.errors import InputError, exit_code
 from transduce.files import write_file
 

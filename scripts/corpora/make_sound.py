@@ -31,8 +31,8 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from transduce.data.speech.manifest import Recording, write_manifest
-from transduce.data.text.lines import read_lines
+from transduce.data.lines import read_lines
+from transduce.data.manifest import Recording, write_manifest
 from transduce.errors import InputError
 
 TEXT = Path(__file__).resolve().parents[2] / "recipes" / "data" / "commands"

@@ -30,8 +30,8 @@ import soundfile
 from make_sound import RATE, speak
 from tqdm import tqdm
 
-from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
-from transduce.data.text.lines import read_lines
+from transduce.data.lines import read_lines
+from transduce.data.manifest import Recording, read_manifest, write_manifest
 from transduce.errors import InputError, exit_code
 
 SPEEDS = (105, 180)  # words per minute

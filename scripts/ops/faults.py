@@ -42,7 +42,7 @@ sys.path[:0] = [str(SCRIPTS / "corpora")]
 import transduce as td
 from transduce import experiment as ex
 from transduce.config import to_dict
-from transduce.data.speech.manifest import Recording, write_manifest
+from transduce.data.manifest import Recording, write_manifest
 from transduce.errors import exit_code
 from transduce.experiment import run as training, validation
 from transduce.recipes import speech_to_text, translation

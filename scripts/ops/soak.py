@@ -21,8 +21,8 @@ import numpy as np
 import soundfile
 
 import transduce as td
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.manifest import read_manifest
+from transduce.data.audio import read_audio
+from transduce.data.manifest import read_manifest
 
 PAUSE = (0.4, 1.0)
 """Seconds between two recordings."""

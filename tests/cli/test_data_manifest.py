@@ -8,7 +8,7 @@ import soundfile
 
 from tests.layouts import noise, put, sound
 from transduce.cli.main import main
-from transduce.data.speech.manifest import read_manifest
+from transduce.data.manifest import read_manifest
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import gzip
 
 import pytest
 
-from tests.data.text.test_language import SPACED, at_once
+from tests.data.test_language import SPACED, at_once
 from transduce.cli.main import main
 from transduce.cli.shards import pieces_of
-from transduce.data.text.language import Shards, read_text
-from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
+from transduce.data.language import Shards, read_text
+from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
 
 TEXT = "".join(f"Line {i} says\n\n  größer than {i * i}\nand so on.\n\n\nNext:\n" for i in range(30)) + SPACED
 

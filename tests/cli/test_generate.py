@@ -12,8 +12,8 @@ import torch
 import transduce as td
 from tests.language_runs import language_model, language_run
 from transduce.cli.main import main
-from transduce.data.text.base_tokenizer import CharTokenizer
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.base_tokenizer import CharTokenizer
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.tasks.perplexity import measure_perplexity
 
 RULE = "-" * 20 + "\n"

@@ -12,7 +12,7 @@ from tests.tasks.test_search import SHORT, searched
 from transduce.cli.common import Columns, Machine
 from transduce.cli.main import main
 from transduce.cli.transcribe import Transcription, TranscriptionOutput
-from transduce.data.speech.features import VectorConfig, VectorReader
+from transduce.data.features import VectorConfig, VectorReader
 
 PLAIN = {"output": TranscriptionOutput(), "columns": Columns()}
 CPU = ["--device", "cpu"]

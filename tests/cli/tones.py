@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from tests.runs import FEATURES, RATE, SPEECH, TONES, sentences, sound
 from transduce.cli.main import main
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.text.sentencepiece_bpe import PAD, SentencePieceTokenizer
+from transduce.data.features import FeatureExtractor
+from transduce.data.sentencepiece_bpe import PAD, SentencePieceTokenizer
 from transduce.experiment.config import with_frames
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.runs import FEATURES, record, sentences
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.frame_reader import FeatureCache, FrameReader
-from transduce.data.speech.manifest import Recording
-from transduce.data.speech.pairs import SpeechPairs, SpeechPairsConfig
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.features import FeatureExtractor
+from transduce.data.frame_reader import FeatureCache, FrameReader
+from transduce.data.manifest import Recording
+from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig
 
 TEXTS = sentences(20)
 

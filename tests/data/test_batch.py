@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from transduce.data.batch import IGNORE, Batch, Epoch, bucket, pad, padding_share, pair_batch, pair_epoch
-from transduce.data.text.corpus import Folder, corpus_folder
-from transduce.data.text.pairs import TextPairs, fingerprint
-from transduce.data.text.parallel_text import ParallelText
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, train_tokenizer_pair
+from transduce.data.corpus import Folder, corpus_folder
+from transduce.data.parallel_text import ParallelText
+from transduce.data.sentencepiece_bpe import BOS, EOS, PAD, train_tokenizer_pair
+from transduce.data.text_batches import TextPairs, fingerprint
 
 
 def pairs_of_ids(n: int, seed: int, longest: int = 30) -> tuple[list[list[int]], list[list[int]]]:

@@ -14,7 +14,7 @@ from recipes import language_model, masked_language_model, speech_to_text, trans
 from tests.runs import random_speech_run
 from transduce.cli.main import COMMANDS, main
 from transduce.config import flatten, to_dict
-from transduce.data.text.corpus import Files, Folder
+from transduce.data.corpus import Files, Folder
 from transduce.experiment.command import choose, main as recipe_main, with_files
 
 RECIPES = (translation, speech_to_text, language_model, masked_language_model)

@@ -9,7 +9,7 @@ import pytest
 import transduce as td
 from recipes import language_model, speech_to_text, translation
 from transduce.config import differences, to_dict
-from transduce.data.text.corpus import Directions
+from transduce.data.corpus import Directions
 from transduce.experiment.config import SpeechExperiment, TranslationExperiment, resolved
 from transduce.model.presets import conformer_tiny
 

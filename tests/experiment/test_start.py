@@ -7,8 +7,8 @@ import torch
 
 import transduce as td
 from tests.runs import ENGLISH, GERMAN, random_run, random_speech_run, sentences
-from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
+from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
 from transduce.experiment.config import Experiment, with_frames, with_vocabularies
 from transduce.experiment.run import Processor, new_model
 from transduce.experiment.start import saved_tokenizers

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 import transduce as td
 from tests.data.conftest import speech_pairs
 from tests.runs import ENGLISH, GERMAN, RATE, random_speech_run, record, sentences
+from transduce.data.audio import read_audio
 from transduce.data.batch import Batch
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.frame_reader import FeatureCache, FrameReader
-from transduce.data.text.pairs import TextPairs
-from transduce.data.text.parallel_text import ParallelText
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
+from transduce.data.frame_reader import FeatureCache, FrameReader
+from transduce.data.parallel_text import ParallelText
+from transduce.data.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
+from transduce.data.text_batches import TextPairs
 from transduce.experiment.config import ValidateBy, with_vocabularies
 from transduce.experiment.validation import draw_attention, held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import transduce as td
 from transduce.cli.main import main
-from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop.config_json import read_settings
 from transduce.interop.families import read_run
 from transduce.interop.pretrained import Imported

@@ -8,9 +8,9 @@ import transduce as td
 from recipes import language_model, masked_language_model, translation
 from tests.runs import FEATURES, SPEECH, record, sentences
 from transduce.data.config import Augmentation
-from transduce.data.speech.manifest import Manifests, Recording, write_manifest
-from transduce.data.text.corpus import Folder
-from transduce.data.text.language import OneText
+from transduce.data.corpus import Folder
+from transduce.data.language import OneText
+from transduce.data.manifest import Manifests, Recording, write_manifest
 from transduce.experiment.config import SpeechExperiment, TranslationExperiment
 from transduce.train.config import OptimConfig, TrainingConfig
 from transduce.train.trainer import Trainer

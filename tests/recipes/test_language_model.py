@@ -15,8 +15,8 @@ from tests.recipes.small import LINES, generator as small, loss_parts, metrics
 from transduce.cli.common import Machine
 from transduce.cli.generate import score_perplexity
 from transduce.cli.main import main
-from transduce.data.text.language import OneText, Shards, TextFiles, encode_text, write_shard
-from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
+from transduce.data.language import OneText, Shards, TextFiles, encode_text, write_shard
+from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
 from transduce.experiment.config import with_vocabularies
 
 

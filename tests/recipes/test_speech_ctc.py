@@ -10,8 +10,8 @@ import transduce as td
 from recipes.speech_to_text import SETTINGS, run
 from tests.recipes.small import loss_parts, transcriber as small
 from tests.runs import SPEECH, sentences
-from transduce.data.speech.manifest import Manifests
-from transduce.data.text.tokenizer_files import train_tokenizer
+from transduce.data.manifest import Manifests
+from transduce.data.tokenizer_files import train_tokenizer
 from transduce.experiment.command import choose
 
 

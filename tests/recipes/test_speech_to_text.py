@@ -13,10 +13,10 @@ import transduce as td
 from recipes.speech_to_text import SETTINGS, run
 from tests.recipes.small import loss_parts, metrics, transcriber as small
 from tests.runs import FEATURES, RATE, SPEECH, library_tokenizer, sentences
+from transduce.data.audio import read_audio
 from transduce.data.config import Augmentation
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import FeatureExtractor, VectorConfig
-from transduce.data.speech.manifest import Manifests, Recording, read_manifest, write_manifest
+from transduce.data.features import FeatureExtractor, VectorConfig
+from transduce.data.manifest import Manifests, Recording, read_manifest, write_manifest
 from transduce.experiment.command import choose
 from transduce.experiment.config import with_frames
 from transduce.model.layers import Layer

@@ -19,8 +19,8 @@ from tests.recipes.small import loss_parts, metrics, translator as small
 from tests.runs import library_tokenizer
 from transduce.cli.main import main
 from transduce.config import differences, to_dict
-from transduce.data.text.corpus import Directions, Files
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.corpus import Directions, Files
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.decode.shortlist import FILE
 from transduce.experiment.command import choose
 from transduce.experiment.config import with_vocabularies
@@ -135,13 +135,13 @@ def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_pa
 
 
 def test_a_corpus_that_memory_need_not_hold_is_read_in_pools(parallel_text, tmp_path, monkeypatch, untrained, capsys):
-    for name in ("parallel_text", "pairs"):
-        monkeypatch.setattr(f"transduce.data.text.{name}.POOL", 60)
+    for name in ("parallel_text", "text_batches"):
+        monkeypatch.setattr(f"transduce.data.{name}.POOL", 60)
     x = small(tmp_path / "run", parallel_text, cache=tmp_path / "cache", corpus=brief(parallel_text, "train"))
     untrained(run, x)
     printed = capsys.readouterr().out
     assert "150 pairs" in printed and " in 3 pools, each of which is an epoch; " in printed
-    monkeypatch.setattr("transduce.data.text.parallel_text._survey", lambda *_: pytest.fail("the text was read again"))
+    monkeypatch.setattr("transduce.data.parallel_text._survey", lambda *_: pytest.fail("the text was read again"))
     untrained(run, replace(x, run=tmp_path / "other"))
 
 

@@ -22,8 +22,8 @@ def newest(directory):
 
 def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(parallel_text, tmp_path, monkeypatch):
     """Pools of sixty pairs; the power goes in the second one, and nobody reads the text again."""
-    for name in ("parallel_text", "pairs"):
-        monkeypatch.setattr(f"transduce.data.text.{name}.POOL", 60)
+    for name in ("parallel_text", "text_batches"):
+        monkeypatch.setattr(f"transduce.data.{name}.POOL", 60)
     straight, cut = (
         small(tmp_path / name, parallel_text, cache=tmp_path / "cache", tokens_per_batch=1024)
         for name in ("straight", "cut")
@@ -43,7 +43,7 @@ def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(para
             run(cut)
     state = json.loads((cut.run / "checkpoints" / "00000005" / "state.json").read_text())
     assert state["epoch"] > 0
-    monkeypatch.setattr("transduce.data.text.parallel_text._survey", lambda *_: pytest.fail("the text was read again"))
+    monkeypatch.setattr("transduce.data.parallel_text._survey", lambda *_: pytest.fail("the text was read again"))
     assert run(cut) == scores
     first, second = (folder / "model.safetensors" for folder in (straight.run, cut.run))
     assert first.read_bytes() == second.read_bytes()

@@ -13,7 +13,7 @@ import sacrebleu
 
 import transduce as td
 from tests.runs import random_speech_run, record, sentences
-from transduce.data.speech.manifest import Recording
+from transduce.data.manifest import Recording
 from transduce.report import evaluation
 from transduce.report.evaluation import search_report, speech_report
 from transduce.tasks import sound as sounds, transcribe as transcriber

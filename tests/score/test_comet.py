@@ -9,7 +9,7 @@ import pytest
 import transduce as td
 from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
-from transduce.data.text.parallel_text import ParallelText
+from transduce.data.parallel_text import ParallelText
 from transduce.experiment import validation
 from transduce.score import measures as module
 from transduce.score.measures import comet

@@ -9,7 +9,7 @@ import torch
 import transduce as td
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run, record, sentences
-from transduce.data.speech.manifest import Recording
+from transduce.data.manifest import Recording
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import transduce as td
 from tests.contract import random_model
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import VectorConfig
-from transduce.data.speech.features import VectorReader
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.features import VectorReader
 from transduce.decode.scorer import ModelScorer
 from transduce.decode.shortlist import Shortlist
 from transduce.engine.select import engine_for

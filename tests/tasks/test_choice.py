@@ -16,7 +16,7 @@ from tests.runs import ENGLISH, RATE, sound
 from tests.tasks.test_ensemble import check, whole_model
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.tasks.request import Details
 from transduce.tasks.search import Output, chosen
 from transduce.tasks.transcribe import AT_ONCE

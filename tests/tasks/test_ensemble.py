@@ -14,9 +14,9 @@ from tests.language_runs import language_run
 from tests.runs import ENGLISH, FEATURES, LITTLE, RATE, random_run, random_speech_run, record, sentences
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.audio import read_audio
+from transduce.data.features import FeatureExtractor
+from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.tasks.request import Details
 from transduce.tasks.search import Output
 

@@ -10,8 +10,8 @@ import torch
 
 import transduce as td
 from tests.language_runs import any_tokenizer
-from transduce.data.text.base_tokenizer import CharTokenizer
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.base_tokenizer import CharTokenizer
+from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.errors import InputError
 from transduce.files import save_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig

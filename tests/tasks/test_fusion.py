@@ -16,7 +16,7 @@ from tests.runs import ENGLISH, GERMAN, record, sentences
 from tests.tasks.test_ensemble import whole_model
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.files import save_weights
 from transduce.run import Run, load_run, save_run
 

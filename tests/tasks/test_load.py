@@ -9,8 +9,8 @@ import torch
 
 import transduce as td
 from tests.runs import ENGLISH, LITTLE, library_tokenizer, random_run, random_speech_run
-from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.decode.phrases import load_lexicon, save_lexicon
 from transduce.tasks.search import GREEDY, Output
 from transduce.tasks.translate import likeliest

@@ -15,7 +15,7 @@ import torch
 import transduce as td
 from tests.runs import RATE
 from transduce.cli.main import main
-from transduce.data.speech.audio import read_audio
+from transduce.data.audio import read_audio
 from transduce.tasks.search import Output
 from transduce.tasks.speech import no_speech_probs
 

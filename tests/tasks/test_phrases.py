@@ -10,8 +10,8 @@ import transduce as td
 from tests.language_runs import any_tokenizer, language_model
 from tests.runs import GERMAN, RATE, library_tokenizer, sentences, sound
 from transduce.cli.main import main
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.tasks.generate import Generator
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=12)

@@ -10,8 +10,8 @@ import transduce as td
 from tests.language_runs import language_run
 from tests.runs import LITTLE, RATE, library_tokenizer, random_run, random_speech_run, sentences
 from transduce.config import from_dict, to_dict
-from transduce.data.speech.audio import read_audio
-from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.audio import read_audio
+from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.constraints import Constraints

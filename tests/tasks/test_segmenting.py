@@ -12,10 +12,10 @@ import torch
 
 import transduce as td
 from tests.runs import FEATURES, RATE, sound
-from transduce.data.speech import audio
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.segments import levels, segments
+from transduce.data import audio
+from transduce.data.audio import read_audio
+from transduce.data.features import FeatureExtractor
+from transduce.data.segments import levels, segments
 from transduce.tasks import transcribe
 from transduce.tasks.sound import Transcript, group_by_duration, segment_audio
 

@@ -9,10 +9,10 @@ import torch
 import transduce as td
 from tests.language_runs import language_model, language_run
 from tests.runs import ENGLISH, FEATURES, GERMAN, LITTLE, RATE, sentences, sound
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.text.base_tokenizer import CharTokenizer
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
-from transduce.data.text.windows import mask_id
+from transduce.data.base_tokenizer import CharTokenizer
+from transduce.data.features import FeatureExtractor
+from transduce.data.sentencepiece_bpe import BOS, EOS
+from transduce.data.windows import mask_id
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.tasks.perplexity import measure_perplexity

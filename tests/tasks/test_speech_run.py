@@ -11,8 +11,8 @@ import torch
 
 import transduce as td
 from tests.runs import FEATURES, RATE, SPEECH, random_speech_run, sound
-from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import FeatureExtractor, VectorConfig, VectorReader
+from transduce.data.audio import read_audio
+from transduce.data.features import FeatureExtractor, VectorConfig, VectorReader
 from transduce.run import load_run
 from transduce.tasks.load import load_as
 

@@ -12,8 +12,8 @@ import torch
 
 import transduce as td
 from tests.runs import RATE, sound
-from transduce.data.speech.audio import read_audio
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.audio import read_audio
+from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.tasks.search import Output
 from transduce.tasks.sound import Segment

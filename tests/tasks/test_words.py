@@ -11,8 +11,8 @@ import torch
 import transduce as td
 from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_speech_run, sound
-from transduce.data.speech.features import FeatureExtractor, VectorConfig, VectorReader
-from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.features import FeatureExtractor, VectorConfig, VectorReader
+from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run

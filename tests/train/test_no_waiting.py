@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import toy
-from transduce.data.text.base_tokenizer import CharTokenizer
-from transduce.data.text.windows import MaskedWindows, MaskingConfig, Stream, TokenWindows
+from transduce.data.base_tokenizer import CharTokenizer
+from transduce.data.windows import MaskedWindows, MaskingConfig, Stream, TokenWindows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.train import toy
-from transduce.data.text.pairs import TextPairs
-from transduce.data.text.parallel_text import ParallelText
-from transduce.data.text.sentencepiece_bpe import train_tokenizer_pair
+from transduce.data.parallel_text import ParallelText
+from transduce.data.sentencepiece_bpe import train_tokenizer_pair
+from transduce.data.text_batches import TextPairs
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
 from transduce.train.host import StopRequest

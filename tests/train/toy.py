@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.batch import Batch, Epoch, pair_epoch
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.log import standard_sinks

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 from tyro.conf import Positional, arg
 
 from transduce.config import at_least
-from transduce.data.text.lines import decode_lines
-from transduce.data.text.parallel_text import Pair, PairFiles, has_text
+from transduce.data.lines import decode_lines
+from transduce.data.parallel_text import Pair, PairFiles, has_text
 from transduce.errors import InputError
 from transduce.process import Bar
 

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 
 from transduce.arguments import Group, Overrides
 from transduce.config import Common
-from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
+from transduce.data.lines import bounded_lines, decode_line, raw_lines
 from transduce.errors import InputError
 from transduce.process import keep_memory
 from transduce.tasks.config import GREEDY

@@ -146,7 +146,7 @@ def _two_rows(alignment: WordAlignment) -> tuple[str, str]:
 
 def _sounds(recordings: list[Path]) -> Iterator[tuple[str, Any]]:
     """Recordings of the microphone where somebody can speak into one, else these files."""
-    from transduce.data.speech.audio import record
+    from transduce.data.audio import record
 
     if sys.stdin.isatty():
         try:

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 
-from transduce.data.text.lines import bounded_lines, decode_line
+from transduce.data.lines import bounded_lines, decode_line
 from transduce.errors import InputError
 
 PROMPT = "> "

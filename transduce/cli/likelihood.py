@@ -23,7 +23,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Job, Progress, Rows
 from transduce.cli.large_files import Division, carry_out
-from transduce.data.speech.manifest import manifest_audio
+from transduce.data.manifest import manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
 

@@ -176,7 +176,7 @@ def shortlist(
         lines: Read so many lines at most.
     """
     from transduce.config import at_least, within
-    from transduce.data.text.parallel_text import each_line_pair
+    from transduce.data.parallel_text import each_line_pair
     from transduce.decode.shortlist import FILE, learn_shortlist, save_shortlist
     from transduce.run import load_run
 

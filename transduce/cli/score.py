@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from transduce.arguments import Group
 from transduce.cli.common import OptionalFile, check_stdin, read_side, side_name
 from transduce.config import within
-from transduce.data.text.lines import split_table
+from transduce.data.lines import split_table
 from transduce.errors import InputError
 from transduce.score.bleu import Tokenization, TranslationMeasure, bleu, chrf, ter
 from transduce.score.measures import comet

@@ -14,10 +14,10 @@ from typing import Annotated
 from tyro.conf import arg
 
 from transduce.cli.common import OptionalFile
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.language import CUT, encode_text, read_header, read_text, write_shard
-from transduce.data.text.lines import check_text, decode_lines
-from transduce.data.text.tokenizer_files import (
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.language import CUT, encode_text, read_header, read_text, write_shard
+from transduce.data.lines import check_text, decode_lines
+from transduce.data.tokenizer_files import (
     FILES,
     KINDS,
     TokenizerKind,

@@ -28,7 +28,7 @@ from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
 from transduce.cli.large_files import Division, carry_out
 from transduce.cli.translate import check_token_scores
 from transduce.config import Common
-from transduce.data.speech.manifest import manifest_audio
+from transduce.data.manifest import manifest_audio
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt
@@ -330,7 +330,7 @@ def _standard_input() -> "Iterator[Audio]":
 
 def _recorded() -> "Audio":
     """Record from the microphone until Enter or Ctrl-C."""
-    from transduce.data.speech.audio import record
+    from transduce.data.audio import record
 
     def wait() -> None:
         print("recording; Enter ends it", file=sys.stderr, flush=True)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.lines import read_lines
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.lines import read_lines
 from transduce.decode.rules import Rule, behind_prompt
 from transduce.decode.vocabulary import Matcher, Trie, Vocabulary, phrase_bytes, vocabulary
 from transduce.errors import InputError

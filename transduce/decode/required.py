@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.decode.beams import Beams
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints

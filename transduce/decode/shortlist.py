@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.decode.scorer import Decoder, ModelScorer, Places, Tokens
 from transduce.errors import InputError
 from transduce.files import read_weights, write_file

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import Tokenizer
 
 
 class Vocabulary:

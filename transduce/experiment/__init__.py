@@ -16,27 +16,18 @@ if TYPE_CHECKING:
         MaskingConfig as MaskingConfig,
         VectorConfig as VectorConfig,
     )
-    from transduce.data.speech.frame_reader import (
-        FeatureCache as FeatureCache,
-        FrameReader as FrameReader,
-        make_feature_extractor as make_feature_extractor,
-    )
-    from transduce.data.speech.manifest import (
-        Manifests as Manifests,
-        cells as cells,
-        recordings_fingerprint as recordings_fingerprint,
-    )
-    from transduce.data.speech.pairs import (
-        SpeechPairs as SpeechPairs,
-        SpeechPairsConfig as SpeechPairsConfig,
-    )
-    from transduce.data.text.corpus import (
+    from transduce.data.corpus import (
         Directions as Directions,
         Files as Files,
         Folder as Folder,
         corpus_folder as corpus_folder,
     )
-    from transduce.data.text.language import (
+    from transduce.data.frame_reader import (
+        FeatureCache as FeatureCache,
+        FrameReader as FrameReader,
+        make_feature_extractor as make_feature_extractor,
+    )
+    from transduce.data.language import (
         OneText as OneText,
         Shards as Shards,
         Stream as Stream,
@@ -44,28 +35,37 @@ if TYPE_CHECKING:
         encode_text as encode_text,
         read_text as read_text,
     )
-    from transduce.data.text.lines import read_lines as read_lines
-    from transduce.data.text.pairs import (
-        TextPairs as TextPairs,
-        fingerprint as fingerprint,
-        text_pairs as text_pairs,
+    from transduce.data.lines import read_lines as read_lines
+    from transduce.data.manifest import (
+        Manifests as Manifests,
+        cells as cells,
+        recordings_fingerprint as recordings_fingerprint,
     )
-    from transduce.data.text.parallel_text import ParallelText as ParallelText
-    from transduce.data.text.pronunciations import (
+    from transduce.data.parallel_text import ParallelText as ParallelText
+    from transduce.data.pronunciations import (
         PronunciationTokenizer as PronunciationTokenizer,
         read_dictionary as read_dictionary,
     )
-    from transduce.data.text.sentencepiece_bpe import (
+    from transduce.data.sentencepiece_bpe import (
         Normalization as Normalization,
         SentencePieceTokenizer as SentencePieceTokenizer,
         tokenizers as tokenizers,
         train_tokenizer_pair as train_tokenizer_pair,
     )
-    from transduce.data.text.tokenizer_files import (
+    from transduce.data.speech_batches import (
+        SpeechPairs as SpeechPairs,
+        SpeechPairsConfig as SpeechPairsConfig,
+    )
+    from transduce.data.text_batches import (
+        TextPairs as TextPairs,
+        fingerprint as fingerprint,
+        text_pairs as text_pairs,
+    )
+    from transduce.data.tokenizer_files import (
         TokenizerKind as TokenizerKind,
         train_tokenizer as train_tokenizer,
     )
-    from transduce.data.text.windows import (
+    from transduce.data.windows import (
         HeldOut as HeldOut,
         HeldOutWindows as HeldOutWindows,
         MaskedBatches as MaskedBatches,

@@ -10,10 +10,10 @@ import tyro
 
 from transduce.config import Common, at_least, within
 from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
-from transduce.data.speech.manifest import Manifests
-from transduce.data.text.corpus import Directions, Files, Folder
-from transduce.data.text.sentencepiece_bpe import Normalization
-from transduce.data.text.tokenizer_files import TokenizerKind
+from transduce.data.corpus import Directions, Files, Folder
+from transduce.data.manifest import Manifests
+from transduce.data.sentencepiece_bpe import Normalization
+from transduce.data.tokenizer_files import TokenizerKind
 from transduce.errors import InputError
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import speech_tiny, transformer_tiny

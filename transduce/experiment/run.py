@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from transduce.config import differences, to_dict
-from transduce.data.speech.features import FeatureExtractor, VectorReader
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.tokenizer_files import same_tokens
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.phrases import save_lexicon
 from transduce.device import torch_device, trains_in
 from transduce.errors import InputError

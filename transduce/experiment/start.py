@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transduce.data.speech.frame_reader import FrameReader
-from transduce.data.speech.manifest import Recording, cells
-from transduce.data.speech.pairs import SpeechPairs, SpeechPairsConfig
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.pronunciations import PronunciationTokenizer, read_dictionary
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.data.text.tokenizer_files import load_tokenizer
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.frame_reader import FrameReader
+from transduce.data.manifest import Recording, cells
+from transduce.data.pronunciations import PronunciationTokenizer, read_dictionary
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig
+from transduce.data.tokenizer_files import load_tokenizer
 from transduce.errors import InputError
 from transduce.experiment.config import SpeechExperiment
 from transduce.files import weights_of

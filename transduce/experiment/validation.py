@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batch import IGNORE, Batch
-from transduce.data.speech.frame_reader import FrameReader
-from transduce.data.speech.manifest import Recording
-from transduce.data.speech.pairs import SpeechPairs
-from transduce.data.text.language import Stream
-from transduce.data.text.parallel_text import ParallelText
-from transduce.data.text.windows import MaskedBatches, decode_masked
+from transduce.data.frame_reader import FrameReader
+from transduce.data.language import Stream
+from transduce.data.manifest import Recording
+from transduce.data.parallel_text import ParallelText
+from transduce.data.speech_batches import SpeechPairs
+from transduce.data.windows import MaskedBatches, decode_masked
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.model.transformer import Transformer

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.tokenizer_files import write_tokenizers
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
 from transduce.interop.pretrained import check_exportable
 from transduce.interop.weights import CTRANSLATE2, named_weights

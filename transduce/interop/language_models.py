@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer as LibraryTokenizer
 from torch import Tensor
 
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.imported import ImportedTokenizer
-from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.imported import ImportedTokenizer
+from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.config_json import (

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.tokenizer_files import write_tokenizers
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import require
 from transduce.interop.config_json import CONFIG
 from transduce.interop.pretrained import check_exportable, write_settings

@@ -9,9 +9,9 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from transduce.config import differences, to_dict
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.imported import ImportedTokenizer
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.features import FeatureExtractor
+from transduce.data.imported import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
 from transduce.interop.config_json import CONFIG

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from transduce.data.speech.manifest import Recording
+from transduce.data.manifest import Recording
 from transduce.files import write_file
 from transduce.report.documents import write_reports
 from transduce.report.record import HeldOut

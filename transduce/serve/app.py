@@ -28,7 +28,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transduce.data.speech.features import FeatureExtractor
+from transduce.data.features import FeatureExtractor
 from transduce.errors import InputError
 from transduce.report.record import Record, record
 from transduce.serve import audio, completions, translation

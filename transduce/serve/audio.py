@@ -13,7 +13,7 @@ from fastapi import APIRouter, HTTPException, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from transduce.data.speech.audio import audio_blocks
+from transduce.data.audio import audio_blocks
 from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import END, Pieces, Request

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import pad
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.language import encode_text
-from transduce.data.text.windows import encode_masked, mask_id
+from transduce.data.language import encode_text
+from transduce.data.windows import encode_masked, mask_id
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer

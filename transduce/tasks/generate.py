@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.language import encode_text
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.language import encode_text
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints

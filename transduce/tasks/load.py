@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 
 from transduce.config import from_dict
-from transduce.data.speech.features import FeatureExtractor, VectorReader
-from transduce.data.text.lines import each_line
-from transduce.data.text.tokenizer_files import same_tokens
+from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.lines import each_line
+from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.decode.phrases import load_lexicon
 from transduce.decode.scorer import combined

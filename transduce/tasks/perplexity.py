@@ -11,8 +11,8 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from transduce.config import at_least
-from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.language import encode_text
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.language import encode_text
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.tasks.states import token_log_probs

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import LEAST, Constraints

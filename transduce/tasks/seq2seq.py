@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import pad
-from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.hypothesis import length_penalty
 from transduce.engine.select import Engine
 from transduce.errors import InputError

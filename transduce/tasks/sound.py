@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.speech.audio import audio_blocks, read_samples, scale
-from transduce.data.speech.features import FeatureExtractor, VectorReader
-from transduce.data.speech.segments import levels, segments, split_segments
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.audio import audio_blocks, read_samples, scale
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.segments import levels, segments, split_segments
 from transduce.decode.rules import Timestamps
 from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig

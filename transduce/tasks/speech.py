@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import forced_align, merge_tokens
 
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
-from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.scorer import at_least_float32
 from transduce.engine.select import Engine
 from transduce.errors import InputError

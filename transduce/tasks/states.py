@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import bucket, pad, pad_frames
-from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.scorer import at_least_float32
 from transduce.engine.select import Engine
 from transduce.errors import InputError

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.speech.features import FeatureExtractor, VectorReader
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.decode.phrases import text_prefix
 from transduce.decode.required import required

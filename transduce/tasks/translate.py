@@ -8,8 +8,8 @@ from functools import reduce
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from transduce.data.text.base_tokenizer import TAG, Tokenizer, tag_of
-from transduce.data.text.lines import sentences
+from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
+from transduce.data.lines import sentences
 from transduce.decode.hypothesis import length_penalty
 from transduce.decode.phrases import text_prefix
 from transduce.decode.shortlist import Shortlist

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import Tokenizer
 
 Span = tuple[str, int, int]
 """A word, its first token, and the one behind its last."""

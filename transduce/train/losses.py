@@ -194,7 +194,7 @@ def ctc_loss(
     """-log p(target | source) over all alignments, in nats, summed; in float32 or wider.
 
     A source with too few positions for its target has no alignment and contributes neither loss
-    nor gradient; data/speech leaves such recordings out.
+    nor gradient; `data.speech_batches` leaves such recordings out.
 
     Args:
         source_lengths: real positions of `logits`; None: all of them. PyTorch reads both lengths

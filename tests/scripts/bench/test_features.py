@@ -8,7 +8,7 @@ import soundfile
 import torch
 from bench import features as bench_features
 
-from transduce.data.speech.features import FeatureExtractor
+from transduce.data.features import FeatureExtractor
 
 
 def test_the_rival_makes_nearly_the_same_coefficients(rng):

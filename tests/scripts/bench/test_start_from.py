@@ -2,7 +2,7 @@
 
 from bench import start_from as bench_start_from
 
-from transduce.data.speech.manifest import read_manifest
+from transduce.data.manifest import read_manifest
 
 
 def test_the_new_words_are_in_every_sentence_or_in_none(tmp_path):

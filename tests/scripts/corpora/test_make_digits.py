@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from scripts.corpora import make_digits
-from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
+from transduce.data.manifest import Recording, read_manifest, write_manifest
 
 WORDS = ("zero", "one", "two")
 SIZES = "--train", "30", "--valid", "6", "--test", "12"

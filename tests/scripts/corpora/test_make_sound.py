@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from scripts.corpora import make_sound
-from transduce.data.speech.manifest import read_manifest
+from transduce.data.manifest import read_manifest
 
 COMMANDS = Path(__file__).resolve().parents[3] / "recipes" / "data" / "commands"
 SIZES = {"train": 1100, "valid": 100, "test": 150}

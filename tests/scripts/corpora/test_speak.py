@@ -7,7 +7,7 @@ import pytest
 import soundfile
 
 from scripts.corpora import speak
-from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
+from transduce.data.manifest import Recording, read_manifest, write_manifest
 
 TEXTS = ["ONE  TWO", "THREE", "", "FOUR FIVE"]
 NAMES = ["m1", "f2", "klatt"]

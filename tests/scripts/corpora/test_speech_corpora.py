@@ -11,7 +11,7 @@ from recipes.speech_to_text import SETTINGS
 from scripts.corpora import make_digits
 from tests.layouts import Said, put_digits, put_learners, sound
 from transduce.cli.main import main
-from transduce.data.speech.manifest import Recording, read_manifest
+from transduce.data.manifest import Recording, read_manifest
 
 
 @pytest.fixture

@@ -1,0 +1,51 @@
+"""Characters to ids, and what else may stand in a characters.json."""
+
+import json
+import re
+
+import pytest
+
+from transduce.data.base_tokenizer import CharTokenizer, Tokenizer
+
+TEXTS = ["To be,\n\tor not\r\n", "東京 🙂 e\u0301é\u2028\x00", ""]
+
+
+def test_ids_are_places_in_the_sorted_set_of_characters(tmp_path):
+    """As nanoGPT's data/shakespeare_char numbers them."""
+    tokenizer = CharTokenizer.train(TEXTS)
+    characters = sorted(set("".join(TEXTS)))
+    assert tokenizer.vocab_size == len(characters)
+    ids = tokenizer.encode(TEXTS)
+    assert ids == [[characters.index(character) for character in text] for text in TEXTS]
+    assert tokenizer.decode(ids) == TEXTS
+    assert tokenizer.tokens(ids[1]) == list(TEXTS[1])
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.suppressed) == (None, None, ())
+    assert isinstance(tokenizer, Tokenizer)
+    tokenizer.save(tmp_path / "characters.json")
+    assert json.loads((tmp_path / "characters.json").read_text()) == {"characters": "".join(characters)}
+    assert CharTokenizer.load(tmp_path / "characters.json").encode(TEXTS) == ids
+
+
+def test_an_unknown_character_is_named():
+    message = (
+        "a text may hold the 3 characters that were trained on, but 'ß' (U+00DF) is none of them; "
+        "leave it out or train with a text that has it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        CharTokenizer.train(["abc"]).encode(["ab", "bßc"])
+    with pytest.raises(ValueError, match=re.escape(r"'\x07' (U+0007)")):
+        CharTokenizer.train(["abc"]).encode(["\x07"])
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (b'{"letters": "ab"}', """characters must come as JSON {"characters": "..."}, but: KeyError('characters')"""),
+        (b'{"characters": "aba"}', "each stands once, but it is 'aba'"),
+        (b'{"characters": ""}', "each stands once, but it is ''"),
+        (b'{"characters": 3}', "each stands once, but it is 3"),
+    ],
+)
+def test_what_are_no_characters_is_refused(model, told):
+    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
+        CharTokenizer(model)

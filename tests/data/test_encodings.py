@@ -1,0 +1,64 @@
+"""What a text is, its bytes say: packed by gzip or not, and in UTF-8 or in something else, which is refused by name."""
+
+import bz2
+import gzip
+import lzma
+import zipfile
+
+import pytest
+
+from transduce.data.lines import read_lines
+from transduce.data.pronunciations import read_dictionary
+
+TEXT = "Größe\n我\nline\u2028separator\n"
+LINES = ["Größe", "我", "line\u2028separator"]
+
+
+@pytest.mark.parametrize("name", ["a", "a.txt", "a.gz", "A.GZ"])
+def test_gzip_is_told_by_its_bytes(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(TEXT.encode()) + gzip.compress(b"more\n"))
+    assert read_lines(tmp_path / name) == [*LINES, "more"]
+    (tmp_path / name).write_bytes(gzip.compress(TEXT.encode())[:30])
+    with pytest.raises(ValueError, match="is not a whole gzip file"):
+        read_lines(tmp_path / name)
+
+
+def packed_by(name, path):
+    if name == "zip":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("a", TEXT)
+    else:
+        path.write_bytes({"xz": lzma, "bzip2": bz2}[name].compress(TEXT.encode()))
+
+
+@pytest.mark.parametrize("name", ["xz", "bzip2", "zip"])
+def test_other_packings_are_named(tmp_path, name):
+    packed_by(name, tmp_path / "a")
+    with pytest.raises(ValueError, match="a is packed by xz, zip, bzip2 or zstd; unpack it"):
+        read_lines(tmp_path / "a")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_utf_16_is_no_text_of_zero_bytes(tmp_path, encoding, pack):
+    (tmp_path / "a").write_bytes(pack("Open it.\nPrint it.\n".encode(encoding)))
+    with pytest.raises(ValueError, match=r"iconv -f utf-16(le)? -t utf-8"):
+        read_lines(tmp_path / "a")
+
+
+def test_a_mark_of_utf_8_is_no_character(tmp_path):
+    (tmp_path / "a").write_bytes(TEXT.encode("utf-8-sig"))
+    assert read_lines(tmp_path / "a") == LINES
+
+
+def test_bytes_of_another_encoding_are_placed(tmp_path):
+    (tmp_path / "a").write_bytes("Open.\nŽluťoučký\n".encode("cp1250"))
+    with pytest.raises(ValueError, match=r"a, line 2, byte 1 is 0x8e; .* iconv -f ENCODING -t utf-8"):
+        read_lines(tmp_path / "a")
+
+
+def test_a_dictionary_has_the_same_lines_plain_and_packed(tmp_path):
+    content = "a AH0\nb\u2028 B IY1\n".encode()
+    (tmp_path / "a.dict").write_bytes(content)
+    (tmp_path / "a.dict.gz").write_bytes(gzip.compress(content))
+    assert read_dictionary(tmp_path / "a.dict") == read_dictionary(tmp_path / "a.dict.gz")

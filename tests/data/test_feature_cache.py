@@ -1,0 +1,249 @@
+"""The second epoch costs no DFT, bad sound ends nothing, and no torn file is ever believed."""
+
+import _thread
+import os
+import re
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from transduce.data import frame_reader
+from transduce.data.audio import read_audio
+from transduce.data.augment import change_speed
+from transduce.data.features import FeatureConfig, FeatureExtractor
+from transduce.data.frame_reader import FeatureCache, FrameReader
+
+CONFIG = FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13)
+FEATURES = FeatureExtractor(CONFIG)
+
+
+def record(path: Path, seconds: float = 0.3, rate: int = 8000) -> Path:
+    rng = np.random.default_rng(len(path.name) + round(1000 * seconds))
+    soundfile.write(path, 0.1 * rng.standard_normal(round(seconds * rate)), rate)
+    return path
+
+
+def fill(
+    cache: FeatureCache, paths: list[Path], features: FeatureExtractor, speeds=(1.0,), workers: int = 0
+) -> dict[Path, str]:
+    return FrameReader(features, cache).fill(paths, speeds, workers)
+
+
+def no_reading(path: Path, sample_rate: int) -> torch.Tensor:
+    raise AssertionError(f"{path} was read again")
+
+
+@pytest.fixture
+def cache(tmp_path) -> FeatureCache:
+    return FeatureCache(tmp_path / "made" / "cache")
+
+
+def test_what_comes_out_is_what_would_be_computed(tmp_path, cache):
+    path = record(tmp_path / "a.wav", rate=16000)
+    for speed in (1.0, 0.9):
+        want = FEATURES.log_mel(change_speed(read_audio(path, 8000), speed))
+        for _ in range(2):
+            got = cache.get(path, FEATURES, speed)
+            assert torch.equal(got, want) and got.dtype == torch.float32
+            got += 1  # the caller's own
+
+
+def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
+    path = record(tmp_path / "a.wav")
+    want = cache.get(path, FEATURES)
+    monkeypatch.setattr(frame_reader, "read_audio", no_reading)
+    assert torch.equal(cache.get(path, FEATURES), want)
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(cache.get(Path("a.wav"), FEATURES), want)  # by whatever name
+    (tmp_path / "link.wav").symlink_to(path)
+    assert torch.equal(cache.get(Path("link.wav"), FEATURES), want)
+
+
+def test_every_setting_that_matters_has_its_own_file_and_no_other(tmp_path, cache):
+    path = record(tmp_path / "a.wav")
+    same = [
+        CONFIG, replace(CONFIG, n_coefficients=7), replace(CONFIG, n_coefficients=0), replace(CONFIG, deltas=2), replace(CONFIG, normalize="none"),
+        replace(CONFIG, high=4000.0),
+    ]  # fmt: skip
+    others = [
+        replace(CONFIG, sample_rate=16000), replace(CONFIG, frame=0.03), replace(CONFIG, hop=0.02),
+        replace(CONFIG, n_mels=24), replace(CONFIG, low=21.0), replace(CONFIG, high=3900.0),
+        replace(CONFIG, log_mel="kaldi"), replace(CONFIG, log_mel="whisper"), replace(CONFIG, pad_to=2.0),
+    ]  # fmt: skip
+    assert len({cache.file(path, config, 1.0) for config in same}) == 1
+    files = {cache.file(path, config, speed) for config in [CONFIG, *others] for speed in (0.9, 1.0)}
+    assert len(files) == 2 * (1 + len(others))
+
+
+def test_a_changed_sound_file_is_computed_anew(tmp_path, cache):
+    path = record(tmp_path / "a.wav")
+    first = cache.get(path, FEATURES)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns))
+    assert torch.equal(cache.get(path, FEATURES), first) and len(list(cache.directory.iterdir())) == 1
+    record(path, 0.4)
+    assert len(cache.get(path, FEATURES)) > len(first)
+    os.utime(path, ns=(0, 12345))
+    cache.get(path, FEATURES)
+    assert len(list(cache.directory.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["empty", "header", "cut", "text", "object", "shape", "dtype", "zip", "directory"])
+def test_a_damaged_file_is_computed_anew(tmp_path, cache, damage):
+    path = record(tmp_path / "a.wav")
+    want = cache.get(path, FEATURES)
+    (kept,) = cache.directory.iterdir()
+    raw = kept.read_bytes()
+    match damage:
+        case "empty" | "cut":
+            kept.write_bytes(raw[: 0 if damage == "empty" else -100])
+        case "header":
+            kept.write_bytes(raw[:10] + b"{'descr': [((" + raw[23:])
+        case "text":
+            kept.write_bytes(b"not an array")
+        case "object" | "shape" | "dtype":
+            other = {"object": np.array([{}]), "shape": want.numpy()[:, :5], "dtype": want.numpy().astype(np.float64)}
+            np.save(kept, other[damage])
+        case "zip":
+            np.savez(tmp_path / "a.npz", want.numpy())
+            (tmp_path / "a.npz").replace(kept)
+        case "directory":
+            kept.unlink()
+    assert torch.equal(cache.get(path, FEATURES), want)
+    assert kept.read_bytes() == raw
+
+
+def test_another_formula_has_other_files(tmp_path, cache, monkeypatch):
+    path = record(tmp_path / "a.wav")
+    before = cache.file(path, CONFIG, 1.0)
+    monkeypatch.setattr(frame_reader, "FORMULA", frame_reader.FORMULA + 1)
+    assert cache.file(path, CONFIG, 1.0) != before
+
+
+def test_sound_that_changes_after_a_filling_is_computed_anew(tmp_path, cache):
+    path = record(tmp_path / "a.wav")
+    fill(cache, [path], FEATURES)
+    for seconds in (0.4, 0.5):
+        record(path, seconds)
+        if seconds == 0.4:
+            fill(cache, [path], FEATURES)
+        else:
+            for kept in cache.directory.iterdir():
+                kept.unlink()
+        assert torch.equal(cache.get(path, FEATURES), FEATURES.log_mel(read_audio(path, 8000)))
+
+
+def bad_recordings(folder: Path) -> list[Path]:
+    record(folder / "short.wav", 0.02)
+    soundfile.write(folder / "none.wav", np.zeros(0), 8000)
+    soundfile.write(folder / "nan.wav", np.full(4000, np.nan), 8000, subtype="FLOAT")
+    (folder / "empty.wav").touch()
+    (folder / "text.wav").write_text("no sound at all " * 99)
+    (folder / "folder.wav").mkdir()
+    names = ("short", "none", "nan", "empty", "text", "folder", "missing")
+    return [folder / f"{name}.wav" for name in names]
+
+
+def test_bad_sound_is_named_and_nothing_is_kept(tmp_path, cache):
+    for path in bad_recordings(tmp_path):
+        with pytest.raises(ValueError) as caught:
+            cache.get(path, FEATURES)
+        assert str(caught.value).startswith(f"{path} ")
+    assert not cache.directory.exists()
+    with pytest.raises(ValueError) as caught:
+        cache.get(tmp_path / "short.wav", FEATURES)
+    assert str(caught.value) == (
+        f"{tmp_path / 'short.wav'} cannot be used at speed 1.0: a waveform must fill one window of 200 samples "
+        "(0.025 s at 8000 Hz), but it has 160; leave it out or add silence"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache, monkeypatch, capfd, workers):
+    good = [record(tmp_path / f"{i}.wav", 0.2 + 0.1 * i) for i in range(4)]
+    bad = bad_recordings(tmp_path)
+    barely = record(tmp_path / "barely.wav", 0.026)  # long enough at speed 1, not at 1.1
+    cache.get(good[2], FEATURES)
+    needs_statistics = FeatureExtractor(replace(CONFIG, normalize="global"), mean=torch.zeros(13), std=torch.ones(13))
+    errors = fill(cache, [*good, *bad, barely, good[0]], needs_statistics, (1.0, 1.1), workers)
+    assert set(errors) == {*bad, barely}
+    assert all(told.startswith(f"{path} ") for path, told in errors.items())
+    assert "speed 1.1" in errors[barely] and re.search(r"speed 1\.[01]", errors[tmp_path / "short.wav"])
+    out, err = capfd.readouterr()
+    assert out == "" and "features: 100%" in err and "Traceback" not in err
+    assert len(list(cache.directory.iterdir())) == 2 * len(good) + 1
+    monkeypatch.setattr(frame_reader, "read_audio", no_reading)
+    for path in good:
+        for speed in (1.0, 1.1):
+            assert cache.get(path, FEATURES, speed).size(1) == 23
+    assert fill(cache, good, FEATURES, (1.0, 1.1), workers) == {}
+
+
+def test_a_file_is_read_once_for_all_speeds(tmp_path, cache, monkeypatch):
+    read = []
+    monkeypatch.setattr(frame_reader, "read_audio", lambda path, rate: read.append(path) or read_audio(path, rate))
+    paths = [record(tmp_path / f"{i}.wav") for i in range(3)]
+    cache.get(paths[0], FEATURES, 1.0)
+    fill(cache, paths, FEATURES, (0.9, 1.0, 1.1), 2)
+    assert sorted(read) == sorted([paths[0], *paths])
+    assert len(list(cache.directory.iterdir())) == 9
+
+
+def test_nothing_to_do_is_done(cache):
+    assert fill(cache, [], FEATURES, (1.0,), 2) == {}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_directory_that_cannot_be_written_is_an_error_of_the_system(tmp_path, workers):
+    """The same one from a thread, with its name of the file."""
+    path = record(tmp_path / "a.wav")
+    (tmp_path / "file").touch()
+    cache = FeatureCache(tmp_path / "file" / "cache")
+    with pytest.raises(NotADirectoryError) as caught:
+        fill(cache, [path], FEATURES, (0.9, 1.0), workers)
+    assert caught.value.filename == str(cache.directory)
+    assert str(caught.value) == f"[Errno 20] Not a directory: '{cache.directory}'"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_filling_draws_none_of_the_numbers_of_the_training(tmp_path, cache, workers):
+    path = record(tmp_path / "a.wav")
+    before = torch.get_rng_state()
+    assert fill(cache, [path], FEATURES, (0.9, 1.0), workers) == {}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    paths = [record(tmp_path / f"{i}.wav") for i in range(60)]
+
+    def slow(path: Path, rate: int) -> torch.Tensor:
+        time.sleep(0.05)
+        return read_audio(path, rate)
+
+    monkeypatch.setattr(frame_reader, "read_audio", slow)
+
+    def interrupt() -> None:
+        while not list(cache.directory.glob("*.npy")):
+            time.sleep(0.005)
+        _thread.interrupt_main()
+
+    others = set(threading.enumerate())
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fill(cache, paths, FEATURES, (0.9, 1.0, 1.1), 2)
+    assert caught.tb is not None  # although the traceback still lives, no thread of the pool does
+    for each in set(threading.enumerate()) - others:
+        if each.name.startswith("ThreadPoolExecutor"):  # one that was just beginning ends now
+            each.join(20)
+            assert not each.is_alive()
+    files = list(cache.directory.iterdir())
+    assert 0 < len(files) < 180 and all(file.suffix == ".npy" for file in files)
+    assert all(np.load(file).shape[1] == 23 for file in files)

@@ -1,0 +1,215 @@
+"""Manifests: what is read is what stands there, and an error names file and line."""
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from transduce.data.manifest import Recording, read_manifest, split, write_manifest
+
+GOOD = "id\taudio\tseconds\tspeaker\ttext\tgerman\na\tx/a.wav\t1.5\tAnn\tgood day\tguten Tag\nb\t/y/b.npy\t2\tBob\t\t\n"
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Writes a manifest and returns its path."""
+
+    def write(content: str | bytes) -> Path:
+        path = tmp_path / "m.tsv"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def refusal(manifest):
+    """What is said of a manifest that is refused, without the folder's name."""
+
+    def read(content: str | bytes, target_column: str = "text") -> str:
+        path = manifest(content)
+        with pytest.raises(ValueError) as error:
+            read_manifest(path, target_column)
+        return str(error.value).replace(f"{path.parent}/", "")
+
+    return read
+
+
+def test_every_cell_has_its_place(manifest):
+    path = manifest(GOOD)
+    assert read_manifest(path) == [
+        Recording("a", path.parent / "x/a.wav", 1.5, "Ann", "good day", {"german": "guten Tag"}),
+        Recording("b", Path("/y/b.npy"), 2.0, "Bob", "", {"german": ""}),  # blank text stays
+    ]
+    assert [r.text for r in read_manifest(str(path), "german")] == ["guten Tag", ""]
+    assert read_manifest(path, "german")[0].columns == {"text": "good day"}
+
+
+def test_the_order_of_columns_is_free_and_cells_keep_spaces_quotes_and_odd_line_separators(manifest):
+    odd = ' "quoted\u2028 \x0cText '
+    path = manifest(f"text\tspeaker\tseconds\taudio\tid\n{odd}\tAnn\t1e-3\ta.wav\ta\n")
+    assert read_manifest(path) == [Recording("a", path.parent / "a.wav", 0.001, "Ann", odd)]
+
+
+def test_windows_lines_and_a_byte_order_mark_are_no_part_of_cells(manifest):
+    path = manifest(("\ufeff" + GOOD).replace("\n", "\r\n"))
+    recordings = read_manifest(path)
+    assert recordings[0].columns == {"german": "guten Tag"} and recordings[1].columns == {"german": ""}
+
+
+def test_audio_and_text_are_enough(manifest):
+    path = manifest("text\taudio\ngood day\tx/a.wav\nyes\t/y/b.npy\n")
+    soundfile.write((path.parent / "x").mkdir() or path.parent / "x/a.wav", np.zeros(1600), 8000)
+    one, other = read_manifest(path)
+    sound = path.parent / "x/a.wav"
+    assert one == Recording(str(sound), sound, 0.2, str(sound), "good day")
+    assert other == Recording("/y/b.npy", Path("/y/b.npy"), 0.0, "/y/b.npy", "yes")  # which features will tell of
+
+
+def test_a_missing_column_is_named_with_those_there_are(refusal):
+    assert refusal("id\taudio\tspeaker\twords\na\tb\tc\td\n") == (
+        "a manifest must have the columns audio and text, but m.tsv, line 2, has id, audio, speaker, words; add text, or "
+        "name another target column"
+    )
+    assert "has id, audio, seconds, speaker, text, german; add french, or" in refusal(GOOD, "french")
+    assert "m.tsv is empty" in refusal("")
+    assert "m.tsv has id, audio, seconds, speaker, text, text" in refusal("id\taudio\tseconds\tspeaker\ttext\ttext\n")
+
+
+def test_another_number_of_cells_is_told_by_line(refusal):
+    assert refusal(f"{GOOD}c\tc.wav\t1\tAnn\ttext\n") == (
+        "a line must have a cell for every column, but m.tsv, line 4, has 5 cells for 6 columns "
+        "(id, audio, seconds, speaker, text, german); tabs separate cells"
+    )
+    for line, n in (("c\tc.wav\t1\tAnn\ttext\tText\tmore", 7), ("", 1)):
+        assert f"m.tsv, line 4, has {n} cells for 6 columns" in refusal(f"{GOOD}{line}\n")
+
+
+def test_seconds_are_a_positive_number(refusal):
+    for cell in ("two", "0", "-1.5", "nan", "inf", "1,5"):
+        assert refusal(GOOD.replace("\t2\t", f"\t{cell}\t")).startswith(
+            f"seconds must be a positive number, but m.tsv, line 3, has {cell!r}"
+        )
+
+
+def test_an_id_stands_once_and_audio_names_a_file(refusal):
+    assert refusal(f"{GOOD}a\tc.wav\t1\tAnn\ttext\tText\n") == (
+        "an id must stand once, but m.tsv, line 4, has id='a' again; rename one of them"
+    )
+    assert refusal(f"{GOOD}c\t\t1\tAnn\ttext\tText\n").startswith("audio must name a file, but m.tsv, line 4, ")
+
+
+def test_bytes_that_are_not_utf_8_are_told_by_line(refusal):
+    assert "m.tsv, line 2, byte 28 is 0xe4" in refusal(GOOD.encode().replace(b"guten Tag", b"\xe4"))
+
+
+def test_what_is_written_is_read_back(tmp_path, monkeypatch):
+    recordings = [
+        Recording("a", tmp_path / "deep/a.wav", 1.25, "Ann", "good day", {"age": "6", "german": "guten Tag"}),
+        Recording("b", tmp_path.parent / "b.wav", 3600.1234, "Bob", "", {"age": "", "german": ""}),
+        Recording("c", tmp_path / "c.npy", 0.0001, "Bob", "Straße", {"age": "7", "german": "x"}),
+    ]
+    path = tmp_path / "m.tsv"
+    write_manifest(path, recordings)
+    with path.open(newline="") as file:  # the csv module as the witness
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert [row["audio"] for row in rows] == ["deep/a.wav", str(tmp_path.parent / "b.wav"), "c.npy"]
+    assert [row["seconds"] for row in rows] == ["1.25", "3600.123", "0.0001"]
+    assert read_manifest(path) == [recordings[0], replace(recordings[1], seconds=3600.123), recordings[2]]
+    monkeypatch.chdir(tmp_path)
+    write_manifest("m.tsv", [replace(r, columns={}) for r in read_manifest("m.tsv")], "german")
+    assert [r.text for r in read_manifest("m.tsv", "german")] == ["good day", "", "Straße"]
+    assert read_manifest("m.tsv", "german")[0].audio == Path("deep/a.wav")
+
+
+def test_a_folder_that_is_moved_as_a_whole_stays_whole(tmp_path):
+    """The manifest in one folder of it, the sound in another."""
+    for name, outside in (("here", tmp_path / "b.wav"), ("there", tmp_path / "here2" / "b.wav")):
+        home = tmp_path / name
+        (home / "train").mkdir(parents=True)
+        (home / "WAVE").mkdir()
+        (home / "WAVE" / "a.wav").touch()
+        sounds = [Recording(id, path, 1.0, "A", "x") for id, path in (("a", home / "WAVE/a.wav"), ("b", outside))]
+        write_manifest(home / "train" / "m.tsv", sounds, root=home)
+        (moved := home.rename(tmp_path / f"{name} moved"))
+        inside, absolute = (r.audio for r in read_manifest(moved / "train" / "m.tsv"))
+        assert inside.resolve() == moved / "WAVE" / "a.wav" and inside.is_file() and absolute == outside
+
+
+ONE = Recording("a", Path("a.wav"), 1.0, "Ann", "good day", {"age": "6"})
+
+
+@pytest.mark.parametrize(
+    ("recordings", "said"),
+    [
+        (
+            [replace(ONE, text="good\nday")],
+            "a cell must not hold a tab or the end of a line, but a has 'good\\nday'",
+        ),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(tmp_path, recordings, said):
+    with pytest.raises(ValueError) as error:
+        write_manifest(tmp_path / "m.tsv", recordings)
+    assert said in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def spoken():
+    """60 recordings of 12 speakers, in no order."""
+    return [Recording(f"r{i}", Path("a.wav"), 1.0, f"s{i * 7 % 12}", "x") for i in range(60)]
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.01, 1), (0.25, 3), (0.5, 6), (0.99, 11)])
+def test_whole_speakers_are_held_out(spoken, share, n):
+    rest, held_out = split(spoken, "speakers", share, 1)
+    there, here = {r.speaker for r in rest}, {r.speaker for r in held_out}
+    assert not there & here and len(here) == n and len(there) == 12 - n
+    assert sorted([*rest, *held_out], key=spoken.index) == spoken
+    assert rest == sorted(rest, key=spoken.index) and held_out == sorted(held_out, key=spoken.index)
+
+
+def test_who_is_held_out_is_a_function_of_the_seed_and_not_of_the_order(spoken):
+    def speakers(recordings, seed):
+        return frozenset(r.speaker for r in split(recordings, "speakers", 0.25, seed)[1])
+
+    assert speakers(spoken, 1) == speakers(spoken[::-1], 1)
+    assert len({speakers(spoken, seed) for seed in range(20)}) > 10
+    assert frozenset.union(*(speakers(spoken, seed) for seed in range(40))) == {r.speaker for r in spoken}
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.001, 1), (0.1, 6), (0.2, 12), (0.5, 30), (0.999, 59)])
+def test_recordings_of_every_speaker_are_held_out(spoken, share, n):
+    rest, held_out = split(spoken, "recordings", share, 1)
+    assert len(held_out) == n and len(rest) == 60 - n
+    assert sorted([*rest, *held_out], key=spoken.index) == spoken
+    assert rest == sorted(rest, key=spoken.index) and held_out == sorted(held_out, key=spoken.index)
+    assert len({r.speaker for r in max(rest, held_out, key=len)}) == 12  # and no speaker is taken whole
+
+
+def test_every_recording_and_every_speaker_may_be_held_out_and_the_seed_decides(spoken):
+    found = [frozenset(r.id for r in split(spoken, "recordings", 0.25, seed)[1]) for seed in range(40)]
+    assert found[3] == frozenset(r.id for r in split(spoken, "recordings", 0.25, 3)[1])
+    assert len(set(found)) == 40 and frozenset.union(*found) == {r.id for r in spoken}
+
+
+def test_one_speaker_or_recording_cannot_be_split_and_a_share_is_a_share(spoken):
+    one_speaker = [r for r in spoken if r.speaker == "s3"]
+    with pytest.raises(ValueError) as error:
+        split(one_speaker, "speakers", 0.1, 0)
+    assert str(error.value) == (
+        "holding out speakers takes two, but there are 1; name a manifest for validation, or hold out recordings "
+        "(hold_out=recordings)"
+    )
+    with pytest.raises(ValueError, match=r"recordings .* there are 1; .* see leave_out"):
+        split(one_speaker[:1], "recordings", 0.1, 0)
+    assert [len(part) for part in split(one_speaker[:2], "recordings", 0.9, 0)] == [1, 1]
+    for what in ("speakers", "recordings"):
+        for share in (0.0, 1.0, -0.5):
+            with pytest.raises(ValueError, match=re.escape(f"share={share}")):
+                split(spoken, what, share, 0)

@@ -1,0 +1,95 @@
+"""What a recipe reads: three lists of recordings, no speaker of the test anywhere else, and what they are as a hash."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transduce.data.manifest import Manifests, Recording, recordings_fingerprint, write_manifest
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Five speakers A to E with four recordings each in train, F in test, A and G in valid."""
+    for name, speakers in (("train", "ABCDE" * 4), ("test", "FFF"), ("valid", "AG")):
+        recordings = [
+            Recording(f"{name}{i}", tmp_path / f"{i}.wav", 1.0, speaker, f"text {i}", {"german": f"Text {i}"})
+            for i, speaker in enumerate(speakers)
+        ]
+        write_manifest(tmp_path / f"{name}.tsv", recordings)
+    return tmp_path
+
+
+def speakers(recordings: list[Recording]) -> str:
+    return "".join(sorted({r.speaker for r in recordings}))
+
+
+def test_the_three_manifests_as_they_are(folder):
+    train, valid, test = Manifests(data=folder, valid=Path("valid.tsv"), target_column="german").read(1)
+    assert (len(train), len(valid), len(test)) == (20, 2, 3)
+    assert train[3].text == "Text 3" and train[3].columns == {"text": "text 3"}
+    assert Manifests(train=folder / "train.tsv", valid=folder / "valid.tsv", test=None).read(1)[2] == []
+
+
+@pytest.mark.parametrize("hold_out", ["speakers", "recordings"])
+def test_validation_is_taken_out_of_training(folder, hold_out):
+    corpus = Manifests(data=folder, hold_out=hold_out, share=0.2)
+    everything = {f"train{i}" for i in range(20)}
+    seen = []
+    for seed in range(5):
+        train, valid, _ = corpus.read(seed)
+        assert corpus.read(seed)[:2] == (train, valid)
+        assert len(valid) == 4 and {r.id for r in train} | {r.id for r in valid} == everything and len(train) == 16
+        assert (len(speakers(train)), len(speakers(valid))) == (4, 1) or hold_out == "recordings"
+        seen.append(tuple(r.id for r in valid))
+    assert len(set(seen)) > 1
+
+
+@pytest.mark.parametrize("valid", [None, Path("valid.tsv")])
+def test_a_speaker_left_out_is_the_test_and_nowhere_else(folder, valid):
+    train, held_out, test = Manifests(data=folder, valid=valid, leave_out="A").read(1)
+    assert speakers(test) == "A" and len(test) == 4
+    assert "A" not in speakers(train) + speakers(held_out) and held_out
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"train": Path("nothing.tsv")},
+            "a manifest must be there, but {0}/nothing.tsv is not; use --data DIR, or name the manifests "
+            "(transduce data manifest makes some)",
+        ),
+        ({"leave_out": "Z"}, "leave_out must be a speaker of the manifests, but 'Z' is not: A, B, C, D, E, F"),
+        (
+            {"train": Path("test.tsv"), "leave_out": "F", "hold_out": "recordings"},
+            "holding out recordings takes two, but there are 0; ",
+        ),
+        (
+            {"train": Path("test.tsv"), "valid": Path("valid.tsv"), "leave_out": "F"},
+            "there are 0 and 2; look at test.tsv, valid.tsv and leave_out='F'",
+        ),
+        ({"hold_out": "recordings", "share": 1.0}, "share=1.0"),
+    ],
+)
+def test_what_cannot_be_is_told(folder, fields, message):
+    with pytest.raises(ValueError) as error:
+        Manifests(data=folder, **fields).read(1)
+    assert message.format(folder) in str(error.value)
+
+
+def test_a_test_without_texts_is_refused_before_the_training(folder):
+    write_manifest(folder / "test.tsv", [Recording("a", folder / "a.wav", 1.0, "A", " ")])
+    with pytest.raises(ValueError, match=r"a test needs texts .* none of its 1 recordings"):
+        Manifests(data=folder, valid=Path("valid.tsv")).read(1)
+
+
+def test_a_fingerprint_is_what_the_recordings_are_wherever_they_lie():
+    one = [Recording("a", Path("x/a.wav"), 1.0, "A", "red"), Recording("b", Path("x/b.wav"), 2.0, "B", "blue")]
+    moved = [replace(r, audio=Path("/elsewhere") / r.audio.name, columns={"more": "x"}) for r in one]
+    assert recordings_fingerprint(one) == recordings_fingerprint(moved)
+    others = [
+        [one[0]], one[::-1], [replace(one[0], text="rot"), one[1]], [replace(one[0], seconds=1.5), one[1]],
+        [replace(one[0], id="c"), one[1]],
+    ]  # fmt: skip
+    assert len({recordings_fingerprint(each) for each in [one, *others]}) == 6

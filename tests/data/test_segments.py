@@ -1,0 +1,146 @@
+"""Long recordings: cut in their pauses, whatever the noise; nothing that is said is lost, and nothing is too long."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.data.segments import LEAD, TRAIL, levels, segments, split_segments
+
+RATE = 8000
+
+
+def speech(
+    spoken: list[tuple[float, float]], seconds: float, *, noise: float = 0.0, level: float = 0.1
+) -> torch.Tensor:
+    """Loud noise, as long as somebody speaks, on a background of faint noise."""
+    rng = torch.Generator().manual_seed(1)
+    waveform = noise * torch.randn(round(seconds * RATE), generator=rng)
+    for start, stop in spoken:
+        a, b = round(start * RATE), round(stop * RATE)
+        waveform[a:b] += level * torch.randn(b - a, generator=rng)
+    return waveform
+
+
+def cuts(waveform: torch.Tensor, rate: int, *bounds: float, **more: float) -> list[tuple[int, int]]:
+    return segments(levels([waveform], rate), *bounds, **more)
+
+
+def in_seconds(found: list[tuple[int, int]]) -> list[tuple[float, float]]:
+    return [(start / RATE, stop / RATE) for start, stop in found]
+
+
+SPOKEN = [(0.5, 2.0), (2.4, 3.1), (5.0, 8.0), (8.5, 9.5)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3, 1e-2], ids=["silence", "-60 dB", "-40 dB", "-20 dB"])
+@pytest.mark.parametrize("level", [0.5, 0.1])
+def test_a_long_recording_is_cut_in_its_pauses(noise, level):
+    """Whatever the levels of speech and background are; a little of a pause stays on either side."""
+    found = in_seconds(cuts(speech(SPOKEN, 10, noise=noise * level / 0.1, level=level), RATE, 4.0))
+    assert len(found) == len(SPOKEN)
+    for (start, stop), (first, last) in zip(found, SPOKEN, strict=True):
+        assert start == pytest.approx(max(0, first - LEAD), abs=0.02)
+        assert stop == pytest.approx(last + TRAIL, abs=0.02)
+
+
+def test_more_of_a_pause_stays_where_that_is_asked_for():
+    """But not so much that half of the shortest pause is exceeded."""
+    waveform = speech(SPOKEN, 10, noise=1e-4)
+    for margin, lead, trail in ((0.05, 0.07, 0.14), (0.3, 0.15, 0.15)):
+        for (start, stop), (first, last) in zip(
+            in_seconds(cuts(waveform, RATE, 4.0, margin=margin)), SPOKEN, strict=True
+        ):
+            assert (start, stop) == (pytest.approx(first - lead, abs=0.02), pytest.approx(last + trail, abs=0.02))
+
+
+def test_a_gap_within_a_word_and_a_click_are_no_end_and_no_speech():
+    spoken = [(0.2, 1.0), (1.1, 2.0), (3.0, 3.03), (4.0, 5.5)]  # 0.1 s of silence; 0.03 s of sound
+    found = in_seconds(cuts(speech(spoken, 6, noise=1e-4), RATE, 3.0))
+    (first, second) = found
+    assert first == (0.0, pytest.approx(2.0 + TRAIL, abs=0.02))  # 0.2 s of silence are no pause either
+    assert second == pytest.approx((4.0 - LEAD, 5.5 + TRAIL), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "want"), [(0.0, 5.0, 4), (0.7, 5.0, 4), (0.9, 5.0, 3), (1.5, 5.0, 2), (1.5, 4.0, 3)]
+)
+def test_what_is_too_short_joins_its_neighbour_where_both_fit(shortest, longest, want):
+    """With what stays of the pauses they last 1.61, 0.81, 3.11 and 1.11 s."""
+    found = in_seconds(cuts(speech(SPOKEN, 10, noise=1e-4), RATE, longest, shortest))
+    assert len(found) == want
+    assert all(stop - start <= longest for start, stop in found)
+
+
+def test_what_is_too_short_joins_the_neighbour_that_is_nearer():
+    """Words one after the other belong together, however long what they are joined to became before."""
+    words = [(0.5, 0.9), (1.3, 1.7), (2.1, 2.5), (3.3, 3.7), (4.1, 4.5), (4.9, 5.3)]  # pauses of 0.4 s, and one of 0.8
+    found = in_seconds(cuts(speech(words, 6, noise=1e-4), RATE, 5.0, 1.0))
+    want = [(0.5 - LEAD, 2.5 + TRAIL), (3.3 - LEAD, 5.3 + TRAIL)]
+    assert [pytest.approx(each, abs=0.02) for each in want] == found
+
+
+def test_a_recording_that_is_short_enough_is_one_segment():
+    waveform = speech([(1.0, 1.5), (2.5, 3.0)], 4)
+    assert cuts(waveform, RATE, 4.0) == [(0, 4 * RATE)]
+
+
+def assert_covers(found: list[tuple[int, int]], n: int, limit: int) -> None:
+    assert found[0][0] == 0 and found[-1][1] == n
+    assert all(one[1] == other[0] for one, other in pairwise(found))
+    assert all(0 < stop - start <= limit for start, stop in found)
+    if len(found) > 1:
+        assert min(stop - start for start, stop in found) >= limit // 4
+
+
+@pytest.mark.parametrize("n", [1, 799, 800, 801, 803, 1000, 1199, 1200, 1201, 1601, 4001, 50_001])
+def test_without_a_pause_segments_cover_everything_and_none_is_too_long_or_tiny(n, rng):
+    for waveform in (torch.randn(n, generator=rng), torch.zeros(n), torch.ones(n)):
+        found = cuts(waveform, 800, 1.0)
+        assert_covers(found, n, 800)
+        assert len(found) == 1 or n > 800
+
+
+def test_without_a_pause_the_cut_is_where_brute_force_finds_the_least_energy(rng):
+    rate = 200
+    waveform = torch.randn(10 * rate, generator=rng) * (0.5 + torch.rand(10 * rate, generator=rng))
+    (_, found), _ = cuts(waveform, rate, 9.0)
+    # from half of 9 s on, and leaving a quarter of 9 s behind, between frames of two samples
+    places = range(int(4.5 * rate), 10 * rate - 9 * rate // 4 - 20 + 1, 2)
+    energy = {i + 10: sum(float(x) ** 2 for x in waveform[i : i + 20]) for i in places}
+    assert found == min(energy, key=lambda place: energy[place])
+
+
+def test_an_impossible_longest_is_refused():
+    with pytest.raises(ValueError) as caught:
+        cuts(torch.zeros(9), 100, 0.5)
+    assert str(caught.value) == "longest must be at least one second, but longest=0.5 s; 30.0 is usual"
+
+
+def test_an_hour_of_silence_can_be_cut():
+    waveform = torch.zeros(3600 * 1000)
+    found = cuts(waveform, 1000, 30.0)
+    assert_covers(found, len(waveform), 30 * 1000)
+
+
+@pytest.mark.parametrize("size", [1, 7, 80, 333, 10_000])
+def test_a_recording_in_blocks_is_the_same_as_a_whole(size, rng):
+    """Its levels, where it is cut, and what is between the cuts; the last frame and the last block are not full."""
+    waveform = 3 * torch.randn(2503, generator=rng)
+    found, frames = levels(waveform.split(size), 1000), np.resize(np.r_[waveform.numpy(), np.zeros(7)], (251, 10))
+    np.testing.assert_allclose(found.power, (frames.astype(np.float64) ** 2).mean(axis=1), rtol=1e-6)
+    assert (found.n_samples, float(found.loudest)) == (2503, float(waveform.abs().max()))
+    spans = segments(found, 1.0)
+    assert spans == cuts(waveform, 1000, 1.0) and len(spans) > 2
+    for some in (spans, spans[1:2], [(3, 5), (700, 701), (2400, 2503)]):
+        for (start, stop), samples in zip(some, split_segments(waveform.split(size), some, "a"), strict=True):
+            assert torch.equal(samples, waveform[start:stop])
+
+
+def test_a_recording_that_ends_before_its_last_segment_is_refused():
+    with pytest.raises(ValueError) as caught:
+        list(split_segments([torch.zeros(900), torch.zeros(600)], [(0, 1000), (1000, 1501)], "a.wav"))
+    assert (
+        str(caught.value) == "a.wav must stay as it is while it is read, but now it ends after 1500 samples; try again"
+    )

@@ -1,0 +1,173 @@
+"""Text goes in and comes out; nothing is unknown; sampling is a function of its seed."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+
+import transduce.data.sentencepiece_bpe
+from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.sentencepiece_bpe import BOS, EOS, PAD, UNK, SentencePieceTokenizer, train_tokenizer_pair
+from transduce.errors import InputError
+
+TEXT = [
+    f"the {colour} {animal} sat on the {place}"
+    for colour, animal, place in itertools.product(
+        ("red", "green", "old", "tiny"), ("cat", "dog", "bird", "horse"), ("mat", "roof", "tree", "table")
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> SentencePieceTokenizer:
+    return SentencePieceTokenizer.train(TEXT, vocab_size=320)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the red cat sat on the mat",
+        "Capitals, digits 1234567890 & punctuation (never seen)!",
+        "😀 👩‍👩‍👧 🇫🇷",
+        "漢字とかな 한국어 ไทย",
+        "שלום مرحبا नमस्ते",
+        "naïve Ægir Žižek ẞ",
+        "<s> </s> <unk> <pad> <0x41>",  # markup in the text is text
+        "",
+    ],
+)
+def test_text_comes_back_and_nothing_is_unknown(tokenizer, text):
+    (ids,) = tokenizer.encode([text])
+    assert tokenizer.decode([ids]) == [text]
+    assert not {PAD, UNK, BOS, EOS} & set(ids)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+def test_runs_of_spaces_are_one_space(tokenizer):
+    """What else becomes of characters is in test_normalization.py."""
+    assert tokenizer.decode(tokenizer.encode(["  two  spaces\tand a tab "])) == ["two spaces and a tab"]
+
+
+def test_a_batch_is_its_sentences_in_order(tokenizer):
+    assert tokenizer.encode(TEXT) == [tokenizer.encode([text])[0] for text in TEXT]
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.encode([]) == [] and tokenizer.decode([]) == []
+    assert tokenizer.decode([[], [], tokenizer.encode(["cat"])[0], []]) == ["", "", "cat", ""]
+
+
+def test_special_ids_are_zero_to_three_and_have_no_text(tokenizer):
+    assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
+    assert tokenizer.tokens([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
+    (ids,) = tokenizer.encode(["the cat"])
+    assert tokenizer.decode([[BOS, *ids, EOS, PAD, PAD]]) == ["the cat"]
+
+
+def test_merges_are_learnt(tokenizer):
+    (ids,) = tokenizer.encode(["the cat sat on the table"])
+    assert len(ids) < len("the cat sat on the table") / 2
+    assert tokenizer.tokens(ids)[0] == "▁the"
+    assert tokenizer.vocab_size == 320
+
+
+def test_dropout_is_a_function_of_the_seed(tokenizer):
+    first = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5)
+    other = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=6)
+    tokenizer.with_dropout(tokenizer.encode(TEXT[:7]), dropout=0.9, seed=1)
+    tokenizer.encode(TEXT)
+    assert tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5) == first
+    assert SentencePieceTokenizer(tokenizer.model).with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5) == first
+    assert sum(a != b for a, b in zip(first, other, strict=True)) > len(TEXT) / 2
+
+
+@pytest.mark.process
+def test_dropout_is_the_same_in_another_process(tokenizer, tmp_path):
+    """Resuming asks for the segmentation that the killed process had; some releases of SentencePiece salt the seed."""
+    tokenizer.save(tmp_path / "a.model")
+    (tmp_path / "text.json").write_text(json.dumps(TEXT))
+    program = (
+        "import json, runpy, sys; text = json.load(open(sys.argv[3])); "
+        "tokenizer = runpy.run_path(sys.argv[1])['SentencePieceTokenizer'].load(sys.argv[2]); "
+        "print(tokenizer.with_dropout(tokenizer.encode(text), dropout=0.3, seed=5))"
+    )
+    paths = (transduce.data.sentencepiece_bpe.__file__, tmp_path / "a.model", tmp_path / "text.json")
+    said = subprocess.run([sys.executable, "-c", program, *paths], check=True, capture_output=True, text=True).stdout
+    assert json.loads(said) == tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5)
+
+
+def test_dropout_changes_the_segmentation_not_the_text(tokenizer):
+    plain = tokenizer.encode(TEXT)
+    sampled = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.5, seed=1)
+    assert tokenizer.decode(sampled) == TEXT
+    assert sum(map(len, sampled)) > 1.3 * sum(map(len, plain))
+    assert not {PAD, UNK, BOS, EOS} & {i for row in sampled for i in row}
+    assert tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.0, seed=1) == plain
+    every = tokenizer.with_dropout(tokenizer.encode(["the cat"]), dropout=1.0, seed=1)
+    assert tokenizer.tokens(every[0]) == list("▁the▁cat")  # no merge at all
+
+
+def test_dropout_never_reaches_encode(tokenizer):
+    """Validation encodes with `encode`, whatever was sampled before."""
+    fresh = SentencePieceTokenizer(tokenizer.model).encode(TEXT)
+    for seed in range(3):
+        tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.5, seed=seed)
+        assert tokenizer.encode(TEXT) == fresh
+
+
+def test_the_same_sentences_make_the_same_model(tokenizer):
+    assert SentencePieceTokenizer.train(iter(TEXT), vocab_size=320).model == tokenizer.model
+
+
+def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "a.model")
+    assert SentencePieceTokenizer.load(tmp_path / "a.model").encode(TEXT) == tokenizer.encode(TEXT)
+    rival = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "a.model"))
+    assert rival.encode(TEXT) == tokenizer.encode(TEXT)
+
+
+def test_a_small_corpus_gives_a_small_vocabulary():
+    small = SentencePieceTokenizer.train(["a b", "b a"], vocab_size=1000)
+    assert 4 + 256 + 3 <= small.vocab_size < 300  # the special pieces, the bytes and a, b, ▁ are always there
+    assert small.decode(small.encode(["a b"])) == ["a b"]
+
+
+def test_a_vocabulary_without_room_for_the_characters_is_refused():
+    letters = len(set("".join(TEXT)) - {" "}) + 1  # ▁ is a letter
+    for size, symbols in ((264, ()), (0, ()), (1, ("<2de>",)), (259, ())):
+        with pytest.raises(InputError) as caught:
+            SentencePieceTokenizer.train(TEXT, vocab_size=size, symbols=symbols)
+        assert str(caught.value) == (
+            f"vocab_size must be at least {260 + len(symbols) + letters}, for special pieces, {'symbols, ' * len(symbols)}"
+            f"bytes and the characters of the text, but vocab_size={size}"
+        )
+    SentencePieceTokenizer.train(TEXT, vocab_size=260 + letters)
+
+
+@pytest.mark.parametrize("kind", [SentencePieceTokenizer, JSONTokenizer])
+def test_a_vocabulary_beyond_what_libraries_take_is_refused(kind):
+    for size in (-1, 2**31, 10**12, 10**30):
+        with pytest.raises(InputError, match=f"vocab_size={size}$"):
+            kind.train(TEXT, vocab_size=size)
+
+
+def test_lowercase_folds_what_python_folds_but_no_symbol():
+    texts = [*TEXT, "Die Straße in ÖSTERREICH, Ένα Και ДВА, ÉTÉ und Ǆ"]
+    tokenizer = SentencePieceTokenizer.train(texts, vocab_size=420, symbols=("<2DE>",), lowercase=True)
+    assert tokenizer.decode(tokenizer.encode(texts)) == [text.lower() for text in texts]
+    (ids,) = tokenizer.encode(["<2DE> THE CAT"])
+    assert tokenizer.decode([ids]) == ["<2DE> the cat"]
+    assert tokenizer.decode(tokenizer.with_dropout([ids], dropout=0.5, seed=1)) == ["<2DE> the cat"]
+    letters = "".join(tokenizer.tokens(range(5 + 256, tokenizer.vocab_size)))
+    assert letters == letters.lower() and len(letters) > 150
+
+
+def test_joint_is_one_object_and_separate_are_two():
+    german = [text.replace("the", "das").replace("cat", "Kätzchen") for text in TEXT]
+    one, same = train_tokenizer_pair(TEXT, german, vocab_size=380, joint=True)
+    assert one is same
+    english, other = train_tokenizer_pair(TEXT, german, vocab_size=380, joint=False)
+    assert english is not other
+    assert "▁Kätzchen" in other.tokens(range(other.vocab_size))
+    assert "▁Kätzchen" not in english.tokens(range(english.vocab_size))

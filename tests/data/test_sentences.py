@@ -1,0 +1,28 @@
+"""A line of several sentences is parted where a reader would part it."""
+
+import pytest
+
+from transduce.data.lines import sentences
+
+
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ('He said: "Come in." "Why?" she asked.', ['He said: "Come in."', '"Why?" she asked.']),
+        ("Vier Hunde ... und eine Katze.  Über uns?", ["Vier Hunde ... und eine Katze.", "Über uns?"]),
+        ("at 3.5 km (see p. 7). Then", ["at 3.5 km (see p.", "7).", "Then"]),
+        ("¿Qué? ¡Nada! «Oui.» Non", ["¿Qué?", "¡Nada!", "«Oui.»", "Non"]),
+        ("这是一。那是二！好", ["这是一。", "那是二！", "好"]),
+        ("Да. нет. Да", ["Да. нет.", "Да"]),
+        ("no end", ["no end"]),
+        ("  ", []),
+    ],
+)
+def test_sentences_end_where_a_mark_is_and_no_small_letter_follows(line, want):
+    assert sentences(line) == want
+
+
+def test_nothing_is_lost_but_space():
+    line = 'A b. C d? "E!" (f.) G...  H。I'
+    assert "".join(sentences(line)).replace(" ", "") == line.replace(" ", "")

@@ -1,0 +1,85 @@
+"""Pairs in Parquet and Arrow files are those of the same text in lines; what cannot be read is named."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from transduce.data import lines as tables
+from transduce.data.corpus import Files
+from transduce.data.parallel_text import PairFiles, ParallelText
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+PAIRS = [("one", "eins"), ("two\nlines", "zwei\u2028Zeilen"), ("", "drei"), ("four", None), ("five", "fünf")]
+TEXT = ParallelText(["one", "two lines", "five"], ["eins", "zwei\u2028Zeilen", "fünf"], 2)
+
+
+def table(pairs=PAIRS):
+    """The pairs as two columns, as a struct, and as a column that is named with a dot; and a number."""
+    columns = {"en": [s for s, _ in pairs], "de": [t for _, t in pairs], "n": list(range(len(pairs)))}
+    columns |= {"translation": [{"en": s, "de": t} for s, t in pairs], "text.de": columns["de"]}
+    return pyarrow.table(columns)
+
+
+def written(path: Path, content, *, stream: bool = False) -> Path:
+    if path.suffix == ".parquet":
+        parquet.write_table(content, path, row_group_size=2)
+    else:
+        open_writer = pyarrow.ipc.new_stream if stream else pyarrow.ipc.new_file
+        with open_writer(str(path), content.schema) as writer:
+            writer.write_table(content, max_chunksize=2)
+    return path
+
+
+@pytest.mark.parametrize(("source", "target"), [("en", "de"), ("translation.en", "translation.de"), ("en", "text.de")])
+@pytest.mark.parametrize(("name", "stream"), [("a.parquet", False), ("a.arrow", False), ("a.arrow", True)])
+def test_a_table_reads_like_lines(tmp_path, name, stream, source, target):
+    path = written(tmp_path / name, table(), stream=stream)
+    files = Files(train_table=path, test_table=path, hold_out=1, source_column=source, target_column=target)
+    assert files.read("train") == TEXT
+    train, valid, _ = files.splits(0)
+    assert sorted(train.source + valid.source) == sorted(TEXT.source) and len(valid) == 1
+
+
+def test_a_folder_is_its_files_by_name(tmp_path):
+    for i, name in enumerate(("b.parquet", "a.arrow")):
+        written(tmp_path / name, table([(f"s{i}", f"t{i}")]))
+    (tmp_path / "README.md").write_text("not a table")
+    assert PairFiles(tables.table_files(tmp_path), ("en", "de")).read() == ParallelText(["s1", "s0"], ["t1", "t0"])
+
+
+def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path):
+    path = written(tmp_path / "a.parquet", table())
+    with pytest.raises(ValueError) as error:
+        PairFiles((path,), ("en", "fr")).read()
+    assert str(error.value) == (
+        f"source and target must be columns of text, but {path} has no fr of that kind; it has en, de, n, translation.en, "
+        "translation.de, text.de; name them with --source-column and --target-column"
+    )
+    for column in ("n", "translation", "translation.fr", "en.de"):
+        there = "en, de, n, translation.en, translation.de, text.de"
+        with pytest.raises(ValueError, match=re.escape(f"{path} has no {column} of that kind; it has {there};")):
+            PairFiles((path,), ("en", column)).read()
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"nothing of the kind", lambda raw: b""]
+)
+def test_a_damaged_file_is_named(tmp_path, name, damage):
+    path = written(tmp_path / name, table())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is no whole Parquet or Arrow file: "):
+        PairFiles((path,), ("en", "de")).read()
+
+
+def test_what_is_no_table_and_no_pyarrow_are_refused(tmp_path, monkeypatch):
+    for path in (tmp_path / "none.parquet", tmp_path):
+        with pytest.raises(ValueError, match=re.escape(f".parquet, .arrow, .feather, but {path} is none")):
+            tables.table_files(path)
+    monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
+    path = written(tmp_path / "a.parquet", table())
+    with pytest.raises(ValueError, match=re.escape("pip install '.[arrow]'")):
+        Files(train_table=path).read("train")

@@ -1,0 +1,180 @@
+"""Tokenizers that were made elsewhere, symbols, and vocabularies that come out smaller than asked for."""
+
+import io
+import json
+import logging
+import re
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from transduce.data.base_tokenizer import CharTokenizer
+from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.parallel_text import ParallelText
+from transduce.data.sentencepiece_bpe import EOS, SentencePieceTokenizer
+from transduce.data.text_batches import TextPairs
+from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
+
+TEXT = [
+    f"the {colour} {animal} sat on the {place}"
+    for colour in ("red", "green", "old")
+    for animal in ("cat", "dog", "bird", "horse")
+    for place in ("mat", "roof", "tree", "table")
+]
+
+
+def foreign(**options) -> bytes:
+    """A model as the library SentencePiece learns it, with special ids of another toolkit."""
+    model = io.BytesIO()
+    options = {"vocab_size": 320 if options.get("byte_fallback") else 60, "hard_vocab_limit": False} | options
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXT), model_writer=model, minloglevel=2, **options)
+    return model.getvalue()
+
+
+LAYOUTS = {
+    "its own": {},
+    "T5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    "ours": {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3},
+    "no end": {"eos_id": -1, "bos_id": -1},
+    "other names": {"pad_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]"},
+    "symbols": {"user_defined_symbols": ["<2de>"], "byte_fallback": True},
+}
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sentencepiece_model_segments_as_the_library_does(tmp_path, kind, layout):
+    """Whatever its special ids were: the pieces of a text are the same, and padding, unknown, begin, end are 0 to 3."""
+    model = foreign(model_type=kind, **LAYOUTS[layout])
+    (tmp_path / "my.vocabulary").write_bytes(model)
+    tokenizer = load_tokenizer(tmp_path / "my.vocabulary")
+    rival = sentencepiece.SentencePieceProcessor(model_proto=model)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    texts = [*TEXT, "the <2de> red horse", "a table, the Xylophone é"]
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        want = rival.encode(text, out_type=str)
+        if 1 not in ids:  # the library writes an unknown character as it stands
+            assert tokenizer.tokens(ids) == want and tokenizer.decode([ids]) == [text]
+        assert len(ids) == len(want) and not {0, 2, 3} & set(ids)
+    if layout != "ours":  # which is taken as it is
+        assert tokenizer.tokens(range(4)) == ["<pad>", "<unk>", "<s>", "</s>"]
+    assert SentencePieceTokenizer(tokenizer.model).encode(texts) == tokenizer.encode(texts)  # as a run keeps it
+
+
+def test_json_is_byte_level_bpe_or_characters(tmp_path):
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    library.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=280, show_progress=False))
+    library.save(str(tmp_path / "mine.json"))
+    tokenizer = load_tokenizer(tmp_path / "mine.json")
+    assert isinstance(tokenizer, JSONTokenizer)
+    assert tokenizer.encode(TEXT) == [each.ids for each in library.encode_batch(TEXT)]
+    (tmp_path / "letters").write_text(json.dumps({"characters": "abc"}))
+    assert isinstance(load_tokenizer(tmp_path / "letters"), CharTokenizer)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"hello world, this is a text", "this is no SentencePiece model: "),
+        (b"", "this is no SentencePiece model: "),
+        (b"{}", "tokenizer.json must be one of the library tokenizers, but: "),
+        (b'{"a": ', "Expecting value: line 1 column 7 (char 6)"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, what):
+    (tmp_path / "a.model").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'a.model'}: {what}")):
+        load_tokenizer(tmp_path / "a.model")
+
+
+def test_a_tokenizer_that_is_not_there_is_named_with_the_names_of_those_there_may_be(tmp_path):
+    with pytest.raises(ValueError) as error:
+        load_tokenizer(tmp_path / "b.model")
+    assert str(error.value) == (
+        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, "
+        f"tokenizer.pronunciations.json, or a folder with one, but {tmp_path / 'b.model'} does not exist"
+    )
+
+
+def test_unigram_knows_no_dropout_of_merges():
+    """In training that is found out at once, when the first epoch is counted."""
+    tokenizer = SentencePieceTokenizer(foreign(model_type="unigram"))
+    pairs = TextPairs(ParallelText(TEXT, TEXT), tokenizer, tokenizer, tokens_per_batch=200, bpe_dropout=0.1)
+    with pytest.raises(ValueError) as error:
+        str(pairs)
+    assert str(error.value) == (
+        "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind (unigram, say); use "
+        "bpe_dropout=0"
+    )
+
+
+def test_dropout_leaves_what_is_unknown_as_it_is():
+    """A model without bytes for what it has no piece of."""
+    tokenizer = SentencePieceTokenizer(foreign(model_type="bpe"))
+    for seed in range(5):
+        (ids,) = tokenizer.with_dropout(tokenizer.encode(["the Xcat"]), dropout=0.5, seed=seed)
+        assert ids.count(1) == 1 and "".join(tokenizer.tokens(ids)).replace("<unk>", "X") == "▁the▁Xcat"
+
+
+SYMBOLS = ("<2de>", "<2fr>", "→")
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "sentencepiece"])
+@pytest.mark.parametrize("later", [False, True], ids=["trained with", "added later"])
+def test_a_symbol_is_one_token_wherever_it_stands(kind, later):
+    tokenizer = train_tokenizer(kind, TEXT, vocab_size=300, symbols=() if later else SYMBOLS)
+    plain = tokenizer
+    if later:
+        tokenizer = tokenizer.with_symbols(SYMBOLS)
+        assert tokenizer.vocab_size == plain.vocab_size + 3 and tokenizer.encode(TEXT) == plain.encode(TEXT)
+        assert tokenizer.tokens(range(plain.vocab_size)) == plain.tokens(range(plain.vocab_size))
+        assert tokenizer.with_symbols(SYMBOLS).vocab_size == tokenizer.vocab_size
+    texts = ["<2de> the red cat", "the<2fr>cat → <2de>", "→→"]
+    rows = tokenizer.encode(texts)
+    for text, row in zip(texts, rows, strict=True):
+        tokens = tokenizer.tokens(row)
+        assert [token for token in tokens if token in SYMBOLS] == re.findall("<2..>|→", text)
+    assert tokenizer.decode(rows) == texts
+    assert type(tokenizer)(tokenizer.model).encode(texts) == rows
+
+
+def test_a_symbol_stays_whole_under_dropout():
+    tokenizer = train_tokenizer("sentencepiece", TEXT, vocab_size=300, symbols=SYMBOLS)
+    for seed in range(5):
+        (ids,) = tokenizer.with_dropout(tokenizer.encode(["<2de> the<2fr>cat"]), dropout=0.9, seed=seed)
+        tokens = tokenizer.tokens(ids)
+        assert tokens.count("<2de>") == tokens.count("<2fr>") == 1 and tokenizer.decode([ids]) == ["<2de> the<2fr>cat"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "symbols", "message"),
+    [
+        ("characters", ["<2de>"], "but this is a CharTokenizer; "),
+        ("sentencepiece", ["<2de>", "</s>"], "a symbol must be no special piece, but </s> "),
+        ("byte_bpe", ["<|endoftext|>"], "a symbol must be no special token, but <|endoftext|> "),
+    ],
+)
+def test_symbols_that_cannot_be_are_refused(kind, symbols, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train_tokenizer(kind, TEXT, vocab_size=300, symbols=symbols)
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "sentencepiece"])
+def test_a_vocabulary_that_comes_out_smaller_is_said(kind, caplog):
+    caplog.set_level(logging.WARNING)
+    tokenizer = train_tokenizer(kind, ["a b", "b a"], vocab_size=1234)
+    assert tokenizer.vocab_size < 300
+    assert caplog.messages == [
+        f"the vocabulary has {tokenizer.vocab_size} tokens instead of 1,234: the text has no more"
+    ]
+    caplog.clear()
+    train_tokenizer(kind, TEXT, vocab_size=290, symbols=["<2de>"])
+    assert caplog.messages == []
+
+
+def test_the_end_of_a_text_is_the_end_here():
+    """T5's end has the id 1, and what a run learns as the end is 3."""
+    tokenizer = SentencePieceTokenizer(foreign(**LAYOUTS["T5"]))
+    assert tokenizer.eos_id == EOS == 3 and tokenizer.decode([[*tokenizer.encode(["the cat"])[0], EOS]]) == ["the cat"]

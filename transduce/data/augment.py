@@ -1,0 +1,205 @@
+"""Augmentation of speech: other speeds, other vocal tracts, masks. All random numbers come from a
+generator."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+
+from transduce.config import within
+from transduce.data.audio import change_rate
+from transduce.data.config import HIGHEST_SNR, SPEEDS
+
+
+def generator(seed: int, epoch: int, index: int) -> Generator:
+    """A generator that is a function of three numbers, none of them negative.
+
+    NumPy's SeedSequence mixes the three into a seed, so that neighbours draw unrelated numbers.
+    What happens to an utterance depends neither on its batch nor on the worker that makes it, and a
+    resumed run needs no generator's state. Torch keeps 32 bits of the seed: among n utterances
+    about n² / 2³³ pairs draw the same numbers.
+    """
+    (mixed,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
+    return Generator().manual_seed(int(mixed))
+
+
+def draw_speed(speeds: Sequence[float], rng: Generator) -> float:
+    """One of the speeds, each with the same probability."""
+    return speeds[int(torch.randint(len(speeds), (), generator=rng))]
+
+
+def change_speed(waveform: Float[Tensor, " n"], speed: float) -> Float[Tensor, " m"]:
+    """The waveform played `speed` times as fast: m = ceil(n / speed) samples. Tempo and pitch
+    change together.
+
+    Raises:
+        InputError: speed is outside 0.5 ... 2.
+    Source: Ko et al. (2015), Audio augmentation for speech recognition.
+    """
+    within(SPEEDS, speed=speed)
+    return change_rate(waveform, 1 / Fraction(speed).limit_denominator(100))
+
+
+def mask_time(
+    frames: Float[Tensor, "S F"],
+    *,
+    spans: int,
+    widest: float,
+    hop: float,
+    share: float,
+    rng: Generator,
+) -> Float[Tensor, "S F"]:
+    """Replace `spans` random spans of frames by each feature's mean over the utterance. Spans may
+    overlap.
+
+    The width of a span is uniform in 0 ... min(widest / hop, share * S) frames, and then its place
+    among all that fit.
+
+    Args:
+        widest: the longest span, in seconds.
+        hop: seconds from one frame to the next.
+        share: the largest part of the utterance in one span, 0 to 1.
+
+    Source: Park et al. (2019), SpecAugment; `share` is their p, and normalized features get their
+    mean in the paper.
+    """
+    # 1e-6, as 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
+    most = min(int(widest / hop + 1e-6), int(share * len(frames) + 1e-6))
+    return torch.where(_spans(len(frames), spans, most, rng)[:, None], frames.mean(dim=0), frames)
+
+
+def mask_frequency(
+    log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator
+) -> Float[Tensor, "S M"]:
+    """Replace `spans` random spans of 0 to `widest` mel bands by each band's mean over the
+    utterance.
+
+    A masked band is constant, so nothing of it is left after the DCT and the normalization by
+    utterance.
+
+    Source: Park et al. (2019), SpecAugment.
+    """
+    n_mels = log_mel.size(1)
+    return torch.where(
+        _spans(n_mels, spans, min(widest, n_mels), rng), log_mel.mean(dim=0), log_mel
+    )
+
+
+def drop_tokens(
+    target_in: Int[Tensor, " T"], *, share: float, instead: int, rng: Generator
+) -> Int[Tensor, " T"]:
+    """Replace each token by `instead` with probability `share`, except the first, which begins the
+    text.
+
+    Source: Bowman et al. (2016), Generating sentences from a continuous space, "word dropout".
+    """
+    dropped = torch.rand(target_in.shape, generator=rng) < share
+    dropped[0] = False
+    return torch.where(dropped, instead, target_in)
+
+
+def perturb_vocal_tract(
+    log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high: float
+) -> Float[Tensor, "S M"]:
+    """Stretch frequencies: energy at f Hz moves to factor * f. Between bands it interpolates
+    linearly.
+
+    Energy from outside the bands is that of the outermost ones.
+
+    Args:
+        low: Hz where the lowest band begins; bands are equally wide in mel.
+        high: Hz where the highest band ends.
+
+    Source: Jaitly and Hinton (2013), Vocal tract length perturbation; without their bend at the
+    upper end.
+    """
+    n_mels = log_mel.size(1)
+    centres, bottom, step = _centres(n_mels, low, high)
+    origin = ((_mel(centres / factor) - bottom) / step - 1).clamp(0, n_mels - 1)
+    # each band's weight in each new one: a product of matrices is faster than picking columns
+    weights = (1 - (torch.arange(n_mels)[:, None] - origin).abs()).clamp_min_(0)
+    return log_mel @ weights.to(log_mel.dtype)
+
+
+def draw_vtlp(vtlp: float, rng: Generator) -> float:
+    """A factor, uniform in 1 - vtlp ... 1 + vtlp."""
+    return 1 + vtlp * (2 * float(torch.rand((), generator=rng)) - 1)
+
+
+def change_level(
+    log_mel: Float[Tensor, "S M"],
+    *,
+    gain: float,
+    tilt: float,
+    low: float,
+    high: float,
+    rng: Generator,
+) -> Float[Tensor, "S M"]:
+    """The utterance at another level and with another balance of high and low, as by another
+    microphone or voice.
+
+    Args:
+        gain: the level rises by a number of dB that is uniform in -gain ... gain.
+        tilt: likewise for every octave above 1 kHz, and down for those below.
+        low: Hz where the lowest band begins; bands are equally wide in mel.
+        high: Hz where the highest band ends.
+    """
+    louder, steeper = (2 * torch.rand(2, generator=rng, dtype=torch.float64) - 1).tolist()
+    octaves = (_centres(log_mel.size(1), low, high)[0] / 1000).log2()
+    decibels = gain * louder + tilt * steeper * octaves
+    return log_mel + (decibels * math.log(10) / 10).to(log_mel.dtype)
+
+
+def add_silence(log_mel: Float[Tensor, "S M"], before: int, after: int) -> Float[Tensor, "_ M"]:
+    """The utterance with frames of silence before and after it, each the quietest frame of the
+    utterance."""
+    quietest = log_mel[log_mel.mean(dim=1).argmin()]
+    return torch.cat([quietest.expand(before, -1), log_mel, quietest.expand(after, -1)])
+
+
+def add_noise(
+    log_mel: Float[Tensor, "S M"], widths: Float[Tensor, " M"], *, lowest_snr: float, rng: Generator
+) -> Float[Tensor, "S M"]:
+    """White noise behind the utterance: its energy in every band is added to that of the speech.
+
+    The signal-to-noise ratio, of energies summed over all bands and frames, is uniform in
+    lowest_snr ... 60 dB. A band of w bins varies from frame to frame by a log-normal factor of mean
+    1 and about the deviation of a mean over w bins.
+
+    Args:
+        widths: bins of the DFT in every band, by weight.
+    """
+    snr = lowest_snr + (HIGHEST_SNR - lowest_snr) * float(torch.rand((), generator=rng))
+    noise = log_mel.exp().mean(dim=0).sum() * 10 ** (-snr / 10) * widths / widths.sum()
+    deviation = widths.clamp_min(1).rsqrt()
+    varied = deviation * torch.randn(log_mel.shape, generator=rng) - deviation.square() / 2
+    return torch.logaddexp(log_mel, noise.log() + varied)
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    """Hertz to HTK's mels, the scale of torchaudio's filters, which has no public function for
+    it."""
+    return 2595 * torch.log10(1 + hertz / 700)
+
+
+def _centres(n_mels: int, low: float, high: float) -> tuple[Float[Tensor, " M"], Tensor, Tensor]:
+    """The middle of every band in Hz, and in mel where the first one begins and how far it is from
+    one to the next."""
+    bottom, top = (_mel(torch.tensor(f, dtype=torch.float64)) for f in (low, high))
+    step = (top - bottom) / (n_mels + 1)
+    mels = bottom + step * torch.arange(1, n_mels + 1, dtype=torch.float64)
+    return 700 * (10 ** (mels / 2595) - 1), bottom, step
+
+
+def _spans(size: int, n: int, widest: int, rng: Generator) -> Bool[Tensor, " size"]:
+    """The places of n spans inside 0 ... size."""
+    masked = torch.zeros(size, dtype=torch.bool)
+    for _ in range(n):
+        width = int(torch.randint(widest + 1, (), generator=rng))
+        start = int(torch.randint(size - width + 1, (), generator=rng))
+        masked[start : start + width] = True
+    return masked

@@ -1,0 +1,341 @@
+"""Parallel corpora: a folder, files of any name, or a folder of several languages. Nothing is left
+out silently."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from transduce.config import Common, at_least
+from transduce.data.base_tokenizer import tag_of
+from transduce.data.lines import table_files
+from transduce.data.parallel_text import LargeText, PairFiles, ParallelText
+from transduce.errors import InputError
+
+CACHE = Path("runs/text")
+"""The default folder of what is computed from large corpora."""
+
+Split = Literal["train", "valid", "test"]
+
+
+def corpus_folder(name: str) -> Path | None:
+    """The folder `name` inside the one that the environment variable TRANSDUCE_DATA names; None if
+    it is not set."""
+    root = os.environ.get("TRANSDUCE_DATA")
+    return Path(root) / name if root else None
+
+
+def find_text(folder: Path | None, name: str) -> Path | None:
+    """The file of this name in a folder, plain or .gz; None if there is none.
+
+    Raises:
+        InputError: no folder is named.
+    """
+    if folder is None:
+        raise InputError(
+            "a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA"
+        )
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def pair_files(folder: Path | None, split: str, languages: tuple[str, str]) -> PairFiles:
+    """SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz of two languages.
+
+    Raises:
+        InputError: no folder is named, or it lacks a file.
+    """
+    paths = []
+    for name in (f"{split}.{language}" for language in languages):
+        path = find_text(folder, name)
+        if path is None:
+            assert folder is not None
+            content = "no such folder"
+            if folder.is_dir():
+                names = sorted(path.name for path in folder.iterdir())
+                content = f"it holds {', '.join(names[:8]) or 'nothing'}"
+            raise InputError(f"the folder {folder} must hold {name} or {name}.gz, but {content}")
+        paths.append(path)
+    return PairFiles(tuple(paths))
+
+
+class Corpus:
+    """A corpus of one direction."""
+
+    symbols: tuple[str, ...] = ()
+    """Words that are one token wherever they stand, such as the tags of languages."""
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a test split."""
+        return True
+
+    def files(self, split: Split) -> PairFiles:
+        """The files of one split."""
+        raise NotImplementedError
+
+    def read(self, split: Split) -> ParallelText:
+        """One split; of the training text, the pairs with text on both sides.
+
+        Raises:
+            InputError: files are not named, or missing.
+        """
+        files = self.files(split)
+        return files.read() if split == "train" else files.read_whole()
+
+    def splits(
+        self, seed: int, cache: Path = CACHE
+    ) -> tuple[ParallelText | LargeText, ParallelText, ParallelText | None]:
+        """Training, validation and test text.
+
+        Args:
+            seed: decides which pairs are held out, where pairs are.
+            cache: a folder for what is computed from a large training text.
+
+        Raises:
+            InputError: as for `read`.
+        """
+        test = self.read("test") if self.has_test else None
+        return self.files("train").read_or_survey(cache), self.read("valid"), test
+
+    def test_groups(self) -> list[str]:
+        """The group of every test pair, whose score is reported by itself; empty if there is one
+        score for all."""
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder(Corpus):
+    """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of
+    Multi30k."""
+
+    data: Common[Path | None] = None
+    """The folder."""
+    source: Common[str] = "en"
+    """The language that goes in: the ending of its files."""
+    target: Common[str] = "de"
+    """The language that comes out."""
+    train: str = "train"
+    """Training files are named so, SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz."""
+    valid: str = "val"
+    """Validation files, which tell how good a checkpoint is."""
+    test: str = "test"
+    """Test files, which only the finished model sees."""
+
+    def files(self, split: Split) -> PairFiles:
+        return pair_files(self.data, getattr(self, split), (self.source, self.target))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Corpus):
+    """Parallel text in files of any name: two per split, one TSV of source, tab, target, or Parquet
+    and Arrow files."""
+
+    train_source: Common[Path | None] = None
+    """Training text, one sentence a line, plain or .gz."""
+    train_target: Common[Path | None] = None
+    """Its translation, line by line."""
+    train_tsv: Path | None = None
+    """Tab-separated pairs of source and target, instead of the two files."""
+    valid_source: Common[Path | None] = None
+    """Validation text, which tells how good a checkpoint is."""
+    valid_target: Common[Path | None] = None
+    """Its translation."""
+    valid_tsv: Path | None = None
+    """Tab-separated pairs, instead of the two files."""
+    test_source: Common[Path | None] = None
+    """Test text, which only the finished model sees; it may be left out."""
+    test_target: Common[Path | None] = None
+    """Its translation."""
+    test_tsv: Path | None = None
+    """Tab-separated pairs, instead of the two files."""
+    train_table: Path | None = None
+    """A Parquet or Arrow file, or a folder of them, instead of the two files (pip install
+    '.[arrow]' in a clone)."""
+    valid_table: Path | None = None
+    """A Parquet or Arrow file, or a folder of them, instead of the two files."""
+    test_table: Path | None = None
+    """A Parquet or Arrow file, or a folder of them, instead of the two files."""
+    source_column: str = "source"
+    """The column of tables that goes in; translation.en is the field en of the column
+    translation."""
+    target_column: str = "target"
+    """The column of tables that comes out."""
+    hold_out: int = 0
+    """Pairs that validation takes out of the training text, where it has no files; the seed decides
+    which."""
+
+    def __post_init__(self) -> None:
+        at_least(0, hold_out=self.hold_out)
+
+    @property
+    def has_test(self) -> bool:
+        return any(self._named("test").values())
+
+    def splits(
+        self, seed: int, cache: Path = CACHE
+    ) -> tuple[ParallelText | LargeText, ParallelText, ParallelText | None]:
+        """See Corpus.
+
+        Raises:
+            InputError: as for `read`; or validation has files and is held out as well.
+        """
+        if not self.hold_out:
+            return super().splits(seed, cache)
+        if any(self._named("valid").values()):
+            raise InputError(
+                f"validation has files or is held out, but hold_out={self.hold_out} and files are "
+                "named; leave one out"
+            )
+        train, valid = self.files("train").read_or_survey(cache).hold_out(self.hold_out, seed)
+        return train, valid, self.read("test") if self.has_test else None
+
+    def files(self, split: Split) -> PairFiles:
+        """The files of one split.
+
+        Raises:
+            InputError: a side is missing, or files and TSV are both named.
+        """
+        named = self._named(split)
+        match {part: path for part, path in named.items() if path}:
+            case {"source": source, "target": target, **more} if not more:
+                return PairFiles((source, target))
+            case {"tsv": tsv, **more} if not more:
+                return PairFiles((tsv,))
+            case {"table": table, **more} if not more:
+                return PairFiles(table_files(table), (self.source_column, self.target_column))
+        way_out = ", or --hold-out 500" if split == "valid" and not any(named.values()) else ""
+        *first, last = (f"{split}_{part}={path}" for part, path in named.items())
+        raise InputError(
+            f"the {split} text is two files, a TSV or a table: give --{split}-source and "
+            f"--{split}-target, "
+            f"or --{split}-tsv, or --{split}-table{way_out}, but {', '.join(first)} and {last}"
+        )
+
+    def _named(self, split: Split) -> dict[str, Path | None]:
+        return {
+            part: getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv", "table")
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directions:
+    """Parallel text of several languages in one folder; every source begins with a tag of the
+    language to write, <2de>.
+
+    Files are SPLIT.LANGUAGE, whose lines i mean the same in all languages, or, where two languages
+    have text of their own, SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz. All text is kept in memory.
+
+    Source: Johnson et al. (2017), Google's multilingual neural machine translation system, for the
+    tags; Arivazhagan et al. (2019), Massively multilingual neural machine translation in the wild,
+    section 4.2, for the temperature.
+    """
+
+    data: Common[Path | None] = None
+    """The folder."""
+    languages: tuple[str, ...] = ()
+    """The endings of the files, such as en de fr."""
+    directions: tuple[str, ...] = ()
+    """Directions to train and validate, such as en-de de-en; if none is named, from each language
+    to each other one."""
+    test_directions: tuple[str, ...] = ()
+    """Directions to test, if they are others: translation between two languages whose pairs were
+    never trained on is called zero-shot."""
+    train: str = "train"
+    """The name of the training files without their ending."""
+    valid: str = "val"
+    """The name of the validation files."""
+    test: str = "test"
+    """The name of the test files, which only the finished model sees."""
+    temperature: float = 1.0
+    """A direction of n pairs is drawn in proportion to n^(1 / temperature): 1, every pair once an
+    epoch; 5, small corpora more often than that."""
+    valid_pairs: int = 100
+    """Validation takes so many pairs of every direction, evenly spread over the file."""
+
+    def __post_init__(self) -> None:
+        at_least(1, temperature=self.temperature, valid_pairs=self.valid_pairs)
+        for name in (*self.directions, *self.test_directions):
+            if name not in self.pairs:
+                raise InputError(
+                    f"a direction is two of the languages ({', '.join(self.languages) or 'none'}) "
+                    "with - between them, "
+                    f"but there is {name!r}; name others with --languages"
+                )
+        n = len({*self.languages})
+        if n < 2:
+            raise InputError(
+                f"directions need two languages or more, but there are {n}; try --languages en de"
+            )
+
+    @property
+    def pairs(self) -> dict[str, tuple[str, str]]:
+        """Source and target language by the name of the direction: from each language to each other
+        one."""
+        languages = dict.fromkeys(self.languages)
+        return {
+            f"{source}-{target}": (source, target) for source, target in permutations(languages, 2)
+        }
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The tags, one token each."""
+        return tuple(map(tag_of, self.languages))
+
+    def splits(
+        self, seed: int, cache: Path = CACHE
+    ) -> tuple[ParallelText, ParallelText, ParallelText]:
+        """Training, validation and test text, every source with its tag.
+
+        Raises:
+            InputError: no folder is named, or it lacks a file.
+        """
+        train = [text for _, text in self.read("train")]
+        most = max(map(len, train))
+        rng = np.random.default_rng(seed)
+        drawn = []
+        for pairs in map(list, train):
+            times, rest = divmod(
+                round(most * (len(pairs) / most) ** (1 / self.temperature)), len(pairs)
+            )
+            again = sorted(rng.permutation(len(pairs))[:rest].tolist())
+            drawn += [*pairs * times, *(pairs[i] for i in again)]
+        valid = []
+        for _, text in self.read("valid"):
+            n = min(self.valid_pairs, len(text))
+            pairs = list(text)
+            valid += [pairs[i * len(pairs) // n] for i in range(n)]
+        test = [pair for _, text in self.read("test") for pair in text]
+        n_blank = sum(text.n_blank for text in train)
+        return ParallelText.of(drawn, n_blank), ParallelText.of(valid), ParallelText.of(test)
+
+    def test_groups(self) -> list[str]:
+        """The direction of every test pair."""
+        return [name for name, text in self.read("test") for _ in range(len(text))]
+
+    def read(self, split: Split) -> Iterator[tuple[str, ParallelText]]:
+        """The directions of a split, one after the other, with the text of each.
+
+        Raises:
+            InputError: no folder is named, or it lacks a file.
+        """
+        directions = self.test_directions if split == "test" else ()
+        for name in directions or self.directions or self.pairs:
+            source, target = self.pairs[name]
+            files = self._files(getattr(self, split), source, target)
+            text = files.read() if split == "train" else files.read_whole()
+            tag = tag_of(target)
+            yield (
+                name,
+                replace(
+                    text, source=[f"{tag} {line}" if line.strip() else line for line in text.source]
+                ),
+            )
+
+    def _files(self, split: str, source: str, target: str) -> PairFiles:
+        own = (f"{split}.{source}-{target}", f"{split}.{target}-{source}")
+        name = next((name for name in own if find_text(self.data, f"{name}.{source}")), split)
+        return pair_files(self.data, name, (source, target))

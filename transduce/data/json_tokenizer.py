@@ -1,0 +1,237 @@
+"""Tokenizers of the library `tokenizers`, as one JSON file holds them; GPT-2's byte-level BPE is
+one."""
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Tokenizer as LibraryTokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from transduce.config import within
+from transduce.data.base_tokenizer import END, LARGEST, SPECIAL, Tokenizer, warn_if_smaller
+from transduce.errors import InputError
+
+_PRINTED = {*range(33, 127), *range(161, 173), *range(174, 256)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
+LETTERS = "".join(
+    chr(byte if byte in _PRINTED else 256 + _OTHERS.index(byte)) for byte in range(256)
+)
+"""The letter that stands for each byte in byte-level BPE: itself if it can be printed, else one
+from U+0100 on."""
+
+
+class JSONTokenizer(Tokenizer):
+    """A tokenizer.json of the library `tokenizers`: BPE, unigram, or any other model that it has.
+
+    The special tokens are known by their names (`SPECIAL`); encoding adds none of them, and
+    decoding leaves them out. GPT-2's END is bos_id and eos_id at once. Where nothing begins a text,
+    padding does, as in T5 and Marian.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        """Read the bytes of a tokenizer.json.
+
+        Raises:
+            InputError: they are something else.
+        """
+        super().__init__(model)
+        try:
+            self._tokenizer = LibraryTokenizer.from_str(model.decode())
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(
+                f"tokenizer.json must be one of the library tokenizers, but: {error}"
+            ) from error
+        # some files were saved while it was on; it does not belong to texts
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.vocab_size = 1 + max(
+            self._tokenizer.get_vocab().values(), default=-1
+        )  # ids may have gaps
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token.content: i for i, token in added.items() if token.special}
+        plain = json.loads(model)
+        core = plain["model"]
+        self._byte_level = '"ByteLevel"' in json.dumps(plain["decoder"])
+        self.pad_id, bos_id, self.eos_id = (
+            next((self._special[name] for name in SPECIAL[role] if name in self._special), None)
+            for role in ("pad_id", "bos_id", "eos_id")
+        )
+        self.bos_id = self.pad_id if bos_id is None else bos_id
+        self.unk_id = core.get("unk_id", self.id_of(core.get("unk_token") or ""))
+
+    @classmethod
+    def train(
+        cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = ()
+    ) -> "JSONTokenizer":
+        """Learn byte-level BPE, merges of bytes; END is id 0, and symbols have the last ids.
+
+        A small text may have fewer merges than requested, with a warning.
+
+        Raises:
+            InputError: vocab_size is beyond LARGEST, or leaves no room for END, the 256 bytes and
+                the symbols.
+        Source: Radford et al. (2019), Language models are unsupervised multitask learners, section
+        2.2.
+        """
+        within(LARGEST, vocab_size=vocab_size)
+        least = 257 + len(symbols)
+        if vocab_size < least:
+            parts = "END, all bytes and the symbols" if symbols else "END and all bytes"
+            raise InputError(
+                f"vocab_size must be at least {least}, for {parts}, but vocab_size={vocab_size}"
+            )
+        tokenizer = _byte_level(models.BPE())
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - len(symbols),
+            special_tokens=[END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        trained = cls(tokenizer.to_str().encode())
+        if symbols:
+            trained = trained.with_symbols(symbols)
+        warn_if_smaller(trained.vocab_size, vocab_size)
+        return trained
+
+    def with_symbols(self, symbols: Sequence[str]) -> "JSONTokenizer":
+        """See Tokenizer. A symbol that is a name in `SPECIAL`, such as <pad>, becomes that special
+        token."""
+        for symbol in symbols:
+            if symbol in self._special:
+                raise InputError(
+                    f"a symbol must be no special token, but {symbol} is one of this vocabulary "
+                    "already; leave it out"
+                )
+        names = set().union(*SPECIAL.values())
+        tokenizer = LibraryTokenizer.from_str(self.model.decode())
+        tokenizer.add_tokens(
+            [AddedToken(symbol, normalized=False, special=symbol in names) for symbol in symbols]
+        )
+        return JSONTokenizer(tokenizer.to_str().encode())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "JSONTokenizer":
+        """Read a tokenizer.json, or a directory with one or with vocab.json and merges.txt.
+
+        Raises:
+            InputError: the directory has neither.
+        """
+        path = Path(path)
+        for file in (path, path / "tokenizer.json"):
+            if file.is_file():
+                return super().load(file)
+        try:
+            merges = models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(
+                "a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but "
+                f"{path} has neither: {error}; copy them from where the model came from"
+            ) from error
+        tokenizer = _byte_level(merges)
+        if tokenizer.token_to_id(END) is not None:
+            tokenizer.add_special_tokens([AddedToken(END, normalized=True, special=True)])
+        _add_tokens(tokenizer, path)
+        return cls(tokenizer.to_str().encode())
+
+    @property
+    def is_byte_bpe(self) -> bool:
+        """Whether this is byte-level BPE, as GPT-2 has it."""
+        return isinstance(self._tokenizer.model, models.BPE) and self._byte_level
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None if there is no such token."""
+        return self._tokenizer.token_to_id(token)
+
+    @cached_property
+    def surfaces(self) -> list[bytes]:
+        """See Tokenizer; byte-level BPE writes every byte as a letter."""
+        if not self._byte_level:
+            return super().surfaces
+        special = {*self.suppressed, self.eos_id}
+        names = (
+            "" if i in special else name
+            for i, name in enumerate(self.tokens(range(self.vocab_size)))
+        )
+        return [
+            bytes(map(LETTERS.index, name)) if {*name} <= {*LETTERS} else name.encode()
+            for name in names
+        ]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids, a list per text; where a text has a special token such as END written out, that is
+        the token.
+
+        Raises:
+            InputError: a part of a text is no token, and the vocabulary has no unknown token.
+        """
+        try:
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(
+                f"a text must be made of tokens, but this vocabulary cannot spell one: {error}; "
+                "name another tokenizer"
+            ) from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each list of ids, without special tokens; U+FFFD where bytes are no UTF-8."""
+        return self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them: byte-level BPE has a letter per byte, Ġ for a
+        space."""
+        return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
+
+
+def _byte_level(model: models.BPE) -> LibraryTokenizer:
+    tokenizer = LibraryTokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
+    """Add the tokens of files beside vocab.json and merges.txt: more tokens, special ones, and the
+    beginning of texts.
+
+    Raises:
+        InputError: a token has another id than the next one.
+    """
+    from transduce.files import read_json  # it loads torch, for which --help does not wait
+
+    def read(name: str) -> dict[str, Any]:
+        return read_json(directory / name) if (directory / name).is_file() else {}
+
+    settings = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in (read("special_tokens_map.json") | read("tokenizer_config.json")).items()
+    }
+    names = [value for name, value in settings.items() if name.endswith("_token")]
+    special = {*filter(None, map(str, [*names, *settings.get("additional_special_tokens", [])]))}
+    for name, i in sorted(read("added_tokens.json").items(), key=lambda item: item[1]):
+        tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special)])
+        if tokenizer.token_to_id(name) != i:
+            raise InputError(
+                "added_tokens.json must number tokens behind those of vocab.json, but in "
+                f"{directory} {name!r} has {i!r}"
+            )
+    known = [name for name in special - {END} if tokenizer.token_to_id(name) is not None]
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=False, special=True) for name in known]
+    )
+    bos = str(settings.get("bos_token"))
+    start = tokenizer.token_to_id(bos)
+    if settings.get("add_bos_token") is True and start is not None:
+        template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, start)])
+        tokenizer.post_processor = template

@@ -1,0 +1,367 @@
+"""Text for language models: as a stream of ids, and from files, from one text that is split in two,
+or from shards."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, Integer
+
+from transduce.config import Common, from_dict, within
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.lines import read_lines
+from transduce.data.tokenizer_files import (
+    KINDS,
+    TokenizerKind,
+    load_tokenizer,
+    train_tokenizer,
+)
+from transduce.errors import InputError
+
+CHUNK = 1 << 22
+"""Ids that are read at a time where a whole stream is read."""
+
+
+def smallest_type(vocab_size: int) -> np.dtype:
+    """uint16 where it holds every id, else uint32; both little-endian, as in files."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+class Stream:
+    """Ids end to end, which may lie in several arrays.
+
+    Args:
+        checksums: one per array, where they are known; then a fingerprint is made without reading
+            the ids.
+    """
+
+    def __init__(
+        self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()
+    ) -> None:
+        self.parts = list(parts)
+        self.checksums = list(checksums)
+        self.ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if self.parts else 0
+
+    def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
+        """The ids start ... stop - 1, across the borders of arrays."""
+        first, last = np.searchsorted(self.ends, (start, stop - 1), side="right")
+        pieces = []
+        for part, end in zip(
+            self.parts[first : last + 1], self.ends[first : last + 1].tolist(), strict=True
+        ):
+            begin = end - len(part)
+            pieces.append(part[max(start - begin, 0) : stop - begin])
+        return np.concatenate(pieces).astype(np.int64)
+
+    def chunks(self, overlap: int = 0, limit: int | None = None) -> Iterator[Int[np.ndarray, " _"]]:
+        """The first `limit` ids, or all, in chunks; each chunk ends with the first `overlap` ids of
+        the next one."""
+        stop = len(self) if limit is None else min(limit, len(self))
+        for start in range(0, stop, CHUNK):
+            yield self.read(start, min(start + CHUNK + overlap, stop))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the checksums where they are known, else of the ids, however they are
+        stored."""
+        digest = hashlib.sha256("".join(self.checksums).encode())
+        for chunk in [] if self.checksums else self.chunks():
+            digest.update(chunk.astype("<u4").tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardHeader:
+    """NAME.json, the header of the shard NAME.bin."""
+
+    dtype: str
+    count: int
+    tokenizer: str
+    """SHA-256 of the tokenizer's file."""
+    sha256: str
+    """SHA-256 of NAME.bin."""
+    source: str
+    """SHA-256 of the text that was encoded."""
+
+
+def write_shard(
+    path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str
+) -> None:
+    """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not
+    finished."""
+    from transduce.files import write_file  # it loads torch, for which --help does not wait
+
+    kind = smallest_type(vocab_size)
+    content = ids.astype(kind).tobytes()
+    header = ShardHeader(
+        dtype=kind.name,
+        count=len(ids),
+        tokenizer=hashlib.sha256(tokenizer).hexdigest(),
+        sha256=hashlib.sha256(content).hexdigest(),
+        source=source,
+    )
+    write_file(path.with_suffix(".bin"), content)
+    write_file(path.with_suffix(".json"), json.dumps(asdict(header)) + "\n")
+
+
+def read_header(path: Path) -> ShardHeader:
+    """The header of a shard, which is named by its .bin or its .json.
+
+    Raises:
+        InputError: it is missing, or is something else.
+    """
+    from transduce.files import read_json  # it loads torch, for which --help does not wait
+
+    path = path.with_suffix(".json")
+    try:
+        header = from_dict(ShardHeader, read_json(path), str(path))
+        np.dtype(header.dtype)
+        return header
+    except (OSError, InputError, TypeError) as error:
+        raise InputError(
+            f"a shard has its header beside it, but {path}: {error}; make the shard again"
+        ) from error
+
+
+def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
+    """Shards as one stream. Files are mapped into memory, and read where ids are needed.
+
+    Args:
+        verify: whether to read everything once and compare it with the checksums.
+
+    Raises:
+        InputError: there is no shard, one was made with another tokenizer, or its bytes are not
+            those of its header.
+    """
+    if not paths:
+        raise InputError(
+            "a stream needs a shard, but there is none; transduce data shards makes them"
+        )
+    expected = hashlib.sha256(tokenizer).hexdigest()
+    headers = [read_header(path) for path in paths]
+    parts = []
+    for path, header in zip(paths, headers, strict=True):
+        if header.tokenizer != expected:
+            raise InputError(
+                f"shards must be made with the tokenizer they are read with, but {path} has "
+                f"{header.tokenizer[:12]} and the tokenizer is {expected[:12]}; make the shards "
+                "again"
+            )
+        kind = np.dtype(header.dtype).newbyteorder("<")
+        n_bytes = header.count * kind.itemsize
+        if (size := path.stat().st_size) != n_bytes:
+            raise InputError(
+                f"{path} must have {n_bytes} bytes, as its header says, but has {size}; make it "
+                "again"
+            )
+        # an empty file cannot be mapped
+        ids = np.memmap(path, kind, mode="r") if size else np.empty(0, kind)
+        if verify and hashlib.sha256(ids.data).hexdigest() != header.sha256:
+            raise InputError(
+                f"{path} must have the checksum of its header, but has not; make it again"
+            )
+        parts.append(ids)
+    return Stream(parts, [header.sha256 for header in headers])
+
+
+PART = 1 << 20
+"""Characters that are encoded at a time: tokenizers take some hundred bytes for each."""
+
+CUT = re.compile(r"\S\n(?=\S)")
+"""A text may be split after this. Byte-level BPE joins white space in a row, except for its last
+character."""
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> Integer[np.ndarray, " n"]:
+    """All ids of a text.
+
+    If texts begin and end with different ids (SentencePiece), every line that is not blank is a
+    text. If one id marks both (byte-level BPE), or none does (characters), the file is one text
+    with its line breaks, after that id.
+    """
+    start, end = tokenizer.bos_id, tokenizer.eos_id
+    kind = smallest_type(tokenizer.vocab_size)
+    parts = [np.array([] if start is None or start != end else [start], dtype=kind)]
+    for part in parts_of(text, PART):
+        if start != end:
+            rows = tokenizer.encode([line for line in part.split("\n") if line.strip()])
+            ids = [i for row in rows for i in (start, *row, end) if i is not None]
+        else:
+            (ids,) = tokenizer.encode([part])
+        parts.append(np.array(ids, dtype=kind))
+    return np.concatenate(parts)
+
+
+def parts_of(text: str, size: int) -> Iterator[str]:
+    """A text in parts of at least `size` characters, split where that changes no token."""
+    start = 0
+    while start < len(text):
+        cut = CUT.search(text, start + size - 1)
+        stop = cut.end() if cut else len(text)
+        yield text[start:stop]
+        start = stop
+
+
+def read_text(path: Path) -> str:
+    """A whole UTF-8 file, plain or .gz. Every line ends in a line break, the last one too.
+
+    Raises:
+        InputError: there is no such file, or it is not UTF-8.
+    """
+    return "\n".join([*read_lines(path), ""])
+
+
+@dataclass(frozen=True)
+class Language:
+    """A tokenizer and the streams of ids that it made of the training and the validation text."""
+
+    tokenizer: Tokenizer
+    train: Stream
+    valid: Stream
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of both streams, which do not depend on where the files are."""
+        return {"train": self.train.fingerprint(), "valid": self.valid.fingerprint()}
+
+
+class PlainText:
+    """Training and validation text that is encoded when it is read."""
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """The training and the validation texts."""
+        raise NotImplementedError
+
+    def read(
+        self,
+        kind: TokenizerKind | Path,
+        vocab_size: int,
+        tokenizer: Tokenizer | None = None,
+        symbols: Sequence[str] = (),
+    ) -> Language:
+        """Train the tokenizer, unless there is one, and encode both sides, each text by itself.
+
+        Raises:
+            InputError: a text is not named, or missing.
+        """
+        train, valid = self.texts()
+        if isinstance(kind, Path):
+            tokenizer = tokenizer or load_tokenizer(kind)
+        elif tokenizer is None:
+            seen = (
+                [*train, *valid] if kind == "characters" else train
+            )  # a set of characters gives nothing away
+            tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size, symbols=symbols)
+        streams = (
+            Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid)
+        )
+        return Language(tokenizer, *streams)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles(PlainText):
+    """Text in files of any name."""
+
+    train: Common[tuple[Path, ...]] = ()
+    """Files to train on, plain or .gz."""
+    valid: Common[tuple[Path, ...]] = ()
+    """Files to validate on."""
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """The text of every file.
+
+        Raises:
+            InputError: there is no training or no validation file, or a file is missing.
+        """
+        if not self.train or not self.valid:
+            raise InputError(
+                "a language model needs text to train on and text to validate on: give --train "
+                "FILES and "
+                f"--valid FILES, but there are {len(self.train)} and {len(self.valid)}"
+            )
+        return [*map(read_text, self.train)], [*map(read_text, self.valid)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneText(PlainText):
+    """One text, whose end is the validation text."""
+
+    data: Common[Path | None] = None
+    """The folder of the text."""
+    name: str = "input.txt"
+    """The text's file in it, plain or .gz."""
+    valid_share: float = 0.1
+    """The share of the text, at its end, that is the validation text."""
+
+    def __post_init__(self) -> None:
+        within("(0, 1)", valid_share=self.valid_share)
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """The text, split at a character.
+
+        Raises:
+            InputError: no folder is named, or it lacks the file.
+        """
+        if self.data is None or not (self.data / self.name).is_file():
+            raise InputError(
+                f"the text must be DIR/{self.name} with --data DIR, but {self.data or 'no --data'} "
+                "has none"
+            )
+        text = read_text(self.data / self.name)
+        n_train = int(len(text) * (1 - self.valid_share))
+        return [text[:n_train]], [text[n_train:]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """A folder of shards, as `transduce data shards` writes it: train-*.bin, valid-*.bin and the
+    tokenizer."""
+
+    data: Common[Path | None] = None
+    """The folder."""
+    verify: bool = False
+    """Whether to compare all bytes with their checksums first."""
+
+    def read(
+        self,
+        kind: TokenizerKind | Path,
+        vocab_size: int,
+        tokenizer: Tokenizer | None = None,
+        symbols: Sequence[str] = (),
+    ) -> Language:
+        """Map the shards into memory. The tokenizer is the shards' own, and vocab_size is not used.
+
+        Args:
+            tokenizer: that of the file `kind`, where it is one; otherwise it is not used.
+
+        Raises:
+            InputError: no folder is named, it lacks shards or the tokenizer, or another tokenizer
+                or symbols are named.
+        """
+        if self.data is None:
+            raise InputError(
+                "shards lie in a folder: use --data DIR; transduce data shards makes them from text"
+            )
+        own = load_tokenizer(self.data)
+        if isinstance(kind, Path):
+            matches = (tokenizer or load_tokenizer(kind)).model == own.model
+        else:
+            matches = isinstance(own, KINDS[kind])
+        if symbols or not matches:
+            raise InputError(
+                f"shards are ids of the tokenizer in their folder, a {type(own).__name__} in "
+                f"{self.data}, but there is tokenizer={kind}, symbols={' '.join(symbols)!r}; leave "
+                "these out, or make other shards: transduce data shards --tokenizer FILE"
+            )
+        train, valid = (
+            open_shards(
+                sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify
+            )
+            for split in ("train", "valid")
+        )
+        return Language(own, train, valid)

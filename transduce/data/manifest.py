@@ -1,0 +1,289 @@
+"""Manifests: lists of recordings and their transcripts, and how they are split."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from transduce.config import Common, within
+from transduce.data.layouts import each_row, seconds_of
+from transduce.data.lines import lines_fingerprint
+from transduce.errors import InputError
+
+NEEDED = ("id", "audio", "seconds", "speaker")
+"""Columns of every manifest that is written, before the target column and others."""
+
+HoldOut = Literal["speakers", "recordings"]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One utterance.
+
+    audio: a sound file, or a .npy file of floats (frames, features). text: the reference. It may be
+    blank: such a recording is not trained on, and every word written for it is wrong. columns: the
+    cells of the other columns, by name.
+    """
+
+    id: str
+    audio: Path
+    seconds: float
+    speaker: str
+    text: str
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+def read_manifest(path: Path | str, target_column: str = "text") -> list[Recording]:
+    """The recordings of a manifest, or of another file or folder that `each_row` reads.
+
+    Audio and text are needed. Without `seconds` the sound is opened and measured; without `id`, it
+    is the path of the sound; without `speaker`, every recording has its own.
+
+    Args:
+        target_column: the column that becomes `Recording.text`; "text" is then one of the others.
+
+    Raises:
+        InputError: a column is missing or named twice, a line has another number of cells, an id
+            stands twice, seconds are no positive number, no audio is named; by file and line.
+    """
+    recordings: dict[str, Recording] = {}
+    for place, row in each_row(Path(path)):
+        if "audio" in row or not Path(path).is_dir():  # a folder may have texts without sound
+            recording = to_recording(row, place, target_column)
+            if recording.id in recordings:
+                raise InputError(
+                    f"an id must stand once, but {place} has id={recording.id!r} again; rename one "
+                    "of them"
+                )
+            recordings[recording.id] = recording
+    return [*recordings.values()]
+
+
+def to_recording(row: dict[str, str], place: str, target_column: str = "text") -> Recording:
+    """The recording of a row.
+
+    Raises:
+        InputError: see `read_manifest`; the message has the place.
+    """
+    audio = _audio(row, place)
+    if target_column not in row:
+        raise InputError(
+            f"a manifest must have the columns audio and {target_column}, but {place} has "
+            f"{', '.join(row)}; add {target_column}, or name another target column"
+        )
+    if "segment" in row:
+        raise InputError(
+            f"segments must be cut out of their sound, but {place} has one; transduce data "
+            "manifest DIR OUT.tsv --audio-out PIECES does that"
+        )
+    cells = {name: cell for name, cell in row.items() if name != "audio"}
+    text = cells.pop(target_column)
+    seconds = cells.pop("seconds", "")
+    name = cells.pop("id", "") or str(audio)
+    length = _positive(seconds, place) if seconds else seconds_of(audio)
+    return Recording(name, audio, length, cells.pop("speaker", "") or name, text, cells)
+
+
+def _audio(row: dict[str, str], place: str) -> Path:
+    if not row.get("audio"):
+        raise InputError(
+            f"audio must name a file, but {place} names none; name one in the column audio, or "
+            "leave out the line"
+        )
+    return Path(row["audio"])
+
+
+def write_manifest(
+    path: Path | str,
+    recordings: Sequence[Recording],
+    target_column: str = "text",
+    *,
+    root: Path | None = None,
+) -> None:
+    """Write a manifest that `read_manifest` reads back. Paths inside `root` are relative, others
+    absolute.
+
+    Args:
+        root: the folder that can be moved as a whole; None: the manifest's own folder.
+
+    Raises:
+        InputError: a cell holds a tab or a line break.
+    """
+    from transduce.files import write_file  # it loads torch, for which --help does not wait
+
+    path = Path(path)
+    others = [*dict.fromkeys(name for r in recordings for name in r.columns)]
+    folder = os.path.abspath(path.parent)
+    rows = [[*NEEDED, target_column, *others]]
+    for r in recordings:
+        audio = Path(os.path.abspath(r.audio))
+        if audio.is_relative_to(os.path.abspath(root or folder)):
+            audio = Path(os.path.relpath(audio, folder))
+        seconds = str(round(r.seconds, 3) or r.seconds)  # half a millisecond does not become 0
+        cells = [r.columns.get(name, "") for name in others]
+        rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *cells])
+    for row in rows:
+        if bad := [cell for cell in row if {*cell} & {*"\t\n\r"}]:
+            raise InputError(
+                f"a cell must not hold a tab or the end of a line, but {row[0]} has {bad[0]!r}; "
+                "use spaces"
+            )
+    write_file(path, "".join("\t".join(row) + "\n" for row in rows))
+
+
+def manifest_audio(path: Path) -> list[Path]:
+    """The sound files that a manifest names, in its order; it may lack every other column.
+
+    Raises:
+        InputError: a line names no file; by file and line.
+    """
+    return [_audio(row, place) for place, row in each_row(path)]
+
+
+def _positive(cell: str, place: str) -> float:
+    try:
+        seconds = float(cell)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(
+            f"seconds must be a positive number, but {place} has {cell!r}; write the length of the "
+            "sound, such as 2.5, or nothing"
+        )
+    return seconds
+
+
+def cells(recordings: Sequence[Recording], column: str) -> list[str]:
+    """The cells of a column other than the target's.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    for recording in recordings:
+        if column not in recording.columns:
+            raise InputError(
+                f"a text must be in another column of the manifests, but it is {column!r}, and "
+                "there are "
+                f"{', '.join(recording.columns) or 'no others'}; name one of them"
+            )
+    return [recording.columns[column] for recording in recordings]
+
+
+def split(
+    recordings: Sequence[Recording], unit: HoldOut, share: float, seed: int
+) -> tuple[list[Recording], list[Recording]]:
+    """Most recordings for training, and those that are held out for validation; both keep their
+    order.
+
+    The choice is a function of `share`, `seed` and the set of speakers, or the list of recordings.
+
+    Args:
+        unit: whole speakers, or recordings of all of them.
+        share: the share of speakers or recordings held out, rounded; at least one is held out, and
+            at least one stays.
+
+    Raises:
+        InputError: there is one speaker or recording only, or `share` is not between 0 and 1.
+    """
+    within("(0, 1)", share=share)
+    names = [r.speaker if unit == "speakers" else r.id for r in recordings]
+    groups = sorted(set(names)) if unit == "speakers" else names
+    if len(groups) < 2:
+        other = {"speakers": "hold out recordings (hold_out=recordings)"}.get(unit, "see leave_out")
+        raise InputError(
+            f"holding out {unit} takes two, but there are {len(groups)}; name a manifest for "
+            f"validation, or {other}"
+        )
+    n = min(max(round(share * len(groups)), 1), len(groups) - 1)
+    held_out = {groups[i] for i in np.random.default_rng(seed).permutation(len(groups))[:n]}
+    parts: tuple[list[Recording], list[Recording]] = ([], [])
+    for recording, name in zip(recordings, names, strict=True):
+        parts[name in held_out].append(recording)
+    return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifests:
+    """Recordings for training, validation and test, each in a manifest."""
+
+    data: Common[Path | None] = None
+    """The folder to which the manifests' names are relative."""
+    train: Common[Path] = Path("train.tsv")
+    """Recordings to train on."""
+    valid: Common[Path | None] = None
+    """None: validation is taken out of the training recordings, see hold_out."""
+    test: Common[Path | None] = Path("test.tsv")
+    """Recordings for the finished model alone; None: no test."""
+    target_column: str = "text"
+    """The column that the model writes: any column, for example a translation."""
+    hold_out: HoldOut = "speakers"
+    """What validation takes out of the training recordings where it has no manifest: whole
+    speakers, if there are many, or some recordings of every speaker."""
+    share: float = 0.1
+    """The share of speakers or recordings that validation takes."""
+    leave_out: str = ""
+    """Test on this speaker alone: all recordings of the speaker, from both manifests, and train on
+    none of them."""
+
+    def __post_init__(self) -> None:
+        within("(0, 1)", share=self.share)
+
+    def read(self, seed: int) -> tuple[list[Recording], list[Recording], list[Recording]]:
+        """Training, validation and test recordings; `seed` decides which ones validation takes.
+
+        Raises:
+            InputError: a manifest is missing or wrong, leave_out is not a speaker, no recording is
+                left for training or for validation, or the test has no texts.
+        """
+        train = self._read(self.train)
+        test = self._read(self.test)
+        valid = self._read(self.valid)
+        if who := self.leave_out:
+            everybody = [*train, *test]
+            test = [r for r in everybody if r.speaker == who]
+            if not test:
+                names = ", ".join(sorted({r.speaker for r in everybody})[:10])
+                raise InputError(
+                    f"leave_out must be a speaker of the manifests, but {who!r} is not: {names}"
+                )
+            train, valid = ([r for r in part if r.speaker != who] for part in (train, valid))
+        if not self.valid:
+            train, valid = split(train, self.hold_out, self.share, seed)
+        if not train or not valid:
+            raise InputError(
+                f"training and validation need recordings, but there are {len(train)} and "
+                f"{len(valid)}; "
+                f"look at {self.train}, {self.valid or self.hold_out} and "
+                f"leave_out={self.leave_out!r}"
+            )
+        if test and not any(r.text.strip() for r in test):
+            raise InputError(
+                f"a test needs texts to compare with, but none of its {len(test)} recordings has "
+                "one"
+            )
+        return train, valid, test
+
+    def _read(self, path: Path | None) -> list[Recording]:
+        if path is None:
+            return []
+        path = self.data / path if self.data else path
+        if not path.exists():
+            raise InputError(
+                f"a manifest must be there, but {path} is not; use --data DIR, or name the "
+                "manifests (transduce data manifest makes some)"
+            )
+        return read_manifest(path, self.target_column)
+
+
+def recordings_fingerprint(*splits: Sequence[Recording], column: str = "") -> str:
+    """SHA-256 of ids, lengths, texts and the cells of a column, which does not depend on where the
+    recordings are."""
+    return lines_fingerprint(
+        f"{r.id}\t{r.seconds}\t{r.text}" + (f"\t{r.columns[column]}" if column else "")
+        for split in splits
+        for r in split
+    )

@@ -1,0 +1,303 @@
+"""Parallel text: in files, as a whole in memory, or read from its files again and again where
+memory may not hold it."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from transduce.data.lines import check_row, each_cell_row, each_line
+from transduce.errors import InputError
+from transduce.process import Bar
+
+logger = logging.getLogger("transduce")
+
+POOL = 1 << 18
+"""Pairs of a training text that are in memory at a time; a text that has no more is kept there."""
+
+SAMPLE = 1 << 19
+"""Pairs of a large text from which a tokenizer is trained."""
+
+BLOCK = 1 << 14
+"""Pairs of a large text that are read at a time."""
+
+SURVEY = "survey.json"
+
+Pair = tuple[str, str]
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Sentence pairs: target[i] translates source[i]. `n_blank` pairs were left out, as a side was
+    blank."""
+
+    source: list[str]
+    target: list[str]
+    n_blank: int = 0
+
+    @classmethod
+    def of(cls, pairs: Iterable[Pair], n_blank: int = 0) -> "ParallelText":
+        """The text of these pairs."""
+        pairs = list(pairs)
+        return cls([source for source, _ in pairs], [target for _, target in pairs], n_blank)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Pair]:
+        return zip(self.source, self.target, strict=True)
+
+    def hold_out(self, n: int, seed: int) -> tuple["ParallelText", "ParallelText"]:
+        """Split into a training text and n pairs for validation; both keep their order.
+
+        The choice is a function of n, the seed and the number of pairs. Pairs equal to one that is
+        held out, on both sides, leave the training text too.
+
+        Raises:
+            InputError: no pair would be left for training.
+        """
+        held_out = _draw([*self], n, seed)
+        equal = frozenset(held_out)
+        train = ParallelText.of((pair for pair in self if pair not in equal), self.n_blank)
+        if not train:
+            raise _nothing_left(n, len(self))
+        return train, ParallelText.of(held_out)
+
+    def sample(self) -> tuple[list[str], list[str]]:
+        """Source and target sentences to train a tokenizer on: all of them."""
+        return self.source, self.target
+
+    def lines(self) -> Iterator[str]:
+        """The lines that a fingerprint is made of."""
+        yield from self.source
+        yield from self.target
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source,
+    tab, target.
+
+    With `columns`, of source and target, they are Parquet or Arrow files, one after the other.
+    """
+
+    paths: tuple[Path, ...]
+    columns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.paths))
+
+    def __iter__(self) -> Iterator[Pair]:
+        """The pairs one after the other, those with a blank side too.
+
+        Raises:
+            InputError: the line counts differ, a line of a TSV has no tab or more than one, or a
+                column is missing.
+        """
+        if self.columns:
+            return ((s, t) for path in self.paths for s, t in each_cell_row(path, self.columns))
+        return each_line_pair(*self.paths) if len(self.paths) == 2 else each_tsv_pair(self.paths[0])
+
+    def read(self) -> ParallelText:
+        """The pairs that have text on both sides, for training.
+
+        Raises:
+            InputError: as for iteration, or no pair is left.
+        """
+        return _with_text(self, str(self))
+
+    def read_whole(self) -> ParallelText:
+        """All pairs, for validation and test: line n of an output belongs to line n of the files.
+
+        Raises:
+            InputError: as for `read`.
+        """
+        pairs = list(self)
+        _with_text(pairs, str(self))
+        return ParallelText.of(pairs)
+
+    def read_or_survey(self, cache: Path) -> "ParallelText | LargeText":
+        """The pairs that have text on both sides, in memory where the files have no more than POOL
+        pairs."""
+        beginning = list(islice(self, POOL + 1))
+        return survey(self, cache) if len(beginning) > POOL else _with_text(beginning, str(self))
+
+
+def each_line_pair(source: Path, target: Path) -> Iterator[Pair]:
+    """Line i of one file and line i of the other.
+
+    Raises:
+        InputError: their line counts differ.
+    """
+    sides = each_line(source), each_line(target)
+    for n, (s, t) in enumerate(zip_longest(*sides)):
+        if s is None or t is None:
+            longer = n + 1 + sum(1 for _ in sides[s is None])
+            counts = (n, longer) if s is None else (longer, n)
+            raise InputError(
+                "parallel files must have the same number of lines, "
+                f"but {source} has {counts[0]} and {target} has {counts[1]}"
+            )
+        yield s, t
+
+
+def each_tsv_pair(path: Path) -> Iterator[Pair]:
+    """The lines of a file, each a source sentence, a tab and its target sentence.
+
+    Raises:
+        InputError: a line has no tab or more than one.
+    """
+    for number, line in enumerate(each_line(path), start=1):
+        row = line.split("\t")
+        check_row(row, ("source", "target"), str(path), number)
+        yield row[0], row[1]
+
+
+def _with_text(pairs: Iterable[Pair], name: str) -> ParallelText:
+    """The pairs that have text on both sides.
+
+    Raises:
+        InputError: there is none in the files of this name.
+    """
+    n = 0
+    usable = []
+    for n, pair in enumerate(pairs, start=1):  # noqa: B007
+        if has_text(pair):
+            usable.append(pair)
+    if not usable:
+        raise InputError(
+            "a corpus needs a pair with text on both sides, but there is none in the "
+            f"{n} lines of {name}"
+        )
+    return ParallelText.of(usable, n - len(usable))
+
+
+@dataclass(frozen=True)
+class LargeText:
+    """Sentence pairs that stay in their files and are read one after the other.
+
+    `n_pairs` have text on both sides; the `n_blank` others are left out.
+    """
+
+    files: PairFiles
+    folder: Path
+    """The cache of what is computed from the text."""
+    n_pairs: int
+    n_blank: int
+    digest: str
+    held_out: frozenset[Pair] = frozenset()
+    """Pairs that validation has taken; equal ones are left out, too."""
+
+    def __iter__(self) -> Iterator[Pair]:
+        return (pair for pair in self.files if has_text(pair) and pair not in self.held_out)
+
+    def hold_out(self, n: int, seed: int) -> tuple["LargeText", ParallelText]:
+        """Split as a `ParallelText` does; the pairs for validation are drawn from the sample.
+
+        Raises:
+            InputError: n is more than the sample has.
+        """
+        held_out = _draw(self._sample(), n, seed)
+        return replace(self, held_out=frozenset(held_out)), ParallelText.of(held_out)
+
+    def sample(self) -> tuple[list[str], list[str]]:
+        """Source and target sentences to train a tokenizer on: at most SAMPLE pairs, all equally
+        likely."""
+        text = ParallelText.of(pair for pair in self._sample() if pair not in self.held_out)
+        return text.source, text.target
+
+    def lines(self) -> Iterator[str]:
+        """The lines that a fingerprint is made of: the digest of the text."""
+        yield self.digest
+
+    def _sample(self) -> list[Pair]:
+        with (self.folder / "sample.jsonl").open(encoding="utf-8") as file:
+            return [(source, target) for source, target in map(json.loads, file)]
+
+
+def survey(files: PairFiles, cache: Path) -> LargeText:
+    """Read a large text once: count and hash its pairs, and draw the sample.
+
+    The results are kept in `cache`, under a hash of the files' paths, sizes and times of change,
+    and of the columns that are read, so that the next start need not read the text.
+    """
+    status = [
+        (str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns)
+        for path in files.paths
+    ]
+    folder = cache / hashlib.sha256(repr((status, files.columns)).encode()).hexdigest()[:16]
+    if not (folder / SURVEY).is_file():
+        _survey(files, folder)
+    return LargeText(files, folder, **json.loads((folder / SURVEY).read_text()))
+
+
+def _survey(files: PairFiles, folder: Path) -> None:
+    from transduce.files import write_file  # it loads torch, for which --help does not wait
+
+    rng = np.random.default_rng(0)
+    digests = [hashlib.sha256(), hashlib.sha256()]
+    n_pairs = n_blank = 0
+    sample: list[Pair] = []
+    with Bar(desc="reading", unit="pair", unit_scale=True) as bar:
+        for block in blocks(files, BLOCK):
+            pairs = [pair for pair in block if has_text(pair)]
+            # reservoir sampling: pair i replaces another one with probability SAMPLE / (i + 1)
+            places = rng.integers(np.arange(n_pairs, n_pairs + len(pairs)) + 1).tolist()
+            for pair, place in zip(pairs, places, strict=True):
+                for digest, text in zip(digests, pair, strict=True):
+                    digest.update(f"{text}\n".encode())
+                if len(sample) < SAMPLE:
+                    sample.append(pair)
+                elif place < SAMPLE:
+                    sample[place] = pair
+            n_pairs += len(pairs)
+            n_blank += len(block) - len(pairs)
+            bar.update(len(block))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / "sample.jsonl", "".join(json.dumps(pair) + "\n" for pair in sample))
+    both = hashlib.sha256("".join(side.hexdigest() for side in digests).encode())
+    counts = {"n_pairs": n_pairs, "n_blank": n_blank, "digest": both.hexdigest()}
+    write_file(folder / SURVEY, json.dumps(counts) + "\n")
+
+
+def _draw(pairs: Sequence[Pair], n: int, seed: int) -> list[Pair]:
+    """n of the pairs, in their order.
+
+    Raises:
+        InputError: there are not more than n.
+    """
+    if n >= len(pairs):
+        raise _nothing_left(n, len(pairs))
+    logger.warning(
+        "validation holds out %d training pairs; those equal to one of them leave the training "
+        "text too",
+        n,
+    )
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    return [pairs[i] for i in sorted(order[:n].tolist())]
+
+
+def _nothing_left(n: int, n_pairs: int) -> InputError:
+    return InputError(
+        f"a training needs pairs besides those held out, but hold_out={n} takes all of the "
+        f"{n_pairs} that it is drawn from; hold out fewer"
+    )
+
+
+def has_text(pair: Pair) -> bool:
+    """Whether neither side is blank."""
+    return bool(pair[0].strip() and pair[1].strip())
+
+
+def blocks(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
+    """Lists of `size` items; the last list may have fewer."""
+    rest = iter(items)
+    while block := list(islice(rest, size)):
+        yield block

@@ -1,0 +1,230 @@
+"""Recordings as training data: frames that are augmented anew in every epoch, and the ids of their
+texts."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.data.augment import (
+    draw_speed,
+    drop_tokens,
+    generator,
+)
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
+from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
+from transduce.data.frame_reader import PLAIN, ROUNDING, FrameReader
+from transduce.data.manifest import Recording, cells
+from transduce.errors import InputError
+
+logger = logging.getLogger("transduce")
+
+SHORTFALL = 0.1
+"""Seconds, or the share of a recording, that may be missing from its frames. If more is missing,
+the recording was cut short, and its text may say more than its sound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechPairsConfig:
+    """The choice of recordings, and how they become batches."""
+
+    frames_per_batch: int
+    """Bound on rows times the longest recording of a batch."""
+    augmentation: Augmentation = PLAIN
+    max_seconds: float = 30.0
+    """Longer recordings are left out."""
+    ctc_column: str = ""
+    """The column of the targets of CTC, if it is not the target column."""
+    two_views: bool = False
+    """Whether batches have a `second_source`: the source with another level, noise, vocal tract and
+    masks."""
+    seed: int = 0
+    workers: int = 0
+    """Threads that fill the cache of log-mels, at least one."""
+
+
+class SpeechPairs:
+    """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
+
+    Every recording is read once. Those that cannot be used are left out, counted in `skipped` by
+    reason, and named in a warning. `recordings` and `target` are those that are left; `n_frames`
+    has their numbers of frames, by speed.
+
+    Args:
+        out_lengths: the model's `Frames.out_lengths`: the positions of the encoder for numbers of
+            frames. No text can have more tokens than positions.
+
+    Raises:
+        InputError: no recording is left, a recording lacks the column, the tokenizer has no id that
+            begins or ends a text, or the augmentation is for other features.
+    """
+
+    def __init__(
+        self,
+        recordings: Sequence[Recording],
+        reader: FrameReader,
+        tokenizer: Tokenizer,
+        config: SpeechPairsConfig,
+        out_lengths: Callable[[np.ndarray], np.ndarray] = lambda n_frames: n_frames,
+    ) -> None:
+        self.reader = reader
+        self.config = config
+        (self.bos_id,) = tokenizer.required("bos_id")
+        self.dropped_id = self.bos_id if tokenizer.unk_id is None else tokenizer.unk_id
+        """The id in the place of a token that is dropped."""
+        if isinstance(features := reader.feature_extractor.config, FeatureConfig):
+            config.augmentation.check_features(features)
+        speeds = reader.speeds(config.augmentation)
+        usable, n_frames, self.skipped, warning = _usable(recordings, reader, speeds, config)
+        target = ctc_targets = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
+        if config.ctc_column:
+            ctc_targets = tokenizer.with_eos(tokenizer.encode(cells(usable, config.ctc_column)))
+        n_positions = out_lengths(n_frames.min(axis=0))
+        fits = [i for i, row in enumerate(ctc_targets) if n_positions[i] >= positions_needed(row)]
+        self.skipped["fewer positions than tokens"] = len(usable) - len(fits)
+        if not fits:
+            counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
+            raise InputError(
+                f"training needs recordings, but of {len(recordings)} none is left: {counts}; "
+                f"{warning}"
+            )
+        self.recordings = [usable[i] for i in fits]
+        self.target = [target[i] for i in fits]
+        self.ctc_targets = [ctc_targets[i] for i in fits] if config.ctc_column else None
+        self.n_frames = dict(zip(speeds, n_frames[:, fits], strict=True))
+
+    def __str__(self) -> str:
+        first = self.epoch(0)
+        hours = sum(r.seconds for r in self.recordings) / 3600
+        n_speakers = len({r.speaker for r in self.recordings})
+        left_out = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items() if n) or "none"
+        return (
+            f"{len(self.recordings):,} recordings, {hours:.2f} hours, {n_speakers} speakers, "
+            f"{sum(map(len, self.target)):,} target tokens, {len(first)} batches of at most "
+            f"{self.config.frames_per_batch} frames, {first.padding_share:.1%} padding; left out: "
+            f"{left_out}"
+        )
+
+    def epoch(self, n: int) -> Epoch:
+        """The batches of epoch n; in epoch 0 they go from short to long."""
+        config = self.config
+        indices = range(len(self.recordings))
+        speeds = [draw_speed([*self.n_frames], generator(config.seed, n, i)) for i in indices]
+        silence = [self._silence(n, i) for i in indices]
+        lengths = [self.n_frames[speed][i] + sum(silence[i]) for i, speed in enumerate(speeds)]
+
+        def frames(rows: list[int], seed: int) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
+            return pad_frames(
+                [
+                    self.reader(
+                        self.recordings[i].audio,
+                        config.augmentation,
+                        generator(seed, n, i),
+                        speeds[i],
+                        silence[i],
+                    )
+                    for i in rows
+                ]
+            )
+
+        def batch(rows: list[int]) -> Batch:
+            made = batch_of(
+                *frames(rows, config.seed + 1), [self.target[i] for i in rows], bos=self.bos_id
+            )
+            if config.two_views:
+                made = replace(made, second_source=frames(rows, config.seed + 4)[0])
+            if self.ctc_targets is not None:
+                ctc_targets, ctc_lengths = pad([self.ctc_targets[i] for i in rows], 0)
+                made = replace(made, ctc_targets=ctc_targets, ctc_target_lengths=ctc_lengths)
+            if share := config.augmentation.token_dropout:
+                for ids, length, i in zip(
+                    made.target_in, made.target_lengths.tolist(), rows, strict=True
+                ):
+                    rng = generator(config.seed + 2, n, i)
+                    ids[:length] = drop_tokens(
+                        ids[:length], share=share, instead=self.dropped_id, rng=rng
+                    )
+            return made
+
+        return Epoch(
+            np.array(lengths)[:, None],
+            batch,
+            tokens_per_batch=config.frames_per_batch,
+            seed=config.seed,
+            epoch=n,
+            short_first=n == 0,
+        )
+
+    def _silence(self, epoch: int, i: int) -> tuple[int, int]:
+        """Frames of silence before and after utterance i."""
+        features = self.reader.feature_extractor.config
+        if isinstance(features, VectorConfig) or not self.config.augmentation.silence:
+            return 0, 0
+        most = int(self.config.augmentation.silence / features.hop + 1e-6)
+        before, after = torch.randint(
+            most + 1, (2,), generator=generator(self.config.seed + 3, epoch, i)
+        ).tolist()
+        return before, after
+
+
+def _usable(
+    recordings: Sequence[Recording],
+    reader: FrameReader,
+    speeds: Sequence[float],
+    config: SpeechPairsConfig,
+) -> tuple[list[Recording], Int[np.ndarray, "speeds n"], dict[str, int], str]:
+    """Recordings with text and with sound of the right length, and their numbers of frames.
+
+    Also the number of others, by reason, and the first warning about them.
+    """
+    too_long = f"longer than {config.max_seconds:g} s"
+    cut_short = "shorter than its manifest says"
+    skipped = dict.fromkeys(("blank text", too_long, cut_short, "unusable sound"), 0)
+    short = [r.audio for r in recordings if r.text.strip() and r.seconds <= config.max_seconds]
+    errors = reader.fill(short, speeds, config.workers)
+    warnings = [*errors.values()]
+    usable = []
+    n_frames = []
+    for r in recordings:
+        reason = ""
+        if not r.text.strip():
+            reason = "blank text"
+        elif r.seconds > config.max_seconds:
+            reason = too_long
+        elif r.audio in errors:
+            reason = "unusable sound"
+        else:
+            counts = [reader.n_frames(r.audio, speed) for speed in speeds]
+            lengths = map(reader.feature_extractor.config.seconds, counts)
+            seconds = min(speed * length for speed, length in zip(speeds, lengths, strict=True))
+            if seconds > config.max_seconds + ROUNDING:  # it might not fit into memory
+                reason = too_long
+            elif r.seconds - seconds > SHORTFALL * max(1.0, r.seconds):
+                reason = cut_short  # its text may say more
+            if reason:
+                warnings.append(
+                    f"{r.audio} lasts {seconds:.2f} s, but its manifest says {r.seconds:g}; it is "
+                    f"left out, being {reason}; fetch it again or correct the manifest"
+                )
+        if reason:
+            skipped[reason] += 1
+        else:
+            usable.append(r)
+            n_frames.append(counts)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    by_speed = np.array(n_frames, dtype=np.int64).reshape(-1, len(speeds)).T
+    return usable, by_speed, skipped, next(iter(warnings), "look at the manifest")
+
+
+def positions_needed(row: Sequence[int]) -> int:
+    """The fewest positions that CTC can align with these ids: one per id except EOS, and a blank
+    between equal ids."""
+    ids = row[:-1]
+    return len(ids) + sum(a == b for a, b in pairwise(ids))

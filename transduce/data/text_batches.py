@@ -1,0 +1,219 @@
+"""Parallel text as training data: encoded once, filtered by length, and in other batches in every
+epoch."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+from jaxtyping import Bool, Int, Integer
+
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.batch import Epoch, Row, pair_epoch
+from transduce.data.language import smallest_type
+from transduce.data.lines import lines_fingerprint
+from transduce.data.parallel_text import BLOCK, POOL, LargeText, Pair, ParallelText, blocks
+from transduce.errors import InputError
+from transduce.process import Bar
+
+FEWER = 32
+"""Divides the size of a pool where there is BPE-dropout, as segmenting anew takes longer than
+reading."""
+
+Text = ParallelText | LargeText
+Encoded = tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"]]
+"""Ids end to end, and the lengths of the rows."""
+
+
+@dataclass
+class TextPairs:
+    """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
+
+    The ids lie end to end in one array, which is in memory, or a file that is mapped into memory
+    where the text is a `LargeText`. Then an epoch is a pool of about POOL pairs from all over the
+    text: epoch n is pool n % n_pools of pass n // n_pools, so that a resumed run need not go
+    through what came before. The pairs of a pool are a function of (seed, pass), and in a pass
+    every pair is in one pool. In memory, the text is one pool.
+
+    Args:
+        tokens_per_batch: bound on rows times the longest row, on either side of a batch.
+        max_length: pairs with more tokens on a side, EOS included, are left out; `n_long` counts
+            them.
+        bpe_dropout: the probability of skipping a merge, which gives another segmentation in every
+            epoch.
+
+    Raises:
+        InputError: no pair is left, or a tokenizer lacks an id that ends, or on the target side
+            begins, a text.
+    """
+
+    text: Text
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    _: KW_ONLY
+    tokens_per_batch: int
+    max_length: int = 256
+    bpe_dropout: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        (self.bos_id,) = self.target_tokenizer.required("bos_id")
+        self._ids, self._offsets = encode_pairs(
+            self.text, self.source_tokenizer, self.target_tokenizer
+        )
+        lengths = np.diff(self._offsets).astype(np.int32).reshape(-1, 2)
+        longest = lengths.max(axis=1)
+        self._short: Bool[np.ndarray, " n"] = longest <= self.max_length
+        self.n_pairs = int(self._short.sum())
+        self.n_long = len(longest) - self.n_pairs
+        if not self.n_pairs:
+            raise InputError(
+                f"max_length must leave something to train on, but max_length={self.max_length} "
+                f"and the shortest of {self.n_long} pairs has {longest.min()} tokens"
+            )
+        n_source, n_target = lengths[self._short].T
+        self.n_target = int(n_target.sum())
+        self.usual_length = int(np.percentile(n_source, 99)) - 1
+        """Tokens, without EOS, that 99 % of the source texts do not exceed."""
+        pool = POOL // (FEWER if self.bpe_dropout else 1)
+        in_memory = isinstance(self.text, ParallelText)
+        self.n_pools = 1 if in_memory else -(-self.n_pairs // pool)
+
+    def __str__(self) -> str:
+        if self.n_pools > 1:
+            batches = f"in {self.n_pools} pools, each of which is an epoch"
+        else:
+            first = self.epoch(0)
+            batches = (
+                f"{len(first)} batches of at most {self.tokens_per_batch} positions a side, "
+                f"{first.padding_share:.1%} padding"
+            )
+        return (
+            f"{self.n_pairs:,} pairs, {self.n_target:,} target tokens, {batches}; "
+            f"left out: {self.text.n_blank} blank, {self.n_long} too long"
+        )
+
+    def epoch(self, n: int) -> Epoch:
+        """The batches of epoch n."""
+        source, target = self.ids(n)
+        size = self.tokens_per_batch
+        return pair_epoch(
+            source, target, tokens_per_batch=size, seed=self.seed, epoch=n, bos=self.bos_id
+        )
+
+    def ids(self, n: int) -> tuple[Sequence[Row], Sequence[Row]]:
+        """The ids of both sides in epoch n, in the order of the text, each row ending in EOS."""
+        n_pass, pool = divmod(n, self.n_pools)
+        n_pairs = len(self._short)
+        start, stop = (n_pairs * i // self.n_pools for i in (pool, pool + 1))
+        members = np.sort(permuted(np.arange(start, stop), n_pairs, (self.seed, n_pass)))
+        rows = self._rows(members[self._short[members]])
+        source, target = rows[::2], rows[1::2]
+        if not self.bpe_dropout:
+            return source, target
+        seed = self.seed * 1_000_003 + 2 * n
+        rate = self.bpe_dropout
+        return (
+            self.source_tokenizer.with_dropout(source, dropout=rate, seed=seed % (1 << 32)),
+            self.target_tokenizer.with_dropout(target, dropout=rate, seed=(seed + 1) % (1 << 32)),
+        )
+
+    def _rows(self, pairs: Int[np.ndarray, " n"]) -> list[Integer[np.ndarray, " _"]]:
+        """Source, target, source, ... of these pairs."""
+        sides = (2 * pairs[:, None] + [0, 1]).ravel()
+        borders = zip(self._offsets[sides].tolist(), self._offsets[sides + 1].tolist(), strict=True)
+        return [self._ids[start:stop].copy() for start, stop in borders]
+
+
+text_pairs = TextPairs
+"""The name of version 0.2, for recipes written with it."""
+
+
+def encode_pairs(
+    text: Text, source: Tokenizer, target: Tokenizer
+) -> tuple[Integer[np.ndarray, " _"], Int[np.ndarray, " _"]]:
+    """The ids of a text end to end, each side with EOS, and the offsets of the sides.
+
+    The source of pair i begins at offset 2i and its target at 2i + 1; the last offset is the end.
+    Of a large text, ids and offsets are files in its folder, which are made once: their name is a
+    hash of the tokenizers, of the languages that these are set to, and of the pairs that validation
+    holds out.
+    """
+    kind = smallest_type(max(source.vocab_size, target.vocab_size))
+    encoded = (_encode(block, source, target, kind) for block in blocks(text, BLOCK))
+    if isinstance(text, ParallelText):
+        ids, lengths = map(np.concatenate, zip(*encoded, strict=True))
+        return ids, np.concatenate([[0], np.cumsum(lengths)])
+    # a tag of a language is no part of a model
+    languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]
+    key = source.model + target.model + json.dumps([sorted(text.held_out), languages]).encode()
+    path = text.folder / f"{hashlib.sha256(key).hexdigest()[:16]}.ids"
+    offsets = path.with_suffix(".offsets")
+    with FileLock(path.with_suffix(".lock")):  # of several processes the first one writes
+        if not path.is_file():
+            _write_ids(path, offsets, encoded, text.n_pairs)
+    # plain arrays: slices of np.memmap are slow
+    return np.asarray(np.memmap(path, kind, mode="r")), np.asarray(np.memmap(offsets, "<i8", "r"))
+
+
+def _write_ids(path: Path, offsets: Path, encoded: Iterator[Encoded], n_pairs: int) -> None:
+    """Write ids and offsets, block by block; `path` is the last to get its name."""
+    from transduce.files import replacing  # it loads torch, for which --help does not wait
+
+    bar = Bar(desc="tokenizing", total=n_pairs, unit="pair", unit_scale=True)
+    with bar, replacing(path) as ids_file, replacing(offsets) as offsets_file:
+        ends = np.zeros(1, "<i8")
+        offsets_file.write(ends.tobytes())
+        for ids, lengths in encoded:
+            ends = ends[-1] + np.cumsum(lengths, dtype="<i8")
+            ids_file.write(ids.tobytes())
+            offsets_file.write(ends.tobytes())
+            bar.update(len(lengths) // 2)
+
+
+def _encode(pairs: list[Pair], source: Tokenizer, target: Tokenizer, kind: np.dtype) -> Encoded:
+    """The ids of source, target, source, ... end to end, each with EOS, and their lengths."""
+    sides = zip((source, target), zip(*pairs, strict=True), strict=True)
+    encoded = (tokenizer.with_eos(tokenizer.encode(texts)) for tokenizer, texts in sides)
+    rows = [*chain.from_iterable(zip(*encoded, strict=True))]
+    lengths = np.array([len(row) for row in rows], dtype="<i8")
+    return np.fromiter(chain.from_iterable(rows), kind, count=lengths.sum()), lengths
+
+
+def permuted(
+    indices: Int[np.ndarray, " m"], n: int, seed: tuple[int, ...]
+) -> Int[np.ndarray, " m"]:
+    """The images of these indices in a pseudorandom permutation of 0 ... n - 1; no table of all n
+    is made.
+
+    A Feistel network permutes the numbers of as many bits as n has, or one more, and is repeated
+    for images beyond n.
+
+    Source: Black and Rogaway (2002), Ciphers with arbitrary finite domains, "cycle-walking".
+    """
+    half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(seed).integers(1 << 63, size=8, dtype=np.uint64)
+    images = indices.astype(np.uint64)
+    beyond = np.ones(len(images), dtype=bool)
+    while beyond.any():
+        left = images[beyond] >> half
+        right = images[beyond] & mask
+        for key in keys:
+            mixed = (right ^ key) * np.uint64(
+                0x9E3779B97F4A7C15
+            )  # multiplicative hashing: the upper bits are mixed
+            mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+            left, right = right, left ^ (mixed >> np.uint64(32) & mask)
+        images[beyond] = left << half | right
+        beyond = images >= n
+    return images.astype(np.int64)
+
+
+def fingerprint(*texts: Text) -> str:
+    """SHA-256 of the sentences, which does not depend on where the files are."""
+    return lines_fingerprint(line for text in texts for line in text.lines())
