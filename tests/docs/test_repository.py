@@ -34,6 +34,21 @@ def test_the_container_installs_extras_that_exist():
         assert f"    {flag[2:].replace('-', '_')}: " in (ROOT / "transduce" / "cli" / "serve.py").read_text()
 
 
+def test_extras_and_blocks_of_pages_are_what_they_should_be():
+    """Every extra that a page names exists, all have a row on the page of installation, blocks of the README are narrow."""
+    extras = set(
+        re.findall(
+            r"^([a-z0-9]+) = \[", PROJECT.split("[project.optional-dependencies]")[1].split("\n[project")[0], re.M
+        )
+    )
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        named = re.findall(r"'\.\[([\w,]+)\]'", page.read_text("utf-8"))
+        assert {extra for each in named for extra in each.split(",")} <= extras, page
+    rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs" / "guides" / "installation.md").read_text(), re.M)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} >= extras - {"dev", "bench", "docs"}
+    assert max(len(line) for line in re.findall(r"^    .*$", (ROOT / "README.md").read_text("utf-8"), re.M)) <= 85
+
+
 def test_hooks_run_what_the_tests_ask_for():
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     script = (ROOT / "scripts" / "test.sh").read_text()

@@ -23,7 +23,7 @@ def interact(answer: Callable[[str, int], object]) -> None:
         answer: called with a line and how many came before it; it prints.
     """
     if sys.stdin.isatty():
-        if find_spec("readline"):  # Windows has its own
+        if find_spec("readline"):
             import_module("readline")
         print("a line in, its output at once; Ctrl-C stops an output, Ctrl-D ends", file=sys.stderr)
     for number in count():

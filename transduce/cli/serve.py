@@ -6,6 +6,7 @@
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -180,19 +181,13 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
             rate = LogRate()
             handler.addFilter(rate)
             stack.callback(handler.removeFilter, rate)
-        if (
-            sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-        ):  # nohup ignores it
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
         uvicorn.Server(config).run(sockets=[listening])
 
 
 def connection_limit() -> int:
     """Raise the limit of descriptors as far as needed; return how many connections it allows."""
-    if sys.platform == "win32":
-        return MAX_CONNECTIONS
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + SPARE_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
