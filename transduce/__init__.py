@@ -32,9 +32,9 @@ if TYPE_CHECKING:
         load_transcriber as load_transcriber,
         load_translator as load_translator,
     )
+    from transduce.tasks.outputs import TokenScores as TokenScores, Word as Word
     from transduce.tasks.seq2seq import Alignment as Alignment
     from transduce.tasks.transcribe import Transcriber as Transcriber
     from transduce.tasks.translate import Translator as Translator
-    from transduce.tasks.words import TokenScores as TokenScores, Word as Word
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)

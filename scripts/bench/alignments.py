@@ -15,7 +15,7 @@ from pathlib import Path
 from commands.words import ADJECTIVES, DEVICES, NAMES, NOUNS, NUMBERS, PEOPLE, PLACES, VERBS
 
 import transduce as td
-from transduce.tasks.words import word_alignment, word_spans
+from transduce.tasks.outputs import word_alignment, word_spans
 
 DATA = Path(__file__).parents[2] / "recipes" / "data" / "commands"
 ENDINGS = ("", "e", "en", "er", "es", "em")

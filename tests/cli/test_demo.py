@@ -9,7 +9,7 @@ from tests.runs import random_run, random_speech_run
 from transduce.cli.demo import _two_rows
 from transduce.cli.main import main
 from transduce.recipes import speech_to_text, translation
-from transduce.tasks.words import WordAlignment
+from transduce.tasks.outputs import WordAlignment
 
 
 def test_each_word_stands_above_the_one_that_it_was_written_from():

@@ -27,9 +27,9 @@ from transduce.model.attention_maps import cross_attention
 from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Memory, Transformer
+from transduce.tasks.base import LanguageModel
 from transduce.tasks.generate import Generator
-from transduce.tasks.request import LanguageModel
-from transduce.tasks.search import Output
+from transduce.tasks.outputs import Output
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 

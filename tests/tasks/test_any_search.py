@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.tasks.drawn import WORDS, Case
-from transduce.tasks.search import Output
+from transduce.tasks.outputs import Output
 
 CLOSE = {"float64": 1e-9, "float32": 1e-4, "int8": 0.3, "bf16": 0.6}
 """How far the score of an output may be off, in nats: by rounding alone."""

@@ -17,8 +17,9 @@ from tests.tasks.test_ensemble import check, whole_model
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
 from transduce.data.sentencepiece_bpe import BOS, EOS
-from transduce.tasks.request import Details
-from transduce.tasks.search import Output, chosen
+from transduce.tasks.base import Details
+from transduce.tasks.outputs import Output
+from transduce.tasks.search import chosen
 from transduce.tasks.transcribe import AT_ONCE
 
 CPU = ["--device", "cpu"]

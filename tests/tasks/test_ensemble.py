@@ -17,8 +17,8 @@ from transduce.cli.main import main
 from transduce.data.audio import read_audio
 from transduce.data.features import FeatureExtractor
 from transduce.data.sentencepiece_bpe import BOS, EOS
-from transduce.tasks.request import Details
-from transduce.tasks.search import Output
+from transduce.tasks.base import Details
+from transduce.tasks.outputs import Output
 
 DOUBLE = {"dtype": torch.float64}
 CPU = ["--device", "cpu"]

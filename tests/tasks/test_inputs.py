@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.errors import InputError
-from transduce.tasks.request import check_list
+from transduce.tasks.base import check_list
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from tests.runs import ENGLISH, LITTLE, library_tokenizer, random_run, random_sp
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.decode.phrases import load_lexicon, save_lexicon
-from transduce.tasks.search import GREEDY, Output
+from transduce.tasks.outputs import Output
+from transduce.tasks.search import GREEDY
 from transduce.tasks.translate import likeliest
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7)

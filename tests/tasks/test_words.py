@@ -16,9 +16,8 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
-from transduce.tasks.speech import boundaries, ctc_posteriors, ctc_spans
+from transduce.tasks.outputs import WordAlignment, boundaries, ctc_posteriors, ctc_spans, word_alignment, word_spans
 from transduce.tasks.translate import likeliest
-from transduce.tasks.words import WordAlignment, word_alignment, word_spans
 
 TEXTS = ["Ay  me. Größe, 東京 🙂 it's", "a", "", " "]
 

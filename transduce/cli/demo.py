@@ -17,9 +17,9 @@ from transduce.errors import InputError, require
 from transduce.serve.config import ServeConfig
 
 if TYPE_CHECKING:
+    from transduce.tasks.outputs import WordAlignment
     from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.translate import Translator
-    from transduce.tasks.words import WordAlignment
 else:  # torch takes seconds to import, and --help does without
     Transcriber = Translator = WordAlignment = Any
 

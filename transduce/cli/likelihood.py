@@ -28,8 +28,7 @@ from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
 
 if TYPE_CHECKING:
-    from transduce.tasks.search import Output
-    from transduce.tasks.words import TokenScores
+    from transduce.tasks.outputs import Output, TokenScores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +285,7 @@ class Reranking(Scoring):
     weighing: Weighing
 
     def scored(self, task: Any, items: list[Item]) -> Iterable["list[Output]"]:
-        from transduce.tasks.search import Output
+        from transduce.tasks.outputs import Output
 
         inputs = [checked(item) for item, _ in items]
         rows = [[_scored(checked(text)) for text in texts] for _, texts in items]

@@ -34,7 +34,7 @@ from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt
 
 if TYPE_CHECKING:
-    from transduce.tasks.request import Details
+    from transduce.tasks.base import Details
     from transduce.tasks.sound import Audio, Sound
     from transduce.tasks.transcribe import Transcriber
 
@@ -90,7 +90,7 @@ class TranscriptionOutput:
     @property
     def details(self) -> "Details":
         """What outputs carry besides their text."""
-        from transduce.tasks.request import Details
+        from transduce.tasks.base import Details
 
         return Details(token_scores=self.token_scores, word_times=self.word_times)
 

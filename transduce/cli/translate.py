@@ -28,7 +28,7 @@ from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import plain_output
 
 if TYPE_CHECKING:
-    from transduce.tasks.search import Output
+    from transduce.tasks.outputs import Output
     from transduce.tasks.translate import Translator
 
 
@@ -167,8 +167,7 @@ class Translation(SearchJob):
         progress: Progress,
     ) -> Rows:
         """Translate lines; one that cannot be used is blank."""
-        from transduce.tasks.request import Details
-        from transduce.tasks.states import in_order
+        from transduce.tasks.base import Details, in_order
 
         parts = []
         errors = []

@@ -32,8 +32,8 @@ from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load
 from transduce.tasks.search import GREEDY
-from transduce.tasks.sound import group_by_duration
-from transduce.tasks.transcribe import CHUNK, Transcriber
+from transduce.tasks.sound import CHUNK, group_by_duration
+from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy

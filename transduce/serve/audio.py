@@ -30,8 +30,8 @@ from transduce.serve.http import (
     read_body,
     responses,
 )
+from transduce.tasks.base import Details
 from transduce.tasks.formats import HEAD, WRITE
-from transduce.tasks.request import Details
 from transduce.tasks.sound import Segment, Transcript
 from transduce.tasks.transcribe import Transcriber
 

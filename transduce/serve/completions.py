@@ -25,10 +25,10 @@ from transduce.serve.http import (
     events,
     responses,
 )
+from transduce.tasks.base import last_position
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.generate import Generator as TextGenerator
-from transduce.tasks.search import Output
-from transduce.tasks.states import last_position
+from transduce.tasks.outputs import Output
 
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependencies=TOKEN)
 

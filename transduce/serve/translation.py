@@ -23,7 +23,7 @@ from transduce.serve.http import (
     check_bound,
     responses,
 )
-from transduce.tasks.search import Output
+from transduce.tasks.outputs import Output
 from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.translate import Translator
 

@@ -13,9 +13,15 @@ from transduce.data.windows import encode_masked, mask_id
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
-from transduce.tasks.request import check_list
+from transduce.tasks.base import (
+    Source,
+    Task,
+    check_list,
+    check_positions,
+    encoder_states,
+    in_batches,
+)
 from transduce.tasks.search import one_line
-from transduce.tasks.states import Source, Task, check_positions, encoder_states, in_batches
 
 
 class FillMask(Task):

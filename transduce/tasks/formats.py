@@ -6,9 +6,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does without
-    from transduce.tasks.search import Output
+    from transduce.tasks.outputs import Output, TokenScores, Word
     from transduce.tasks.sound import Segment, Transcript
-    from transduce.tasks.words import TokenScores, Word
 
 
 def plain_output(output: "Output") -> dict[str, object]:

@@ -22,12 +22,10 @@ from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
+from transduce.tasks.base import Task, check_list, check_positions, last_position, token_log_probs
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.request import check_list
-from transduce.tasks.search import Output, check_suppressed
-from transduce.tasks.seq2seq import with_scores
-from transduce.tasks.states import Task, check_positions, last_position, token_log_probs
-from transduce.tasks.words import TokenScores
+from transduce.tasks.outputs import Output, TokenScores, with_scores
+from transduce.tasks.search import check_suppressed
 
 logger = logging.getLogger("transduce")
 

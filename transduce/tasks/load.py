@@ -21,11 +21,10 @@ from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.run import CONFIG, Run, load_run, on_disk, read_model
+from transduce.tasks.base import LanguageModel, last_position
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
-from transduce.tasks.request import LanguageModel
-from transduce.tasks.states import last_position
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 

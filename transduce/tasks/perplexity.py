@@ -15,7 +15,7 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.language import encode_text
 from transduce.engine.select import Engine
 from transduce.errors import InputError
-from transduce.tasks.states import token_log_probs
+from transduce.tasks.base import token_log_probs
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,36 +25,19 @@ from transduce.decode.shortlist import Shortlist, ShortlistScorer
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
 from transduce.score.measures import minimum_bayes_risk
+from transduce.tasks.base import (
+    LanguageModel,
+    Request,
+    Source,
+    Task,
+    encoded,
+    last_position,
+    padded,
+)
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.request import LanguageModel, Request
-from transduce.tasks.states import Source, Task, encoded, last_position, padded
-from transduce.tasks.words import TokenScores, Word, WordAlignment
+from transduce.tasks.outputs import Output
 
 GREEDY = SearchConfig(beam_size=1)
-
-
-@dataclass(frozen=True)
-class Output:
-    """One text that came out."""
-
-    text: str
-    log_prob: float = 0.0
-    """Natural; nan where the search did not compute it."""
-    score: float = 0.0
-    """What ranked it."""
-    tokens: list[int] = field(default_factory=list)
-    finished: bool = True
-    """False: cut at the bound on its length."""
-    token_scores: TokenScores | None = None
-    """Of the tokens and, if finished, the end, where they were asked for: those of attention,
-    without CTC or a language model."""
-    words: list[Word] = field(default_factory=list)
-    """With their confidence, where scores of tokens or times of words were asked for."""
-    alignment: WordAlignment | None = None
-    """Which source words its words were written from, where that was asked for."""
-    no_speech_prob: float | None = None
-    """How likely it is that nobody speaks, where that was asked for and can be measured; see
-    speech.py."""
 
 
 class SearchTask(Task):

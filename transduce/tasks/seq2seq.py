@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import pad
 from transduce.decode.hypothesis import length_penalty
 from transduce.engine.select import Engine
@@ -20,12 +19,11 @@ from transduce.errors import InputError
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory
 from transduce.plot import attention_map
-from transduce.tasks.config import SearchConfig
-from transduce.tasks.request import Details, check_list
-from transduce.tasks.search import Output, SearchTask, beginning
-from transduce.tasks.states import (
+from transduce.tasks.base import (
+    Details,
     Source,
     batches,
+    check_list,
     check_positions,
     encoded,
     encoder_states,
@@ -33,14 +31,17 @@ from transduce.tasks.states import (
     source_lengths,
     token_log_probs,
 )
-from transduce.tasks.words import (
+from transduce.tasks.config import SearchConfig
+from transduce.tasks.outputs import (
+    Output,
     Span,
     TokenScores,
     WordAlignment,
+    with_scores,
     word_alignment,
     word_spans,
-    words_of_text,
 )
+from transduce.tasks.search import SearchTask, beginning
 
 InputT = TypeVar("InputT")
 TaskT = TypeVar("TaskT", bound="Seq2SeqTask[Any]")
@@ -338,10 +339,3 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
                 f"{name} asks one model, but this is an ensemble of {len(self.engines)}; load one "
                 "run alone for it"
             )
-
-
-def with_scores(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
-    """The same output with the log-probabilities of its tokens and the confidence of its words."""
-    return replace(
-        output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs)
-    )

@@ -1,7 +1,8 @@
-"""Sound as a transcriber takes it: cut into segments, lazily, and its transcript."""
+"""Sound as a transcriber takes it: cut into segments, lazily, with or without speech, and its
+transcript."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedIOBase
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -18,14 +21,28 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.segments import levels, segments, split_segments
 from transduce.decode.rules import Timestamps
+from transduce.decode.scorer import at_least_float32
+from transduce.engine.select import Engine
 from transduce.errors import InputError
+from transduce.model.transformer import Memory
+from transduce.tasks.base import Request, encoder_states
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.request import Request
-from transduce.tasks.search import Output
+from transduce.tasks.outputs import Output
 
 Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
 """A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats
 of which full scale is -1 ... 1, or integers of 16 or 32 bits."""
+
+CHUNK = 600.0
+"""Seconds of sound that are searched at a time, in batches of similar length; so many features are
+in memory."""
+
+STRETCH = 60.0
+"""Seconds of one sound whose features are made at a time; the segment that completes them may be
+longer."""
+
+UNCUT = 1e9
+"""The max_seconds that disables segmentation."""
 
 
 def audio_name(audio: Audio, number: str) -> Path | str:
@@ -236,3 +253,55 @@ def _segment_vectors(
     spans = list(pairwise(len(vectors) * i // n for i in range(n + 1)))
     parts = (AudioSegment(seconds(a), seconds(b), vectors[a:b]) for a, b in spans)
     return SegmentedAudio(False, [b - a for a, b in spans], parts)
+
+
+def detects_speech(model: Engine, tokenizer: Tokenizer) -> bool:
+    """Whether the model has a token for no speech, as Whisper has, or a CTC head."""
+    return tokenizer.no_speech_id is not None or model.config.ctc
+
+
+@torch.no_grad()
+def no_speech_probs(
+    model: Engine, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], batch_tokens: int
+) -> list[float | None]:
+    """The probability that nobody speaks in every sound; 1 of no frames, None if it cannot be told.
+
+    Whisper's is that of its token for it, after the first token of its prompt. Of other models it
+    is 1 - q^(1/n), for the n tokens of the greedy path of their CTC head, which all alignments
+    together spell with the probability q; 1 where that path is all blank.
+
+    Args:
+        batch_tokens: source positions of a batch: speed and memory, never the figures.
+    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
+    section 4.5.
+    """
+    if not detects_speech(model, tokenizer):
+        return [None if len(frames) else 1.0 for frames in sources]
+    states = iter(
+        encoder_states(model, [frames for frames in sources if len(frames)], batch_tokens)
+    )
+    return [
+        _probability(model, tokenizer, next(states)) if len(frames) else 1.0 for frames in sources
+    ]
+
+
+def _probability(model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "S D"]) -> float:
+    batch = states[None].to(model.device)
+    if tokenizer.no_speech_id is None:
+        return _by_ctc(
+            at_least_float32(model.ctc_logits(batch)[0]).cpu(), *tokenizer.required("pad_id")
+        )
+    bos = torch.tensor([tokenizer.required("bos_id")], device=model.device)
+    decoded = model.decoder_states(bos, memory=Memory(batch, None))
+    return float(at_least_float32(model.project(decoded))[0, 0].softmax(-1)[tokenizer.no_speech_id])
+
+
+def _by_ctc(logits: Float[Tensor, "S V"], blank_id: int) -> float:
+    log_probs = logits.log_softmax(-1)
+    ids = log_probs.argmax(-1).unique_consecutive()
+    ids = ids[ids != blank_id]
+    if not len(ids):
+        return 1.0
+    sizes = torch.tensor(len(log_probs)), torch.tensor(len(ids))
+    log_prob = -F.ctc_loss(log_probs, ids, *sizes, blank=blank_id, reduction="sum")
+    return -float((log_prob / len(ids)).expm1())

@@ -17,24 +17,38 @@ from transduce.decode.phrases import text_prefix
 from transduce.decode.required import required
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
+from transduce.tasks.base import (
+    Details,
+    Request,
+    Source,
+    check_list,
+    check_positions,
+    in_batches,
+    in_order,
+    per_line,
+    source_lengths,
+    warn_of_lacking,
+)
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.request import Details, Request, check_list, per_line, warn_of_lacking
-from transduce.tasks.search import Output, chosen, outputs_of, timestamps
+from transduce.tasks.outputs import CTCAligner, Output, Word
+from transduce.tasks.search import chosen, outputs_of, timestamps
 from transduce.tasks.seq2seq import Seq2SeqTask
 from transduce.tasks.sound import (
+    CHUNK,
+    STRETCH,
+    UNCUT,
     Audio,
     Segment,
     Sound,
     Transcript,
     audio_name,
+    detects_speech,
     errors_of,
     group_by_duration,
+    no_speech_probs,
     segment_audio,
     split_at_times,
 )
-from transduce.tasks.speech import CTCAligner, detects_speech, no_speech_probs
-from transduce.tasks.states import Source, check_positions, in_batches, in_order, source_lengths
-from transduce.tasks.words import Word
 
 logger = logging.getLogger("transduce")
 
@@ -42,17 +56,6 @@ BLOCK = 4
 """The no_repeat_ngram of the second search where the first one looped."""
 AT_ONCE = 4
 """Segments that are searched together where somebody waits for the first."""
-
-CHUNK = 600.0
-"""Seconds of sound that are searched at a time, in batches of similar length; so many features are
-in memory."""
-
-STRETCH = 60.0
-"""Seconds of one sound whose features are made at a time; the segment that completes them may be
-longer."""
-
-UNCUT = 1e9
-"""The max_seconds that disables segmentation."""
 
 
 class Transcriber(Seq2SeqTask[Audio]):
@@ -170,7 +173,17 @@ class Transcriber(Seq2SeqTask[Audio]):
         try:
             segmented = segment_audio(audio, name, self.feature_extractor, config)
             with errors_of(name):
-                self._check_segments(request, segmented.n_frames)
+                n_positions = self.model.config.frames.out_lengths(max(segmented.n_frames))
+                check_positions(
+                    "a segment", n_positions, self.engines, source=True, way_out="lower max_seconds"
+                )
+                if request.require and len(segmented.n_frames) > 1:
+                    raise InputError(
+                        "required phrases are for sound in one segment, but it has "
+                        f"{len(segmented.n_frames)}; cut it where you know what is said, or raise "
+                        "max_seconds"
+                    )
+                required(self.tokenizer, [request.require])  # which checks the phrases
                 request = replace(request, prefix=text_prefix(self.tokenizer, prefix))
             if segmented.silent:
                 logger.warning(
@@ -184,23 +197,6 @@ class Transcriber(Seq2SeqTask[Audio]):
                 request = sound.from_segment(len(stretch), 0).request
         except InputError as error:
             yield Sound(name, [], str(error), request=request)
-
-    def _check_segments(self, request: Request, n_frames: Sequence[int]) -> None:
-        """Check a sound with segments of these lengths.
-
-        Raises:
-            InputError: a segment is too long, or the text cannot have the phrases.
-        """
-        n_positions = self.model.config.frames.out_lengths(max(n_frames))
-        check_positions(
-            "a segment", n_positions, self.engines, source=True, way_out="lower max_seconds"
-        )
-        if request.require and len(n_frames) > 1:
-            raise InputError(
-                f"required phrases are for sound in one segment, but it has {len(n_frames)}; cut "
-                "it where you know what is said, or raise max_seconds"
-            )
-        required(self.tokenizer, [request.require])
 
     def transcripts(
         self,
@@ -294,10 +290,13 @@ class Transcriber(Seq2SeqTask[Audio]):
             i, part, p = speech[row]
             (segment,) = part.segments
             warn_of_lacking(names[row], requests[row].require, outputs[0].text)
-            later = [[word.later(segment.start) for word in output.words] for output in outputs]
             outputs = [
-                replace(output, words=words, no_speech_prob=p)
-                for output, words in zip(outputs, later, strict=True)
+                replace(
+                    output,
+                    words=[word.later(segment.start) for word in output.words],
+                    no_speech_prob=p,
+                )
+                for output in outputs
             ]
             result = Segment(segment.start, segment.stop, outputs)
             for each in split_at_times(result, times, self.tokenizer) if times else [result]:

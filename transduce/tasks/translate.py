@@ -15,12 +15,21 @@ from transduce.decode.phrases import text_prefix
 from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
+from transduce.tasks.base import (
+    Details,
+    Request,
+    Source,
+    check_list,
+    in_batches,
+    in_order,
+    last_position,
+    per_line,
+    warn_of_lacking,
+)
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.request import Details, Request, check_list, per_line, warn_of_lacking
-from transduce.tasks.search import Output, chosen, outputs_of
+from transduce.tasks.outputs import Output, Span, WordAlignment, joined, word_spans
+from transduce.tasks.search import chosen, outputs_of
 from transduce.tasks.seq2seq import Seq2SeqTask
-from transduce.tasks.states import Source, in_batches, in_order, last_position
-from transduce.tasks.words import Span, WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
 

@@ -1,24 +1,186 @@
-"""Speech in sound: when words are said, and how surely, and whether there is any."""
+"""An output and its words: their tokens, their confidence and times, and the source words they were
+written from."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import forced_align, merge_tokens
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
-from transduce.decode.scorer import at_least_float32
 from transduce.engine.select import Engine
 from transduce.errors import InputError
-from transduce.model.transformer import Memory
-from transduce.tasks.search import Output
-from transduce.tasks.states import Source, encoded, encoder_states
-from transduce.tasks.words import Word, word_spans
+from transduce.tasks.base import Source, encoded
+
+Span = tuple[str, int, int]
+"""A word, its first token, and the one behind its last."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Log-probabilities of the tokens of a given text."""
+
+    tokens: list[str]
+    """The T tokens, readable; the end is one of them where the model predicts it."""
+    log_probs: Float[Tensor, " T"]
+    """The natural log-probability of each, given the tokens before it, and the source if there is
+    one."""
+
+    @property
+    def log_prob(self) -> float:
+        """The natural log-probability of the text."""
+        return float(self.log_probs.double().sum())
+
+
+def joined(scores: Sequence[TokenScores | None]) -> TokenScores | None:
+    """The scores of several texts as those of one; None without scores."""
+    known = [each for each in scores if each]
+    if not known:
+        return None
+    return TokenScores(
+        [token for each in known for token in each.tokens],
+        torch.cat([each.log_probs for each in known]),
+    )
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of an output, between white space."""
+
+    text: str
+    confidence: float
+    """0 ... 1: the geometric mean of the probabilities of its tokens; with times, of their
+    probabilities by CTC among all tokens but the blank."""
+    start: float | None = None
+    """Seconds from the beginning of the sound, where times were asked for."""
+    stop: float | None = None
+
+    def later(self, seconds: float) -> "Word":
+        """The same word in a sound that begins this many seconds earlier."""
+        if self.start is None or self.stop is None:
+            return self
+        return replace(self, start=self.start + seconds, stop=self.stop + seconds)
+
+
+@dataclass(frozen=True)
+class WordAlignment:
+    """The source word that each word of an output was written from."""
+
+    source: list[str]
+    """The words of the source, as its tokens spell them."""
+    target: list[str]
+    pairs: list[tuple[int, int]]
+    """The number of a source word and that of a target word, one pair for every target word, in
+    their order."""
+    layer: int | None = None
+    """The decoder's layer, from 0, whose attention this is; None of a text in parts, which may have
+    several."""
+
+    def __str__(self) -> str:
+        """As Pharaoh writes it: 0-0 1-2."""
+        return " ".join(f"{source}-{target}" for source, target in self.pairs)
+
+    def followed_by(self, other: "WordAlignment") -> "WordAlignment":
+        """The alignment of this text and another one after it, as one."""
+        pairs = [
+            (source + len(self.source), target + len(self.target)) for source, target in other.pairs
+        ]
+        return WordAlignment(
+            self.source + other.source, self.target + other.target, self.pairs + pairs
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """One text that came out."""
+
+    text: str
+    log_prob: float = 0.0
+    """Natural; nan where the search did not compute it."""
+    score: float = 0.0
+    """What ranked it."""
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = True
+    """False: cut at the bound on its length."""
+    token_scores: TokenScores | None = None
+    """Of the tokens and, if finished, the end, where they were asked for: those of attention,
+    without CTC or a language model."""
+    words: list[Word] = field(default_factory=list)
+    """With their confidence, where scores of tokens or times of words were asked for."""
+    alignment: WordAlignment | None = None
+    """Which source words its words were written from, where that was asked for."""
+    no_speech_prob: float | None = None
+    """How likely it is that nobody speaks, where that was asked for and can be measured; see
+    `sound.no_speech_probs`."""
+
+
+def word_alignment(
+    weights: Float[Tensor, "L T S"], source: Sequence[Span], target: Sequence[Span]
+) -> WordAlignment:
+    """Every target word with the source word of the greatest weight.
+
+    Weights are summed over the tokens of a source word, and averaged over those of a target word;
+    the end of the source has none. Of the layers, the one is taken whose greatest weights are the
+    highest in the mean, as layers that align have few large weights.
+
+    Args:
+        weights: cross-attention of every layer, the mean of its heads.
+        source, target: the words and their tokens, see `word_spans`.
+    """
+    words = [word for word, _, _ in source], [word for word, _, _ in target]
+    if not source or not target:
+        return WordAlignment(*words, [])
+    by_target = torch.stack([weights[:, a:b].mean(dim=1) for _, a, b in target], dim=1)
+    by_word = torch.stack([by_target[:, :, a:b].sum(dim=2) for _, a, b in source], dim=2)
+    layer = int(by_word.amax(dim=2).mean(dim=1).argmax())
+    pairs = [(place, n) for n, place in enumerate(by_word[layer].argmax(dim=1).tolist())]
+    return WordAlignment(*words, pairs, layer)
+
+
+def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Span]:
+    """The words that these tokens spell, with their tokens.
+
+    A token without a text, such as a space alone or an end, belongs to the word after it, if there
+    is one. A token that spells the end of a word and the beginning of the next belongs to both.
+    """
+    spans: list[list[int]] = []
+    before: list[str] = []
+    first = 0
+    for stop, text in enumerate(tokenizer.beginnings(ids), start=1):
+        words = text.split()
+        if not words or words == before:
+            continue
+        last = len(before) - 1
+        if last >= 0 and len(spans) == len(before) < len(words) and words[last] != before[last]:
+            spans[last][1] = stop  # it also ends the word before
+        spans += [[first, stop] for _ in range(len(words) - len(spans))]
+        spans[len(words) - 1][1] = stop
+        before = words
+        first = stop
+    (text,) = tokenizer.decode([ids])
+    return [(word, start, stop) for word, (start, stop) in zip(text.split(), spans, strict=False)]
+
+
+def words_of_text(
+    tokenizer: Tokenizer, ids: Sequence[int], log_probs: Float[Tensor, " T"]
+) -> list[Word]:
+    """The words of a text with their confidence, by the log-probabilities of its tokens."""
+    return [
+        Word(word, min(1.0, float(log_probs[start:stop].double().mean().exp())))
+        for word, start, stop in word_spans(tokenizer, ids)
+    ]
+
+
+def with_scores(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
+    """The same output with the log-probabilities of its tokens and the confidence of its words."""
+    return replace(
+        output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs)
+    )
+
 
 LOUD = 0.8
 """Pauses are below this share of the way from loud frames down to quiet ones. Chosen on the
@@ -175,55 +337,3 @@ def ctc_posteriors(
             for part, token in zip(parts, ids, strict=True)
         ]
     )
-
-
-def detects_speech(model: Engine, tokenizer: Tokenizer) -> bool:
-    """Whether the model has a token for no speech, as Whisper has, or a CTC head."""
-    return tokenizer.no_speech_id is not None or model.config.ctc
-
-
-@torch.no_grad()
-def no_speech_probs(
-    model: Engine, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], batch_tokens: int
-) -> list[float | None]:
-    """The probability that nobody speaks in every sound; 1 of no frames, None if it cannot be told.
-
-    Whisper's is that of its token for it, after the first token of its prompt. Of other models it
-    is 1 - q^(1/n), for the n tokens of the greedy path of their CTC head, which all alignments
-    together spell with the probability q; 1 where that path is all blank.
-
-    Args:
-        batch_tokens: source positions of a batch: speed and memory, never the figures.
-    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
-    section 4.5.
-    """
-    if not detects_speech(model, tokenizer):
-        return [None if len(frames) else 1.0 for frames in sources]
-    states = iter(
-        encoder_states(model, [frames for frames in sources if len(frames)], batch_tokens)
-    )
-    return [
-        _probability(model, tokenizer, next(states)) if len(frames) else 1.0 for frames in sources
-    ]
-
-
-def _probability(model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "S D"]) -> float:
-    batch = states[None].to(model.device)
-    if tokenizer.no_speech_id is None:
-        return _by_ctc(
-            at_least_float32(model.ctc_logits(batch)[0]).cpu(), *tokenizer.required("pad_id")
-        )
-    bos = torch.tensor([tokenizer.required("bos_id")], device=model.device)
-    decoded = model.decoder_states(bos, memory=Memory(batch, None))
-    return float(at_least_float32(model.project(decoded))[0, 0].softmax(-1)[tokenizer.no_speech_id])
-
-
-def _by_ctc(logits: Float[Tensor, "S V"], blank_id: int) -> float:
-    log_probs = logits.log_softmax(-1)
-    ids = log_probs.argmax(-1).unique_consecutive()
-    ids = ids[ids != blank_id]
-    if not len(ids):
-        return 1.0
-    sizes = torch.tensor(len(log_probs)), torch.tensor(len(ids))
-    log_prob = -F.ctc_loss(log_probs, ids, *sizes, blank=blank_id, reduction="sum")
-    return -float((log_prob / len(ids)).expm1())
