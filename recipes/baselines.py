@@ -11,7 +11,7 @@ from transduce.errors import InputError
 
 if TYPE_CHECKING:
     from transduce.data.language import Stream
-    from transduce.data.windows import MaskedBatches
+    from transduce.data.text_batches import MaskedBatches
 
 
 def bigram_cross_entropy(

@@ -15,7 +15,7 @@ import torch
 from bench.memory import added_by
 
 import transduce as td
-from transduce.data.windows import window_batch
+from transduce.data.text_batches import window_batch
 from transduce.train.objectives import CrossEntropy
 
 VOCABULARY = 256

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import transduce as td
 from transduce.data.batch import Batch
-from transduce.data.windows import Stream, TokenWindows
+from transduce.data.text_batches import Stream, TokenWindows
 from transduce.model.presets import gpt2
 from transduce.train.host import prefetch
 from transduce.train.log import flops_per_token, peak_flops, standard_sinks

@@ -28,8 +28,8 @@ from torchaudio.models.conformer import ConformerLayer
 import transduce as td
 from transduce.data.batch import Batch, Epoch
 from transduce.data.config import FeatureConfig
-from transduce.data.features import FeatureExtractor
-from transduce.data.frame_reader import FeatureCache, FrameReader
+from transduce.data.features import FeatureCache, FeatureExtractor
+from transduce.data.frame_reader import FrameReader
 from transduce.data.manifest import read_manifest
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig

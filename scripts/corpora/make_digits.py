@@ -32,7 +32,8 @@ from jaxtyping import Float, Int16
 from tqdm import tqdm
 
 from transduce.config import differences
-from transduce.data.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
+from transduce.data.manifest import Recording, read_manifest, write_manifest
+from transduce.data.speech_batches import recordings_fingerprint
 from transduce.errors import InputError, exit_code
 from transduce.files import write_file
 

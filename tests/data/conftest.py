@@ -8,8 +8,8 @@ import pytest
 
 from tests.runs import FEATURES, record, sentences
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.features import FeatureExtractor
-from transduce.data.frame_reader import FeatureCache, FrameReader
+from transduce.data.features import FeatureCache, FeatureExtractor
+from transduce.data.frame_reader import FrameReader
 from transduce.data.manifest import Recording
 from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig
 

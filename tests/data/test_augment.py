@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.data.augment import (
+from transduce.data.audio import change_speed
+from transduce.data.config import Augmentation
+from transduce.data.features import FeatureConfig, FeatureExtractor
+from transduce.data.frame_reader import (
     add_noise,
     add_silence,
     change_level,
-    change_speed,
     draw_speed,
     draw_vtlp,
     drop_tokens,
@@ -21,8 +23,6 @@ from transduce.data.augment import (
     mask_time,
     perturb_vocal_tract,
 )
-from transduce.data.config import Augmentation
-from transduce.data.features import FeatureConfig, FeatureExtractor
 
 
 def runs(flags: list[bool]) -> list[tuple[int, int]]:

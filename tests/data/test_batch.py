@@ -12,9 +12,9 @@ import torch
 
 from transduce.data.batch import IGNORE, Batch, Epoch, bucket, pad, padding_share, pair_batch, pair_epoch
 from transduce.data.corpus import Folder, corpus_folder
-from transduce.data.parallel_text import ParallelText
+from transduce.data.parallel_text import ParallelText, fingerprint
 from transduce.data.sentencepiece_bpe import BOS, EOS, PAD, train_tokenizer_pair
-from transduce.data.text_batches import TextPairs, fingerprint
+from transduce.data.text_batches import TextPairs
 
 
 def pairs_of_ids(n: int, seed: int, longest: int = 30) -> tuple[list[list[int]], list[list[int]]]:

@@ -14,11 +14,10 @@ import pytest
 import soundfile
 import torch
 
-from transduce.data import frame_reader
-from transduce.data.audio import read_audio
-from transduce.data.augment import change_speed
-from transduce.data.features import FeatureConfig, FeatureExtractor
-from transduce.data.frame_reader import FeatureCache, FrameReader
+from transduce.data import features as features_module
+from transduce.data.audio import change_speed, read_audio
+from transduce.data.features import FeatureCache, FeatureConfig, FeatureExtractor
+from transduce.data.frame_reader import FrameReader
 
 CONFIG = FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13)
 FEATURES = FeatureExtractor(CONFIG)
@@ -58,7 +57,7 @@ def test_what_comes_out_is_what_would_be_computed(tmp_path, cache):
 def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
     path = record(tmp_path / "a.wav")
     want = cache.get(path, FEATURES)
-    monkeypatch.setattr(frame_reader, "read_audio", no_reading)
+    monkeypatch.setattr(features_module, "read_audio", no_reading)
     assert torch.equal(cache.get(path, FEATURES), want)
     monkeypatch.chdir(tmp_path)
     assert torch.equal(cache.get(Path("a.wav"), FEATURES), want)  # by whatever name
@@ -122,7 +121,7 @@ def test_a_damaged_file_is_computed_anew(tmp_path, cache, damage):
 def test_another_formula_has_other_files(tmp_path, cache, monkeypatch):
     path = record(tmp_path / "a.wav")
     before = cache.file(path, CONFIG, 1.0)
-    monkeypatch.setattr(frame_reader, "FORMULA", frame_reader.FORMULA + 1)
+    monkeypatch.setattr(features_module, "FORMULA", features_module.FORMULA + 1)
     assert cache.file(path, CONFIG, 1.0) != before
 
 
@@ -178,7 +177,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
     out, err = capfd.readouterr()
     assert out == "" and "features: 100%" in err and "Traceback" not in err
     assert len(list(cache.directory.iterdir())) == 2 * len(good) + 1
-    monkeypatch.setattr(frame_reader, "read_audio", no_reading)
+    monkeypatch.setattr(features_module, "read_audio", no_reading)
     for path in good:
         for speed in (1.0, 1.1):
             assert cache.get(path, FEATURES, speed).size(1) == 23
@@ -187,7 +186,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
 
 def test_a_file_is_read_once_for_all_speeds(tmp_path, cache, monkeypatch):
     read = []
-    monkeypatch.setattr(frame_reader, "read_audio", lambda path, rate: read.append(path) or read_audio(path, rate))
+    monkeypatch.setattr(features_module, "read_audio", lambda path, rate: read.append(path) or read_audio(path, rate))
     paths = [record(tmp_path / f"{i}.wav") for i in range(3)]
     cache.get(paths[0], FEATURES, 1.0)
     fill(cache, paths, FEATURES, (0.9, 1.0, 1.1), 2)
@@ -228,7 +227,7 @@ def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request, monk
         time.sleep(0.05)
         return read_audio(path, rate)
 
-    monkeypatch.setattr(frame_reader, "read_audio", slow)
+    monkeypatch.setattr(features_module, "read_audio", slow)
 
     def interrupt() -> None:
         while not list(cache.directory.glob("*.npy")):

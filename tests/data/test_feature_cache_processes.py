@@ -13,24 +13,24 @@ import pytest
 import torch
 
 from tests.data.test_feature_cache import FEATURES, fill, no_reading, record
-from transduce.data import frame_reader
-from transduce.data.audio import read_audio
-from transduce.data.augment import change_speed
-from transduce.data.frame_reader import FeatureCache
+from transduce.data import features as features_module
+from transduce.data.audio import change_speed, read_audio
+from transduce.data.features import FeatureCache
 
 pytestmark = pytest.mark.process
 
 FILL = """
 import os, resource, signal, sys, time
 from pathlib import Path
-from transduce.data import frame_reader
+from transduce.data import features as features_module
 from transduce.data.features import FeatureConfig, FeatureExtractor
+from transduce.data.frame_reader import FrameReader
 
-def read_audio(path, rate, read=frame_reader.read_audio):
+def read_audio(path, rate, read=features_module.read_audio):
     time.sleep({"endless.wav": 600, "slow.wav": 0.05}.get(path.name, 0))
     return read(path, rate)
 
-frame_reader.read_audio = read_audio
+features_module.read_audio = read_audio
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
@@ -43,8 +43,8 @@ if __name__ == "__main__":
     if limit != "0":
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-    cache = frame_reader.FeatureCache(Path(directory))
-    assert frame_reader.FrameReader(features, cache).fill([Path(path) for path in paths], (0.9, 1.0), int(workers)) == {}
+    cache = features_module.FeatureCache(Path(directory))
+    assert FrameReader(features, cache).fill([Path(path) for path in paths], (0.9, 1.0), int(workers)) == {}
 """
 """Fills a cache in a process of its own, takes its time with every slow.wav and stays at endless.wav.
 
@@ -92,7 +92,7 @@ def go(*processes: subprocess.Popen) -> None:
 def assert_filled(cache: FeatureCache, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every log-mel is there and whole, up to rounding: another number of threads may sum in another order."""
     want = {(p, s): FEATURES.log_mel(change_speed(read_audio(p, 8000), s)) for p in paths for s in (0.9, 1.0)}
-    monkeypatch.setattr(frame_reader, "read_audio", no_reading)
+    monkeypatch.setattr(features_module, "read_audio", no_reading)
     for (path, speed), log_mel in want.items():
         torch.testing.assert_close(cache.get(path, FEATURES, speed), log_mel, rtol=0, atol=1e-5)
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from transduce.data import parallel_text as parallel, text_batches
+from transduce.data.batch import permuted
 from transduce.data.corpus import Files
-from transduce.data.parallel_text import LargeText, ParallelText
+from transduce.data.parallel_text import LargeText, ParallelText, fingerprint
 from transduce.data.sentencepiece_bpe import train_tokenizer_pair
-from transduce.data.text_batches import TextPairs, fingerprint, permuted
+from transduce.data.text_batches import TextPairs
 
 N = 205  # with text on both sides
 SOURCE = [f"{'a b ' * (i % 5)}number {i}" for i in range(N)]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.manifest import Manifests, Recording, recordings_fingerprint, write_manifest
+from transduce.data.manifest import Manifests, Recording, write_manifest
+from transduce.data.speech_batches import recordings_fingerprint
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from transduce.data.batch import IGNORE, batch_of
 from transduce.data.config import MaskingConfig
 from transduce.data.language import Stream
 from transduce.data.sentencepiece_bpe import BOS, EOS, PAD, UNK
-from transduce.data.windows import (
+from transduce.data.text_batches import (
     HeldOutWindows,
     MaskedBatches,
     MaskedWindows,

@@ -12,11 +12,15 @@ import torch
 
 from tests.data.conftest import TEXTS, speech_pairs
 from tests.runs import FEATURES, RATE, record, sound
-from transduce.data.audio import read_audio
-from transduce.data.augment import change_speed, perturb_vocal_tract
+from transduce.data.audio import change_speed, read_audio
 from transduce.data.config import Augmentation
-from transduce.data.features import FeatureExtractor, VectorConfig, VectorReader
-from transduce.data.frame_reader import PLAIN, FeatureCache, FrameReader, make_feature_extractor
+from transduce.data.features import FeatureCache, FeatureExtractor, VectorConfig, VectorReader
+from transduce.data.frame_reader import (
+    PLAIN,
+    FrameReader,
+    make_feature_extractor,
+    perturb_vocal_tract,
+)
 from transduce.data.manifest import Recording
 from transduce.data.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 from transduce.data.speech_batches import SpeechPairs, positions_needed

@@ -10,10 +10,9 @@ import torch
 from tests.data.conftest import TEXTS, speech_pairs
 from tests.runs import RATE
 from transduce.data.audio import read_audio
-from transduce.data.augment import generator
 from transduce.data.config import Augmentation
 from transduce.data.features import FeatureConfig, FeatureExtractor
-from transduce.data.frame_reader import PLAIN
+from transduce.data.frame_reader import PLAIN, generator
 from transduce.data.sentencepiece_bpe import UNK, SentencePieceTokenizer
 
 

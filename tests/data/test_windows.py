@@ -13,7 +13,7 @@ import torch
 from recipes.baselines import bigram_cross_entropy
 from transduce.data import language as module
 from transduce.data.language import Stream, open_shards, read_header, write_shard
-from transduce.data.windows import HeldOutWindows, TokenWindows
+from transduce.data.text_batches import HeldOutWindows, TokenWindows
 
 
 def split(ids, *places):

@@ -18,7 +18,8 @@ from tests.data.conftest import speech_pairs
 from tests.runs import ENGLISH, GERMAN, RATE, random_speech_run, record, sentences
 from transduce.data.audio import read_audio
 from transduce.data.batch import Batch
-from transduce.data.frame_reader import FeatureCache, FrameReader
+from transduce.data.features import FeatureCache
+from transduce.data.frame_reader import FrameReader
 from transduce.data.parallel_text import ParallelText
 from transduce.data.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
 from transduce.data.text_batches import TextPairs

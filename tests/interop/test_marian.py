@@ -13,8 +13,7 @@ import torch
 
 from tests.interop.rivals import compare, drawn, pieces_of, random_search, random_sizes, randomize
 from transduce.cli.main import main
-from transduce.data.imported import ImportedTokenizer
-from transduce.data.tokenizer_files import load_tokenizer
+from transduce.data.tokenizer_files import ImportedTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("transformers")
 

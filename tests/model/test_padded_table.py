@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transduce.config import from_dict, to_dict
 from transduce.data.batch import IGNORE, pair_batch
 from transduce.data.sentencepiece_bpe import BOS, EOS
-from transduce.data.windows import window_batch
+from transduce.data.text_batches import window_batch
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints

@@ -54,8 +54,8 @@ FAULTS: dict[str, tuple[int | None, str, Callable[..., Any], str]] = {
     "a full disk at a checkpoint": (0, "transduce.train.state.save_tensors", raises(FULL), "no space is left"),
     "a full disk at a report": (0, "transduce.experiment.run.write_reports", raises(FULL), "no space is left"),
     "a full disk at the end": (0, "transduce.experiment.run.serialize", raises(FULL), "no space is left"),
-    "data of the first": (0, "transduce.data.windows.window_batch", raises(BAD), "b.wav cannot be read"),
-    "data of the second": (1, "transduce.data.windows.window_batch", raises(BAD), "b.wav cannot be read"),
+    "data of the first": (0, "transduce.data.text_batches.window_batch", raises(BAD), "b.wav cannot be read"),
+    "data of the second": (1, "transduce.data.text_batches.window_batch", raises(BAD), "b.wav cannot be read"),
     "a validation of the second": (1, "transduce.experiment.validation.CrossEntropy", raises(BAD), "b.wav cannot"),
     "what comes at the end of the second": (
         1,

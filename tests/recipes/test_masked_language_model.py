@@ -14,7 +14,7 @@ from recipes.masked_language_model import COMMANDS, SETTINGS, TEXT, run
 from tests.recipes.small import fill_mask as small, loss_parts, metrics
 from transduce.data.batch import IGNORE
 from transduce.data.language import OneText, TextFiles
-from transduce.data.windows import HeldOutWindows, MaskedBatches, MaskingConfig
+from transduce.data.text_batches import HeldOutWindows, MaskedBatches, MaskingConfig
 from transduce.experiment.config import with_vocabularies
 from transduce.tasks.fill_mask import FillMask
 

@@ -12,7 +12,7 @@ from tests.runs import ENGLISH, FEATURES, GERMAN, LITTLE, RATE, sentences, sound
 from transduce.data.base_tokenizer import CharTokenizer
 from transduce.data.features import FeatureExtractor
 from transduce.data.sentencepiece_bpe import BOS, EOS
-from transduce.data.windows import mask_id
+from transduce.data.text_batches import mask_id
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.tasks.perplexity import measure_perplexity

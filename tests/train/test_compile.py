@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.train import toy
-from transduce.data.windows import Stream, TokenWindows
+from transduce.data.text_batches import Stream, TokenWindows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from transduce.data.batch import IGNORE, pair_batch
 from transduce.data.sentencepiece_bpe import BOS, EOS
-from transduce.data.windows import window_batch
+from transduce.data.text_batches import window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.losses import (

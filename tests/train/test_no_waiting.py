@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import toy
 from transduce.data.base_tokenizer import CharTokenizer
-from transduce.data.windows import MaskedWindows, MaskingConfig, Stream, TokenWindows
+from transduce.data.text_batches import MaskedWindows, MaskingConfig, Stream, TokenWindows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig

@@ -13,8 +13,15 @@ from typing import Annotated, Literal, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from transduce.data.layouts import Row, each_row, kaldi_table, seconds_of
-from transduce.data.manifest import Recording, to_recording, write_manifest
+from transduce.data.manifest import (
+    Recording,
+    Row,
+    each_row,
+    kaldi_table,
+    seconds_of,
+    to_recording,
+    write_manifest,
+)
 from transduce.errors import InputError
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

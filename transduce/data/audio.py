@@ -20,6 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import resample
 
+from transduce.config import within
+from transduce.data.config import SPEEDS
 from transduce.errors import InputError, require
 
 logger = logging.getLogger("transduce")
@@ -194,6 +196,18 @@ def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor,
     It is resampled block by block, as an hour at 48 kHz would take 5 GB at once.
     """
     return torch.cat(list(_at_rate(iter([waveform]), ratio)))
+
+
+def change_speed(waveform: Float[Tensor, " n"], speed: float) -> Float[Tensor, " m"]:
+    """The waveform played `speed` times as fast: m = ceil(n / speed) samples. Tempo and pitch
+    change together.
+
+    Raises:
+        InputError: speed is outside 0.5 ... 2.
+    Source: Ko et al. (2015), Audio augmentation for speech recognition.
+    """
+    within(SPEEDS, speed=speed)
+    return change_rate(waveform, 1 / Fraction(speed).limit_denominator(100))
 
 
 def _at_rate(

@@ -202,3 +202,33 @@ def batch_of(
         target_lengths=target_lengths,
         n_tokens=int(target_lengths.sum()),
     )
+
+
+def permuted(
+    indices: Int[np.ndarray, " m"], n: int, seed: tuple[int, ...]
+) -> Int[np.ndarray, " m"]:
+    """The images of these indices in a pseudorandom permutation of 0 ... n - 1; no table of all n
+    is made.
+
+    A Feistel network permutes the numbers of as many bits as n has, or one more, and is repeated
+    for images beyond n.
+
+    Source: Black and Rogaway (2002), Ciphers with arbitrary finite domains, "cycle-walking".
+    """
+    half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(seed).integers(1 << 63, size=8, dtype=np.uint64)
+    images = indices.astype(np.uint64)
+    beyond = np.ones(len(images), dtype=bool)
+    while beyond.any():
+        left = images[beyond] >> half
+        right = images[beyond] & mask
+        for key in keys:
+            mixed = (right ^ key) * np.uint64(
+                0x9E3779B97F4A7C15
+            )  # multiplicative hashing: the upper bits are mixed
+            mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+            left, right = right, left ^ (mixed >> np.uint64(32) & mask)
+        images[beyond] = left << half | right
+        beyond = images >= n
+    return images.astype(np.int64)

@@ -1,44 +1,25 @@
-"""The frames of a file: log-mels of sound, kept on disk and augmented, or vectors in their place.
+"""The frames of a file: log-mels of sound, augmented anew in every epoch, or vectors instead.
 
-From the second epoch on, no sound is decoded and no DFT is computed.
+All random numbers come from a generator.
 """
 
-import hashlib
-import io
-import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from transduce.data.audio import read_audio, sound_status
-from transduce.data.augment import (
-    add_noise,
-    add_silence,
-    change_level,
-    change_speed,
-    draw_vtlp,
-    generator,
-    mask_frequency,
-    mask_time,
-    perturb_vocal_tract,
-)
-from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
-from transduce.data.features import FeatureExtractor, VectorReader, statistics
+from transduce.data.config import HIGHEST_SNR, Augmentation, FeatureConfig, VectorConfig
+from transduce.data.features import FeatureCache, FeatureExtractor, VectorReader, statistics
 from transduce.data.manifest import Recording
 from transduce.errors import InputError
-from transduce.files import remove_leftovers, write_file
+from transduce.files import remove_leftovers
 from transduce.process import Bar, use_one_core
-
-FORMULA = 2
-"""A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other
-numbers."""
 
 PLAIN = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
 """No augmentation."""
@@ -47,92 +28,182 @@ ROUNDING = 1e-3
 """Seconds by which a manifest may be off, as it is written with three decimals."""
 
 
-@dataclass(frozen=True)
-class FeatureCache:
-    """A directory of .npy files, each the log-mel of one sound file at one speed, float32.
+def generator(seed: int, epoch: int, index: int) -> Generator:
+    """A generator that is a function of three numbers, none of them negative.
 
-    (float16 would halve the size, but its steps of 1/128 around -13 move MFCC by more than 1e-3.) A
-    file's name is a hash of the sound file's path, size and time of change, of the settings that
-    its log-mel depends on, and of the speed. Files are written whole or not at all, so any number
-    of processes may use one directory. It may be deleted at any time.
+    NumPy's SeedSequence mixes the three into a seed, so that neighbours draw unrelated numbers.
+    What happens to an utterance depends neither on its batch nor on the worker that makes it, and a
+    resumed run needs no generator's state. Torch keeps 32 bits of the seed: among n utterances
+    about n² / 2³³ pairs draw the same numbers.
     """
-
-    directory: Path
-
-    def file(self, path: Path, config: FeatureConfig, speed: float) -> Path:
-        """The file of the log-mel of `path`, whether it is there or not.
-
-        Raises:
-            InputError: `path` is not a file, or is empty.
-        """
-        status = sound_status(path)
-        plain = replace(config, n_coefficients=0, deltas=0, high=config.highest, normalize="none")
-        sound = (str(path.resolve()), status.st_size, status.st_mtime_ns)
-        key = json.dumps([FORMULA, sound, astuple(plain), float(speed)])
-        return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
-
-    def get(
-        self, path: Path, features: FeatureExtractor, speed: float = 1.0
-    ) -> Float[Tensor, "S M"]:
-        """The log-mel of a sound file. If the directory lacks it or holds a damaged one, it is
-        computed and written.
-
-        Raises:
-            InputError: the sound cannot be read or is shorter than one window; the message names
-                the file.
-        """
-        log_mel = _load(self.file(path, features.config, speed), features.config.n_mels)
-        return self._compute(path, features, (speed,))[speed] if log_mel is None else log_mel
-
-    def add(self, path: Path, features: FeatureExtractor, speeds: Sequence[float]) -> None:
-        """Compute and write those log-mels of a sound file that the directory lacks.
-
-        Raises:
-            InputError: as for `get`.
-            OSError: the directory cannot be written.
-        """
-        files = {speed: self.file(path, features.config, speed) for speed in speeds}
-        if missing := [speed for speed, file in files.items() if not file.exists()]:
-            self._compute(path, features, missing)
-
-    def _compute(
-        self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
-    ) -> dict[float, Float[Tensor, "S M"]]:
-        """Compute and write the log-mels of a sound file, which is read once, and return them by
-        speed."""
-        waveform = read_audio(path, features.config.sample_rate)
-        log_mels = {}
-        for speed in speeds:
-            try:
-                log_mels[speed] = features.log_mel(change_speed(waveform, speed))
-            except InputError as error:
-                raise InputError(f"{path} cannot be used at speed {speed}: {error}") from error
-            content = io.BytesIO()
-            np.save(content, log_mels[speed].numpy(), allow_pickle=False)
-            self.directory.mkdir(parents=True, exist_ok=True)
-            # not durable: a torn one is computed anew
-            write_file(self.file(path, features.config, speed), content.getvalue(), durable=False)
-        return log_mels
+    (mixed,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
+    return Generator().manual_seed(int(mixed))
 
 
-def _load(file: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
-    """The log-mel in a file, mapped into memory; None where the file is missing or damaged.
+def draw_speed(speeds: Sequence[float], rng: Generator) -> float:
+    """One of the speeds, each with the same probability."""
+    return speeds[int(torch.randint(len(speeds), (), generator=rng))]
 
-    Its length alone takes reading the header alone. Writing to it would change a copy.
+
+def mask_time(
+    frames: Float[Tensor, "S F"],
+    *,
+    spans: int,
+    widest: float,
+    hop: float,
+    share: float,
+    rng: Generator,
+) -> Float[Tensor, "S F"]:
+    """Replace `spans` random spans of frames by each feature's mean over the utterance. Spans may
+    overlap.
+
+    The width of a span is uniform in 0 ... min(widest / hop, share * S) frames, and then its place
+    among all that fit.
+
+    Args:
+        widest: the longest span, in seconds.
+        hop: seconds from one frame to the next.
+        share: the largest part of the utterance in one span, 0 to 1.
+
+    Source: Park et al. (2019), SpecAugment; `share` is their p, and normalized features get their
+    mean in the paper.
     """
-    try:
-        log_mel = np.load(file, mmap_mode="c", allow_pickle=False)
-    except (
-        Exception
-    ):  # NumPy raises errors of many kinds on a damaged header, from EOFError to TokenError
-        return None
-    if not (
-        isinstance(log_mel, np.ndarray)
-        and log_mel.dtype == np.float32
-        and log_mel.shape[1:] == (n_mels,)
-    ):
-        return None
-    return torch.from_numpy(log_mel)
+    # 1e-6, as 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
+    most = min(int(widest / hop + 1e-6), int(share * len(frames) + 1e-6))
+    return torch.where(_spans(len(frames), spans, most, rng)[:, None], frames.mean(dim=0), frames)
+
+
+def mask_frequency(
+    log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator
+) -> Float[Tensor, "S M"]:
+    """Replace `spans` random spans of 0 to `widest` mel bands by each band's mean over the
+    utterance.
+
+    A masked band is constant, so nothing of it is left after the DCT and the normalization by
+    utterance.
+
+    Source: Park et al. (2019), SpecAugment.
+    """
+    n_mels = log_mel.size(1)
+    return torch.where(
+        _spans(n_mels, spans, min(widest, n_mels), rng), log_mel.mean(dim=0), log_mel
+    )
+
+
+def drop_tokens(
+    target_in: Int[Tensor, " T"], *, share: float, instead: int, rng: Generator
+) -> Int[Tensor, " T"]:
+    """Replace each token by `instead` with probability `share`, except the first, which begins the
+    text.
+
+    Source: Bowman et al. (2016), Generating sentences from a continuous space, "word dropout".
+    """
+    dropped = torch.rand(target_in.shape, generator=rng) < share
+    dropped[0] = False
+    return torch.where(dropped, instead, target_in)
+
+
+def perturb_vocal_tract(
+    log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high: float
+) -> Float[Tensor, "S M"]:
+    """Stretch frequencies: energy at f Hz moves to factor * f. Between bands it interpolates
+    linearly.
+
+    Energy from outside the bands is that of the outermost ones.
+
+    Args:
+        low: Hz where the lowest band begins; bands are equally wide in mel.
+        high: Hz where the highest band ends.
+
+    Source: Jaitly and Hinton (2013), Vocal tract length perturbation; without their bend at the
+    upper end.
+    """
+    n_mels = log_mel.size(1)
+    centres, bottom, step = _centres(n_mels, low, high)
+    origin = ((_mel(centres / factor) - bottom) / step - 1).clamp(0, n_mels - 1)
+    # each band's weight in each new one: a product of matrices is faster than picking columns
+    weights = (1 - (torch.arange(n_mels)[:, None] - origin).abs()).clamp_min_(0)
+    return log_mel @ weights.to(log_mel.dtype)
+
+
+def draw_vtlp(vtlp: float, rng: Generator) -> float:
+    """A factor, uniform in 1 - vtlp ... 1 + vtlp."""
+    return 1 + vtlp * (2 * float(torch.rand((), generator=rng)) - 1)
+
+
+def change_level(
+    log_mel: Float[Tensor, "S M"],
+    *,
+    gain: float,
+    tilt: float,
+    low: float,
+    high: float,
+    rng: Generator,
+) -> Float[Tensor, "S M"]:
+    """The utterance at another level and with another balance of high and low, as by another
+    microphone or voice.
+
+    Args:
+        gain: the level rises by a number of dB that is uniform in -gain ... gain.
+        tilt: likewise for every octave above 1 kHz, and down for those below.
+        low: Hz where the lowest band begins; bands are equally wide in mel.
+        high: Hz where the highest band ends.
+    """
+    louder, steeper = (2 * torch.rand(2, generator=rng, dtype=torch.float64) - 1).tolist()
+    octaves = (_centres(log_mel.size(1), low, high)[0] / 1000).log2()
+    decibels = gain * louder + tilt * steeper * octaves
+    return log_mel + (decibels * math.log(10) / 10).to(log_mel.dtype)
+
+
+def add_silence(log_mel: Float[Tensor, "S M"], before: int, after: int) -> Float[Tensor, "_ M"]:
+    """The utterance with frames of silence before and after it, each the quietest frame of the
+    utterance."""
+    quietest = log_mel[log_mel.mean(dim=1).argmin()]
+    return torch.cat([quietest.expand(before, -1), log_mel, quietest.expand(after, -1)])
+
+
+def add_noise(
+    log_mel: Float[Tensor, "S M"], widths: Float[Tensor, " M"], *, lowest_snr: float, rng: Generator
+) -> Float[Tensor, "S M"]:
+    """White noise behind the utterance: its energy in every band is added to that of the speech.
+
+    The signal-to-noise ratio, of energies summed over all bands and frames, is uniform in
+    lowest_snr ... 60 dB. A band of w bins varies from frame to frame by a log-normal factor of mean
+    1 and about the deviation of a mean over w bins.
+
+    Args:
+        widths: bins of the DFT in every band, by weight.
+    """
+    snr = lowest_snr + (HIGHEST_SNR - lowest_snr) * float(torch.rand((), generator=rng))
+    noise = log_mel.exp().mean(dim=0).sum() * 10 ** (-snr / 10) * widths / widths.sum()
+    deviation = widths.clamp_min(1).rsqrt()
+    varied = deviation * torch.randn(log_mel.shape, generator=rng) - deviation.square() / 2
+    return torch.logaddexp(log_mel, noise.log() + varied)
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    """Hertz to HTK's mels, the scale of torchaudio's filters, which has no public function for
+    it."""
+    return 2595 * torch.log10(1 + hertz / 700)
+
+
+def _centres(n_mels: int, low: float, high: float) -> tuple[Float[Tensor, " M"], Tensor, Tensor]:
+    """The middle of every band in Hz, and in mel where the first one begins and how far it is from
+    one to the next."""
+    bottom, top = (_mel(torch.tensor(f, dtype=torch.float64)) for f in (low, high))
+    step = (top - bottom) / (n_mels + 1)
+    mels = bottom + step * torch.arange(1, n_mels + 1, dtype=torch.float64)
+    return 700 * (10 ** (mels / 2595) - 1), bottom, step
+
+
+def _spans(size: int, n: int, widest: int, rng: Generator) -> Bool[Tensor, " size"]:
+    """The places of n spans inside 0 ... size."""
+    masked = torch.zeros(size, dtype=torch.bool)
+    for _ in range(n):
+        width = int(torch.randint(widest + 1, (), generator=rng))
+        start = int(torch.randint(size - width + 1, (), generator=rng))
+        masked[start : start + width] = True
+    return masked
 
 
 @dataclass(frozen=True)

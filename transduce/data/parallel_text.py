@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from transduce.data.lines import check_row, each_cell_row, each_line
+from transduce.data.lines import check_row, each_cell_row, each_line, lines_fingerprint
 from transduce.errors import InputError
 from transduce.process import Bar
 
@@ -301,3 +301,8 @@ def blocks(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
     rest = iter(items)
     while block := list(islice(rest, size)):
         yield block
+
+
+def fingerprint(*texts: ParallelText | LargeText) -> str:
+    """SHA-256 of the sentences, which does not depend on where the files are."""
+    return lines_fingerprint(line for text in texts for line in text.lines())

@@ -11,16 +11,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.data.augment import (
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
+from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
+from transduce.data.frame_reader import (
+    PLAIN,
+    ROUNDING,
+    FrameReader,
     draw_speed,
     drop_tokens,
     generator,
 )
-from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
-from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
-from transduce.data.frame_reader import PLAIN, ROUNDING, FrameReader
-from transduce.data.manifest import Recording, cells
+from transduce.data.lines import lines_fingerprint
+from transduce.data.manifest import Recording
 from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
@@ -228,3 +231,29 @@ def positions_needed(row: Sequence[int]) -> int:
     between equal ids."""
     ids = row[:-1]
     return len(ids) + sum(a == b for a, b in pairwise(ids))
+
+
+def cells(recordings: Sequence[Recording], column: str) -> list[str]:
+    """The cells of a column other than the target's.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    for recording in recordings:
+        if column not in recording.columns:
+            raise InputError(
+                f"a text must be in another column of the manifests, but it is {column!r}, and "
+                "there are "
+                f"{', '.join(recording.columns) or 'no others'}; name one of them"
+            )
+    return [recording.columns[column] for recording in recordings]
+
+
+def recordings_fingerprint(*splits: Sequence[Recording], column: str = "") -> str:
+    """SHA-256 of ids, lengths, texts and the cells of a column, which does not depend on where the
+    recordings are."""
+    return lines_fingerprint(
+        f"{r.id}\t{r.seconds}\t{r.text}" + (f"\t{r.columns[column]}" if column else "")
+        for split in splits
+        for r in split
+    )

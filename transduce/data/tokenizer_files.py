@@ -1,16 +1,225 @@
-"""The kinds of tokenizers, and their files."""
+"""Tokenizers of imported models, and the files of every kind of tokenizer."""
 
 import json
+import re
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import sentencepiece
 
 from transduce.data.base_tokenizer import CharTokenizer, Tokenizer
-from transduce.data.imported import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.pronunciations import PronunciationTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError
+
+TAG = re.compile(">>.*?<<")
+"""The tag in front of a line of Marian's multilingual models, for the language to translate into:
+>>fra<<."""
+ROLES = ("bos", "eos", "pad", "unk")
+PLACES = ("opening", "first", "closing", "bos")
+"""Where a text has the tag of its language: alone in front, first in front, behind its end, or in
+the place of bos."""
+
+
+class Pieces:
+    """The pieces of a SentencePiece model with a table of ids; what is not in the table is
+    unknown."""
+
+    def __init__(self, model: bytes, pieces: Sequence[str], unk_id: int) -> None:
+        self.vocab_size = len(pieces)
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._pieces = pieces
+        self._unk_id = unk_id
+        self._ids = {piece: i for i, piece in enumerate(pieces) if piece}
+        self._tagged = any(map(TAG.fullmatch, pieces))
+
+    def id_of(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids, a list per text; a tag such as >>fra<< in front is one token, where the table has
+        any."""
+        tags = [TAG.match(text) if self._tagged else None for text in texts]
+        rows = self._processor.encode(
+            [text[tag.end() :] if tag else text for text, tag in zip(texts, tags, strict=True)],
+            out_type=str,
+        )
+        return [
+            [self._ids.get(piece, self._unk_id) for piece in ([tag[0], *row] if tag else row)]
+            for tag, row in zip(tags, rows, strict=True)
+        ]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [
+            self._processor.decode_pieces(self.tokens(row)).replace("▁", " ").strip() for row in ids
+        ]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self._pieces[i] for i in ids]
+
+
+class ImportedTokenizer(Tokenizer):
+    """Pieces of SentencePiece with a table of ids, or a JSON of the library `tokenizers`, with the
+    settings of a model.
+
+    Its file is JSON: `sentencepiece` (in base64) and `pieces` by id, "" where there is none, or
+    else `tokenizer`; `size`, the ids that the model has; `special`, those of bos, eos, pad and unk;
+    `opening` and `closing`, which stand before every text and behind its end; `languages`, the ids
+    of their tags, and `place`, where a text has the tag of its own.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        """Read the bytes of such a file.
+
+        Raises:
+            InputError: they are something else.
+        """
+        super().__init__(model)
+        try:
+            self._plain = plain = json.loads(model)
+            self.vocab_size = size = plain["size"]
+            self._languages = plain["languages"]
+            self._place = plain["place"]
+            self._closing = [*plain["closing"]]
+            self.opening = tuple(plain["opening"])
+            special = [plain["special"][role] for role in ROLES]
+            ids = [*special, *self.opening, *self._closing, *self._languages.values()]
+            if type(size) is not int or not all(type(i) is int and 0 <= i < size for i in ids):
+                raise InputError(f"its ids must be less than size={size}")
+            if self._place not in PLACES:
+                raise InputError(f"place must be one of {', '.join(PLACES)}")
+            self.bos_id, self.eos_id, self.pad_id, self.unk_id = special
+            self._tokenizer: JSONTokenizer | Pieces
+            if "tokenizer" in plain:
+                self._tokenizer = JSONTokenizer(_to_json(plain["tokenizer"]))
+            else:
+                pieces = b64decode(plain["sentencepiece"], validate=True)
+                self._tokenizer = Pieces(pieces, plain["pieces"], self.unk_id)
+            if self._tokenizer.vocab_size > size:
+                raise InputError(f"it has {self._tokenizer.vocab_size} tokens, but size={size}")
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise InputError(
+                f"a tokenizer of an imported model is JSON with its parts, but: {error!r:.200}"
+            ) from error
+        self._special_ids = {*ids}
+        self._by_language: dict[str, ImportedTokenizer] = {}
+        tags = {*self._languages.values()}
+        self.lacks_language = bool(tags) and not tags & {*self.opening, *self._closing, self.bos_id}
+        self.opens_by_language = bool(tags) and self._place == "opening"
+        """Whether every text begins with the tag of its language."""
+        self.timestamp_begin_id = self._tokenizer.id_of("<|0.00|>")
+        names = ("<|nospeech|>", "<|nocaptions|>")  # the second one in Whisper's first vocabularies
+        self.no_speech_id = next(
+            (i for i in map(self._tokenizer.id_of, names) if i is not None), None
+        )
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: dict[str, Any],
+        *,
+        size: int,
+        special: dict[str, int],
+        opening: Sequence[int] = (),
+        closing: Sequence[int] = (),
+        languages: dict[str, int] | None = None,
+        place: str = "opening",
+    ) -> "ImportedTokenizer":
+        """The tokenizer of these parts; the first is `tokenizer`, or `sentencepiece` and `pieces`.
+
+        Raises:
+            InputError: they do not go together.
+        """
+        ids = {
+            "special": special,
+            "opening": [*opening],
+            "closing": [*closing],
+            "languages": languages or {},
+        }
+        return cls(_to_json({**tokenizer, "size": size, **ids, "place": place}))
+
+    @classmethod
+    def of_pieces(cls, model: bytes, pieces: Sequence[str], **parts: Any) -> "ImportedTokenizer":
+        """The tokenizer of a SentencePiece model and its pieces by id.
+
+        Raises:
+            InputError: they do not go together.
+        """
+        tokenizer = {"sentencepiece": b64encode(model).decode(), "pieces": list(pieces)}
+        return cls.of(tokenizer, size=len(pieces), **parts)
+
+    def sentencepiece(self) -> bytes | None:
+        """The SentencePiece model of this tokenizer, if it has one and adds nothing to texts."""
+        model = self._plain.get("sentencepiece")
+        return (
+            None
+            if not model or self.opening or self._closing or self._languages
+            else b64decode(model)
+        )
+
+    def tokenizer_json(self) -> bytes | None:
+        """The tokenizer.json of this tokenizer, if it has one."""
+        return _to_json(self._plain["tokenizer"]) if "tokenizer" in self._plain else None
+
+    def with_language(self, language: str) -> "ImportedTokenizer":
+        if language not in self._languages:
+            names = ", ".join([*self._languages][:8]) + ", ..." * (len(self._languages) > 8)
+            raise InputError(
+                f"a language must be one that the model knows ({names or 'none'}), but it is "
+                f"{language!r}"
+            )
+        if language not in self._by_language:
+            tag = self._languages[language]
+            if self._place == "bos":
+                change = {"special": self._plain["special"] | {"bos": tag}}
+            elif self._place == "first":
+                change = {"opening": [tag, *self.opening[1:]]}
+            else:
+                change = {self._place: [tag]}
+            self._by_language[language] = ImportedTokenizer(_to_json(self._plain | change))
+        return self._by_language[language]
+
+    @property
+    def suppressed(self) -> tuple[int, ...]:
+        """See Tokenizer. The unknown token may be produced, and is not written, as in
+        transformers."""
+        return () if self.pad_id is None or self.pad_id == self.eos_id else (self.pad_id,)
+
+    def with_eos(self, rows: Any) -> list[list[int]]:
+        """See Tokenizer; with the tags before and behind.
+
+        Raises:
+            InputError: no language was chosen.
+        """
+        if self.lacks_language:
+            raise InputError(
+                "this model reads and writes many languages, so name them: --source-language and "
+                "--target-language (in "
+                "training --decoding.source-language and --decoding.target-language), of "
+                f"{', '.join([*self._languages][:8])}"
+            )
+        return [[*row, *self._closing] for row in super().with_eos(rows)]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._tokenizer.encode(texts)
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        n = self._tokenizer.vocab_size
+        return self._tokenizer.decode(
+            [[i for i in row if i not in self._special_ids and i < n] for row in ids]
+        )
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        n = self._tokenizer.vocab_size
+        return [self._tokenizer.tokens([i])[0] if i < n else "" for i in ids]
+
+
+def _to_json(plain: dict[str, Any]) -> bytes:
+    return json.dumps(plain, ensure_ascii=False).encode()
+
 
 TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
 KINDS: dict[TokenizerKind, type[CharTokenizer | JSONTokenizer | SentencePieceTokenizer]] = {

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         Folder as Folder,
         corpus_folder as corpus_folder,
     )
+    from transduce.data.features import FeatureCache as FeatureCache
     from transduce.data.frame_reader import (
-        FeatureCache as FeatureCache,
         FrameReader as FrameReader,
         make_feature_extractor as make_feature_extractor,
     )
@@ -36,12 +36,11 @@ if TYPE_CHECKING:
         read_text as read_text,
     )
     from transduce.data.lines import read_lines as read_lines
-    from transduce.data.manifest import (
-        Manifests as Manifests,
-        cells as cells,
-        recordings_fingerprint as recordings_fingerprint,
+    from transduce.data.manifest import Manifests as Manifests
+    from transduce.data.parallel_text import (
+        ParallelText as ParallelText,
+        fingerprint as fingerprint,
     )
-    from transduce.data.parallel_text import ParallelText as ParallelText
     from transduce.data.pronunciations import (
         PronunciationTokenizer as PronunciationTokenizer,
         read_dictionary as read_dictionary,
@@ -55,24 +54,23 @@ if TYPE_CHECKING:
     from transduce.data.speech_batches import (
         SpeechPairs as SpeechPairs,
         SpeechPairsConfig as SpeechPairsConfig,
+        cells as cells,
+        recordings_fingerprint as recordings_fingerprint,
     )
     from transduce.data.text_batches import (
+        HeldOut as HeldOut,
+        HeldOutWindows as HeldOutWindows,
+        MaskedBatches as MaskedBatches,
+        MaskedWindows as MaskedWindows,
         TextPairs as TextPairs,
-        fingerprint as fingerprint,
+        TokenWindows as TokenWindows,
+        Windows as Windows,
+        mask_id as mask_id,
         text_pairs as text_pairs,
     )
     from transduce.data.tokenizer_files import (
         TokenizerKind as TokenizerKind,
         train_tokenizer as train_tokenizer,
-    )
-    from transduce.data.windows import (
-        HeldOut as HeldOut,
-        HeldOutWindows as HeldOutWindows,
-        MaskedBatches as MaskedBatches,
-        MaskedWindows as MaskedWindows,
-        TokenWindows as TokenWindows,
-        Windows as Windows,
-        mask_id as mask_id,
     )
     from transduce.decode.shortlist import (
         learn_shortlist as learn_shortlist,

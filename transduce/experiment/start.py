@@ -9,10 +9,10 @@ from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.frame_reader import FrameReader
-from transduce.data.manifest import Recording, cells
+from transduce.data.manifest import Recording
 from transduce.data.pronunciations import PronunciationTokenizer, read_dictionary
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig
+from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig, cells
 from transduce.data.tokenizer_files import load_tokenizer
 from transduce.errors import InputError
 from transduce.experiment.config import SpeechExperiment

@@ -18,7 +18,7 @@ from transduce.data.language import Stream
 from transduce.data.manifest import Recording
 from transduce.data.parallel_text import ParallelText
 from transduce.data.speech_batches import SpeechPairs
-from transduce.data.windows import MaskedBatches, decode_masked
+from transduce.data.text_batches import MaskedBatches, decode_masked
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.model.transformer import Transformer

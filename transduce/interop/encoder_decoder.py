@@ -16,9 +16,9 @@ import torch
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.imported import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.config_json import known_fields, our_config, our_fields, their_settings

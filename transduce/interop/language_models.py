@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.imported import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.config_json import (

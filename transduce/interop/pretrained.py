@@ -11,7 +11,7 @@ from torch import Tensor
 from transduce.config import differences, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor
-from transduce.data.imported import ImportedTokenizer
+from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
 from transduce.interop.config_json import CONFIG

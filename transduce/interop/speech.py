@@ -16,8 +16,8 @@ import torch
 from transduce.config import at_least
 from transduce.data.config import FeatureConfig
 from transduce.data.features import FeatureExtractor
-from transduce.data.imported import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json
 from transduce.interop.config_json import (

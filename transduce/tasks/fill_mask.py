@@ -9,7 +9,7 @@ from torch import Tensor
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import pad
 from transduce.data.language import encode_text
-from transduce.data.windows import encode_masked, mask_id
+from transduce.data.text_batches import encode_masked, mask_id
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
