@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from transduce.cli.main import main
-from transduce.score.bleu import bleu
+from transduce.score.measures import bleu
 
 RIGHT = ["The cat sat on the mat", "and looked at\u2028the dog \x0c for a while", "a bird sang"]
 GOOD = ["the cat sat on the mat", "and looked at\u2028the dog \x0c for a while", ""]

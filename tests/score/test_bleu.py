@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from transduce.score.bleu import bleu, bleu_lowercase, chrf, ter
+from transduce.score.measures import bleu, bleu_lowercase, chrf, ter
 from transduce.score.score import Score
 
 

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from transduce.score.bleu import bleu, chrf, ter
+from transduce.score.measures import bleu, chrf, ter
 from transduce.score.score import resampled_sums
 from transduce.score.wer import cer, wer
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sacrebleu.significance import _compute_p_value
 
-from transduce.score.bleu import bleu
+from transduce.score.measures import bleu
 from transduce.score.score import p_value, resampled_sums
 from transduce.score.wer import wer
 

@@ -4,8 +4,7 @@ import pytest
 import sacrebleu
 
 from transduce.cli.main import main
-from transduce.score.bleu import bleu, bleu_lowercase, chrf_words, tokenization
-from transduce.score.measures import get_measure
+from transduce.score.measures import bleu, bleu_lowercase, chrf_words, get_measure, tokenization
 
 TEXTS = {
     "zh": ["我今天很高兴见到你。", "两个人在公园里的长椅上看书。", "GPT-2 是一个语言模型。"],
@@ -22,7 +21,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_script_of_the_references_decides(monkeypatch, name):
-    monkeypatch.setattr("transduce.score.bleu.find_spec", lambda module: module)
+    monkeypatch.setattr("transduce.score.measures.find_spec", lambda module: module)
     assert all(tokenization([text]) == name for text in TEXTS[name]) and tokenization(TEXTS[name]) == name
     assert tokenization([*TEXTS[name], *TEXTS["13a"] * 5]) == "13a", "the majority of the letters"
 
@@ -40,7 +39,7 @@ def test_scores_are_those_of_sacrebleu_with_that_tokenization(name):
 
 @pytest.mark.parametrize("name", ["ja-mecab", "ko-mecab"])
 def test_without_the_library_characters_are_counted_and_the_library_is_named_where_it_was_asked_for(monkeypatch, name):
-    monkeypatch.setattr("transduce.score.bleu.find_spec", lambda module: None)
+    monkeypatch.setattr("transduce.score.measures.find_spec", lambda module: None)
     (value, _, signature) = (score := bleu(TEXTS[name], TEXTS[name], resamples=0)).value, score.n, score.signature
     assert value == pytest.approx(100) and "|tok:char|" in signature
     with pytest.raises(ValueError, match=rf"--tokenize {name} .* pip install 'sacrebleu\[{name[:2]}\]'"):

@@ -14,8 +14,7 @@ from transduce.cli.common import OptionalFile, check_stdin, read_side, side_name
 from transduce.config import within
 from transduce.data.lines import split_table
 from transduce.errors import InputError
-from transduce.score.bleu import Tokenization, TranslationMeasure, bleu, chrf, ter
-from transduce.score.measures import comet
+from transduce.score.measures import Tokenization, TranslationMeasure, bleu, chrf, comet, ter
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
 from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, error_report, per, wer
 

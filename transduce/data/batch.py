@@ -94,9 +94,8 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
     batches = []
     start = 0
     while start < len(order):
-        most = max(
-            1, tokens_per_batch // int(longest[start])
-        )  # rows: the first one is the shortest
+        # rows: the first one is the shortest
+        most = max(1, tokens_per_batch // int(longest[start]))
         size = longest[start : start + most] * np.arange(1, most + 1)[: len(order) - start]
         stop = start + max(1, int(np.searchsorted(size, tokens_per_batch, side="right")))
         batches.append(order[start:stop])
@@ -146,9 +145,8 @@ class Epoch(Batches):
         short_first: bool = False,
     ) -> None:
         rng = np.random.default_rng((seed, epoch))
-        shuffled = rng.permutation(
-            len(lengths)
-        )  # so that equal lengths meet different neighbours in every epoch
+        # so that equal lengths meet different neighbours in every epoch
+        shuffled = rng.permutation(len(lengths))
         batches = [shuffled[batch] for batch in bucket(lengths[shuffled], tokens_per_batch)]
         self.padding_share = padding_share(lengths, batches)
         if not short_first:
@@ -224,9 +222,8 @@ def permuted(
         left = images[beyond] >> half
         right = images[beyond] & mask
         for key in keys:
-            mixed = (right ^ key) * np.uint64(
-                0x9E3779B97F4A7C15
-            )  # multiplicative hashing: the upper bits are mixed
+            # multiplicative hashing: the upper bits are mixed
+            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)
             mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
             left, right = right, left ^ (mixed >> np.uint64(32) & mask)
         images[beyond] = left << half | right

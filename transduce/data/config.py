@@ -55,9 +55,8 @@ class FeatureConfig:
     def __post_init__(self) -> None:
         within("(0, 1]", frame=self.frame)
         within("(0, inf)", hop=self.hop)
-        if (
-            self.sample_rate < 2 or self.sample_rate % 2
-        ):  # torchaudio's filters end at sample_rate // 2
+        # torchaudio's filters end at sample_rate // 2
+        if self.sample_rate < 2 or self.sample_rate % 2:
             raise InputError(
                 f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz"
             )

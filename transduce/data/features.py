@@ -226,9 +226,8 @@ class VectorReader:
                 array = np.lib.format.read_array(file, allow_pickle=False)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; check the path") from error
-        except (
-            Exception
-        ) as error:  # NumPy raises errors of many kinds where the file is not one of its own
+        # NumPy raises errors of many kinds where the file is not one of its own
+        except Exception as error:
             reason = str(error).strip().rstrip(".").replace("\n", " ")
             raise InputError(
                 f"{path} cannot be read as vectors: {reason}; write it with numpy.save"
@@ -331,9 +330,8 @@ def _load(file: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
     """
     try:
         log_mel = np.load(file, mmap_mode="c", allow_pickle=False)
-    except (
-        Exception
-    ):  # NumPy raises errors of many kinds on a damaged header, from EOFError to TokenError
+    # NumPy raises errors of many kinds on a damaged header, from EOFError to TokenError
+    except Exception:
         return None
     if not (
         isinstance(log_mel, np.ndarray)

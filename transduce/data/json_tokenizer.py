@@ -54,9 +54,8 @@ class JSONTokenizer(Tokenizer):
         # some files were saved while it was on; it does not belong to texts
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.vocab_size = 1 + max(
-            self._tokenizer.get_vocab().values(), default=-1
-        )  # ids may have gaps
+        # ids may have gaps
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token.content: i for i, token in added.items() if token.special}
         plain = json.loads(model)

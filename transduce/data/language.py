@@ -253,9 +253,8 @@ class PlainText:
         if isinstance(kind, Path):
             tokenizer = tokenizer or load_tokenizer(kind)
         elif tokenizer is None:
-            seen = (
-                [*train, *valid] if kind == "characters" else train
-            )  # a set of characters gives nothing away
+            # a set of characters gives nothing away
+            seen = [*train, *valid] if kind == "characters" else train
             tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size, symbols=symbols)
         streams = (
             Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid)

@@ -195,9 +195,8 @@ def _split_at_quietest(levels: Levels, span: Span, limit: int) -> list[Span]:
     parts = []
     while stop - start > limit:
         first = -(-(start + limit // 2) // size)
-        last = (
-            min(start + limit, stop - limit // 4) // size
-        )  # so that the last segment is not shorter than a frame
+        # so that the last segment is not shorter than a frame
+        last = min(start + limit, stop - limit // 4) // size
         energy = levels.power[first:last].double().unfold(0, width, 1).sum(dim=1)
         quietest = (energy == energy.min()).nonzero()[:, 0]
         middle = size * (first + int(quietest[len(quietest) // 2]) + width // 2)

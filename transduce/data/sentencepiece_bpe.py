@@ -262,9 +262,8 @@ def _learn(
             sentence_iterator=iter(sentences),
             model_writer=model,
             model_type="bpe",
-            vocab_size=max(
-                vocab_size, 260 + len(symbols)
-            ),  # below, its error does not give the least size
+            # below, its error does not give the least size
+            vocab_size=max(vocab_size, 260 + len(symbols)),
             hard_vocab_limit=False,
             byte_fallback=True,
             character_coverage=0.9999,
@@ -294,9 +293,8 @@ def _learn(
 
 def _parse(model: bytes) -> Any:
     """The protocol buffer of a SentencePiece model: its pieces, and how they were learned."""
-    from sentencepiece import (
-        sentencepiece_model_pb2,
-    )  # slow to load, and needed only to change a model
+    # slow to load, and needed only to change a model
+    from sentencepiece import sentencepiece_model_pb2
 
     module: Any = sentencepiece_model_pb2
     return module.ModelProto.FromString(model)

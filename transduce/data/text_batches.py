@@ -300,9 +300,8 @@ def masked_batch(
         i for i in (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.suppressed) if i is not None
     ]
     ordinary = real & ~np.isin(ids, special)
-    order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(
-        axis=1
-    )  # padding comes last, special ids before it
+    # padding comes last, special ids before it
+    order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(axis=1)
     n_chosen = np.maximum(1, np.rint(masking.mask_probability * ordinary.sum(axis=1)))
     chosen = order.argsort(axis=1) < n_chosen[:, None]
     draw = rng.random(ids.shape)
@@ -336,9 +335,8 @@ class MaskedBatches(Batches):
         seed: tuple[int, ...] = (0,),
     ) -> None:
         def batch(i: int) -> Batch:
-            rng = np.random.default_rng(
-                (*seed, i, 1)
-            )  # 1: not the random numbers that drew the windows
+            # 1: not the random numbers that drew the windows
+            rng = np.random.default_rng((*seed, i, 1))
             return masked_batch(texts[i], masking, tokenizer, rng)
 
         super().__init__(len(texts), batch)
@@ -395,8 +393,7 @@ def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> s
         if masked:
             text += (space + mask_word) * len(row)
         else:
-            new_word = "".join(tokenizer.tokens(row[:1])).startswith(
-                "▁"
-            )  # SentencePiece's letter for a space
+            # SentencePiece's letter for a space
+            new_word = "".join(tokenizer.tokens(row[:1])).startswith("▁")
             text += (space if text and new_word else "") + tokenizer.decode([row])[0]
     return text.removeprefix(space)

@@ -122,8 +122,7 @@ if TYPE_CHECKING:
         search_report as search_report,
         speech_report as speech_report,
     )
-    from transduce.score.bleu import Tokenization as Tokenization
-    from transduce.score.measures import MEASURES as MEASURES
+    from transduce.score.measures import MEASURES as MEASURES, Tokenization as Tokenization
     from transduce.score.score import Measure as Measure
     from transduce.tasks.translate import in_languages as in_languages
     from transduce.train.config import (

@@ -17,7 +17,7 @@ from transduce.data.tokenizer_files import TokenizerKind
 from transduce.errors import InputError
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import speech_tiny, transformer_tiny
-from transduce.score.bleu import Tokenization
+from transduce.score.measures import Tokenization
 from transduce.tasks.config import SearchConfig
 from transduce.train.config import TrainingConfig
 

@@ -24,8 +24,7 @@ from transduce.files import write_file
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
 from transduce.report.documents import write_reports
-from transduce.score.bleu import Tokenization
-from transduce.score.measures import MEASURES, get_measure
+from transduce.score.measures import MEASURES, Tokenization, get_measure
 from transduce.score.score import Lines, Measure
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask

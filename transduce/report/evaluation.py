@@ -11,8 +11,7 @@ from transduce.files import write_file
 from transduce.report.documents import write_reports
 from transduce.report.record import HeldOut
 from transduce.run import ERRORS
-from transduce.score.bleu import Tokenization, chrf
-from transduce.score.measures import get_measure
+from transduce.score.measures import Tokenization, chrf, get_measure
 from transduce.score.score import Measure, counted
 from transduce.score.wer import error_report, wer
 from transduce.tasks.config import SearchConfig

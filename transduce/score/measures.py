@@ -1,26 +1,24 @@
-"""Every measure by its name, COMET, and minimum Bayes risk by any measure of sentences."""
+"""Every measure by its name: BLEU, chrF and TER by sacrebleu, whose signatures say how, and COMET;
+minimum Bayes risk by any measure of sentences."""
 
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics.base import Metric
+from sacrebleu.significance import estimate_ci
 
 from transduce.errors import InputError, require
-from transduce.score.bleu import (
-    BleuMeasure,
-    Tokenization,
-    bleu,
-    bleu_lowercase,
-    chrf,
-    chrf_words,
-    ter,
-)
 from transduce.score.score import (
+    SEED,
     Lines,
     Measure,
     Statistics,
@@ -29,6 +27,193 @@ from transduce.score.score import (
     check_lines,
 )
 from transduce.score.wer import cer, line_errors, per, wer
+
+logger = logging.getLogger("transduce")
+
+Tokenization = Literal["13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "flores200", "none"]
+"""Names of sacrebleu: how text becomes the tokens whose n-grams BLEU counts."""
+
+SCRIPTS: dict[Tokenization, str] = {
+    "zh": "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
+    "ja-mecab": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
+    "ko-mecab": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
+    "char": "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf",
+}
+"""Letters of Chinese; of Japanese alone; of Korean; of Thai, Lao, Tibetan, Burmese, Khmer, Tai Le
+and Tai Tham."""
+
+LETTERS = {name: re.compile(f"[{span}]") for name, span in SCRIPTS.items()}
+
+LIBRARIES: dict[Tokenization, tuple[str, str]] = {
+    "ja-mecab": ("MeCab", "ja"),
+    "ko-mecab": ("mecab_ko", "ko"),
+    "flores200": ("sentencepiece", ""),
+}
+"""The module that a tokenization needs, and the extra of sacrebleu that brings it."""
+
+
+def tokenization(texts: Iterable[str]) -> Tokenization:
+    """The tokenization for references of this script.
+
+    13a where words are separated by spaces; zh for Chinese; ja-mecab and ko-mecab for Japanese and
+    Korean where their libraries are installed, else char; char for other scripts without spaces
+    between words. The majority of the letters decides; text with at least one kana in ten such
+    letters is Japanese.
+
+    Source: the choices that sacrebleu makes by target language (Post 2018); char for Thai as in WAT
+    (Nakazawa et al. 2021).
+    """
+    counts = dict.fromkeys(SCRIPTS, 0)
+    n_letters = 0
+    for text in texts:
+        n_letters += sum(map(str.isalpha, text))
+        for script, letters in LETTERS.items():
+            counts[script] += len(letters.findall(text))
+    if 2 * sum(counts.values()) <= n_letters:
+        return "13a"
+    kana_or_han = counts["zh"] + counts["ja-mecab"]
+    is_japanese = 10 * counts["ja-mecab"] >= kana_or_han > counts["ko-mecab"]
+    name: Tokenization = "ja-mecab" if is_japanese else max(counts, key=counts.__getitem__)
+    return name if is_installed(name) else "char"
+
+
+def is_installed(name: Tokenization) -> bool:
+    """Whether the library that this tokenization needs is installed."""
+    return name not in LIBRARIES or find_spec(LIBRARIES[name][0]) is not None
+
+
+def check_tokenization(name: Tokenization) -> None:
+    """Check that the library of a tokenization is installed.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not is_installed(name):
+        module, extra = LIBRARIES[name]
+        raise InputError(
+            f"--tokenize {name} needs the library {module}, which is not installed; "
+            f"pip install 'sacrebleu[{extra}]', or name --tokenize char"
+        )
+
+
+CHUNK = 200
+"""Lines whose n-grams are in memory at a time: as many as fit into a CPU's caches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationMeasure(Measure):
+    """A corpus measure of sacrebleu for plain, untokenized text; case counts unless `lowercase`.
+
+    Further lists of references are further translations, line by line. The bootstrap is
+    sacrebleu's, with its seed.
+
+    Source: Post (2018), A call for clarity in reporting BLEU scores; Koehn (2004) for the interval.
+    """
+
+    make: Callable[..., Metric]
+    """Makes sacrebleu's metric; called with `lowercase`."""
+    lowercase: bool = False
+
+    @cached_property
+    def metric(self) -> Metric:
+        return self.make(lowercase=self.lowercase)
+
+    def statistics(self, hypotheses: Lines, references: Sequence[Lines]) -> Statistics:
+        chunks = []
+        for start in range(0, len(hypotheses), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            self.metric._force = start > 0  # BLEU warns of tokenized text once
+            rows = self.metric._extract_corpus_statistics(
+                hypotheses[chunk], [lines[chunk] for lines in references]
+            )
+            chunks.append(np.array(rows, dtype=np.float64))
+        return np.concatenate(chunks)
+
+    def value(self, sums: Values) -> float:
+        return float(self.metric._compute_score_from_stats(sums.tolist()).score)
+
+    def signature(self, resamples: int) -> str:
+        signature = self.metric.get_signature()
+        if resamples:
+            signature.update("seed", str(SEED))
+            signature.update("bs", resamples)
+        return str(signature)
+
+    def interval(self, values: Values) -> tuple[float, float]:
+        """The interval of sacrebleu, as wide as that of percentiles, but around the mean."""
+        mean, half = estimate_ci(values)
+        return float(mean - half), float(mean + half)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BleuMeasure(TranslationMeasure):
+    """Corpus BLEU with exponential smoothing.
+
+    Source: Papineni et al. (2002), BLEU.
+    """
+
+    make: Callable[..., Metric] = BLEU
+    tokenize: Tokenization | None = None
+    """How words are separated; None: as the script of the references demands (`tokenization`)."""
+
+    @cached_property
+    def metric(self) -> BLEU:
+        return BLEU(lowercase=self.lowercase, tokenize=self.tokenize or "13a")
+
+    def with_references(self, references: Sequence[Lines]) -> "BleuMeasure":
+        """BLEU with the tokenization of these references; warn if none is long enough.
+
+        Raises:
+            InputError: this tokenization needs a library that is not installed.
+        """
+        lines = [line for each in references for line in each]
+        name = self.tokenize or tokenization(lines)
+        check_tokenization(name)
+        measure = replace(self, tokenize=name)
+        order = measure.metric.max_ngram_order
+        if all(len(measure.metric.tokenizer(line.rstrip()).split()) < order for line in lines):
+            logger.warning(
+                "BLEU is 0 unless %d tokens in a row match, but no reference has so many (tok:%s); "
+                "score by chrF, or name another --tokenize",
+                order,
+                name,
+            )
+        return measure
+
+
+def _ter(*, lowercase: bool) -> TER:
+    """TER in which case counts as in BLEU; the sacrebleu command ignores it by default."""
+    return TER(case_sensitive=not lowercase)
+
+
+bleu = BleuMeasure(name="bleu", title="BLEU", description="matching word n-grams, 0 to 100")
+"""BLEU in which case counts."""
+
+bleu_lowercase = replace(bleu, name="bleu.lowercase", title="BLEU, lowercase", lowercase=True)
+"""BLEU of texts in lower case."""
+
+chrf = TranslationMeasure(
+    name="chrf",
+    title="chrF2",
+    description="F-score of character 1- to 6-grams, 0 to 100",
+    make=CHRF,
+)
+"""Source: Popović (2015), chrF."""
+
+chrf_words = replace(chrf, name="chrf++", title="chrF2++", make=partial(CHRF, word_order=2))
+"""chrF with word 1- and 2-grams beside the characters.
+
+Source: Popović (2017), chrF++: words helping character n-grams.
+"""
+
+ter = TranslationMeasure(
+    name="ter",
+    title="TER",
+    description="edits per 100 reference words",
+    higher_is_better=False,
+    make=_ter,
+)
+"""Source: Snover et al. (2006), A study of translation edit rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +252,8 @@ class CometMeasure(Measure):
         data = [
             {"src": source, "mt": output, "ref": reference} for source, output, reference in sides
         ]
-        from transduce.device import (
-            default_device,
-        )  # torch takes seconds to import, and --help does without
+        # torch takes seconds to import, and --help does without
+        from transduce.device import default_device
 
         gpus = int(default_device() != "cpu")
         predicted = _model(self.model).predict(data, batch_size=8, gpus=gpus, progress_bar=False)

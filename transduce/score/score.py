@@ -24,9 +24,8 @@ def resampled_sums(
 
     Source: Efron (1979), Bootstrap methods.
     """
-    rows, kinds = np.unique(
-        statistics, axis=0, return_inverse=True
-    )  # most of many lines share their statistics
+    # most of many lines share their statistics
+    rows, kinds = np.unique(statistics, axis=0, return_inverse=True)
     kinds = kinds.ravel().astype(np.int32)
     rng, n = np.random.default_rng(seed), len(statistics)
     draws = (
