@@ -16,7 +16,7 @@ import transduce as td
 from tests.cli.test_terminal import resize_terminal
 from tests.language_runs import language_run
 from tests.runs import ENGLISH, random_run
-from transduce.cli.interactive import interact
+from transduce.cli.common import interact
 from transduce.cli.main import main
 
 ROOT = Path(__file__).parents[2]

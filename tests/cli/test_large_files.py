@@ -19,10 +19,9 @@ import transduce as td
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run, record, sentences
 from transduce.cli import jobs
 from transduce.cli.common import Columns, Lines, Machine
-from transduce.cli.jobs import Job
-from transduce.cli.large_files import Division, carry_out, cut, default_workers
+from transduce.cli.jobs import Job, cut, default_workers
+from transduce.cli.large_files import Division, Share, carry_out
 from transduce.cli.main import main
-from transduce.cli.parts import Share
 from transduce.cli.translate import Translation, TranslationOutput
 from transduce.device import default_device
 from transduce.errors import InputError

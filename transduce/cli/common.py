@@ -1,11 +1,12 @@
-"""What several commands share: a run, its machine and its search, and input lines."""
+"""What several commands share: a run, its machine and its search, input lines, conversations."""
 
-import errno
 import os
-import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -50,6 +51,9 @@ Count = Annotated[int | None, arg(help_behavior_hint="")]
 Flag = Annotated[bool, arg(help_behavior_hint="")]
 
 STDIN = Path("-")
+
+PROMPT = "> "
+"""What --interactive shows on a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,31 +231,56 @@ def side_name(path: Path) -> str:
     return "standard input" if path == STDIN else str(path)
 
 
-def check_new(directory: Path) -> None:
-    """Raise InputError where a directory already holds a model, of whatever library."""
-    if (path := directory / "config.json").exists():
-        raise InputError(
-            f"{directory} already holds a {path.name}; name another directory, or remove this one"
-        )
+def interact(answer: Callable[[str, int], object]) -> None:
+    """Answer line after line of standard input, with history and editing on a terminal; Ctrl-D
+    ends.
 
-
-def listening_on(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Open a socket that listens there.
+    Ctrl-C stops the answer that is being made, or clears the line that is being typed. An answer
+    that raises InputError is shown on stderr, and the next line is read.
 
     Args:
-        option: the flag that names the port.
+        answer: called with a line and how many came before it; it prints.
+    """
+    if sys.stdin.isatty():
+        if find_spec("readline"):
+            import_module("readline")
+        print("a line in, its output at once; Ctrl-C stops an output, Ctrl-D ends", file=sys.stderr)
+    for number in count():
+        try:
+            line = _next_line(number + 1)
+            if line is None:
+                return
+            answer(line, number)
+        except KeyboardInterrupt:
+            print("\nstopped", file=sys.stderr)
+        except InputError as error:
+            print(f"transduce: {error}", file=sys.stderr)
+
+
+def check_interactive(others: dict[str, object]) -> None:
+    """Check that nothing else is asked for.
 
     Raises:
-        InputError: nothing can.
+        InputError: one of these options is named as well.
     """
-    try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+    if named := [name for name, value in others.items() if value]:
+        raise InputError(
+            "--interactive asks for its lines and prints to the terminal, so leave out "
+            f"{', '.join(named)}"
         )
-    except OSError as error:
-        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        way_out = (
-            "name an address of this machine" if elsewhere else f"{option} 0 takes a free port"
-        )
-        reason = str(error.strerror).split(" (while")[0]
-        raise InputError(f"cannot listen on {host}, port {port} ({reason}); {way_out}") from error
+
+
+def _next_line(number: int) -> str | None:
+    """The next line without its end; None at the end of input.
+
+    Raises:
+        InputError: it is not UTF-8, or too long.
+    """
+    if sys.stdin.isatty():
+        try:
+            return input(PROMPT)
+        except EOFError:
+            print()
+            return None
+    raw = next(bounded_lines(sys.stdin.buffer.readline, "standard input"), b"")
+    return decode_line(raw.removesuffix(b"\n"), "standard input", number) if raw else None

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from transduce.cli import serve as serving
-from transduce.cli.common import Flag, Machine
-from transduce.cli.interactive import interact
+from transduce.cli.common import Flag, Machine, interact
 from transduce.errors import InputError, require
 from transduce.serve.config import ServeConfig
 

@@ -20,13 +20,14 @@ from transduce.cli.common import (
     OptionalFile,
     Run,
     Runs,
+    check_interactive,
     checked,
+    interact,
     lines_or_errors,
     local,
     read_side,
     with_phrases,
 )
-from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
 from transduce.cli.translate import check_token_scores

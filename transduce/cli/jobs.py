@@ -25,7 +25,6 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transduce.cli.common import Machine, TaskT, each_run
-from transduce.cli.parts import run_fingerprint
 from transduce.config import to_dict
 from transduce.errors import InputError
 
@@ -277,3 +276,57 @@ def _work(start: int, items: list[Any]) -> tuple[Rows, list[str]]:
     warnings = [record.getMessage() for record in _warnings.buffer]
     _warnings.flush()  # empties the buffer
     return rows, warnings
+
+
+def cut(
+    items: Iterable[Any], cost: Callable[[Any], int], limit: int, start: int = 0
+) -> Iterator[Chunk]:
+    """Cut inputs into chunks that reach a cost; at least one chunk, which may be empty.
+
+    Args:
+        start: the number of inputs before the first one.
+    """
+    chunk: list[Any] = []
+    total = 0
+    n_chunks = 0
+    for item in items:
+        chunk.append(item)
+        total += cost(item)
+        if total >= limit:
+            yield start, chunk
+            n_chunks += 1
+            start += len(chunk)
+            chunk = []
+            total = 0
+    if chunk or not n_chunks:
+        yield start, chunk
+
+
+def default_workers(job: Job, n_chunks: int) -> int:
+    """One process per core of a CPU, if there are two chunks for each, and memory for all."""
+    import torch
+
+    from transduce.device import default_device, memory
+    from transduce.run import weights_path
+
+    device = default_device() if job.machine.device == "auto" else job.machine.device
+    if not device.startswith("cpu"):
+        return 1
+    weights = sum(weights_path(run).stat().st_size for run in each_run(job.run))
+    each = (1 << 29) + 2 * weights  # torch itself, and the weights, plain and packed
+    room = memory(torch.device("cpu")) or sys.maxsize
+    return max(1, min(torch.get_num_threads(), n_chunks // 2, room // each))
+
+
+def run_fingerprint(path: Path) -> str:
+    """Hash all files of a run that decoding reads, or a file of n-grams."""
+    from transduce.run import USED, weights_path
+
+    files = [path] if path.is_file() else [*(path / name for name in USED), weights_path(path)]
+    digest = sha256()
+    for file in filter(Path.is_file, files):
+        digest.update(file.name.encode())
+        with file.open("rb") as raw:
+            while block := raw.read(1 << 24):
+                digest.update(block)
+    return digest.hexdigest()

@@ -1,29 +1,39 @@
-"""Large inputs: in chunks, by one process or several, as a whole or in parts."""
+"""Large inputs: in chunks, by one process or several, as a whole or in parts, which merge joins."""
 
+import fcntl
+import json
 import os
+import re
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
-from transduce.cli.common import Count, OptionalFile, each_run
-from transduce.cli.jobs import Chunk, Job, results
-from transduce.cli.parts import (
-    Done,
-    Share,
-    Unfinished,
-    check_output,
-    is_plain,
-    open_unfinished,
-    parse_share,
-)
-from transduce.config import Common, at_least
+from transduce.cli.common import Count, OptionalFile
+from transduce.cli.jobs import Chunk, Job, cut, default_workers, results
+from transduce.config import Common, at_least, differences, from_dict, to_dict
 from transduce.errors import InputError
+
+
+class Share(NamedTuple):
+    """Part `number`, counted from 1, of `total`."""
+
+    number: int = 1
+    total: int = 1
+
+    def span(self, n: int) -> tuple[int, int]:
+        """Its inputs, of n: the index of the first and that behind the last."""
+        return n * (self.number - 1) // self.total, n * self.number // self.total
+
+    def file(self, output: Path) -> Path:
+        """The file of this part of an output."""
+        return output.with_name(f"{output.name}.part-{self.number:05d}-of-{self.total:05d}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +56,144 @@ class Division:
         Raises:
             InputError: there is no such part, or it would have no name.
         """
-        if self.part is not None and self.output is None:
+        if self.part is None:
+            return None
+        if self.output is None:
             raise InputError(
                 f"a part is a file, but --part {self.part} has no --output; add --output FILE"
             )
-        return parse_share(self.part) if self.part else None
+        match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", self.part)
+        if match and 1 <= int(match[1]) <= int(match[2]):
+            return Share(int(match[1]), int(match[2]))
+        raise InputError(
+            f"--part must be I/N with 1 <= I <= N, such as 3/8, but it is {self.part!r}"
+        )
+
+
+@dataclass
+class Done:
+    """How much of a job stands in a file of rows, as JSON beside it."""
+
+    job: dict[str, Any]
+    """All that decides the output: settings, hashes of the run and of the whole input."""
+    n_total: int
+    """The inputs of all parts."""
+    part: Share
+    n_inputs: int = 0
+    n_bytes: int = 0
+    n_errors: int = 0
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The inputs of this part."""
+        return self.part.span(self.n_total)
+
+
+def progress_file(rows: Path) -> Path:
+    """The file that says how much of a job stands in a file of rows."""
+    return rows.with_name(f"{rows.name}.progress")
+
+
+class Unfinished:
+    """Rows that are being written, and how much of the job they are; see `open_unfinished`."""
+
+    def __init__(self, path: Path, file: BinaryIO, done: Done) -> None:
+        self.path = path
+        self.file = file
+        self.done = done
+
+    def append(self, n_inputs: int, text: str, n_errors: int) -> None:
+        """Write rows, and wait for the disk."""
+        from transduce.files import write_file
+
+        self.file.write(text.encode())
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.done.n_inputs += n_inputs
+        self.done.n_bytes = self.file.tell()
+        self.done.n_errors += n_errors
+        write_file(progress_file(self.path), json.dumps(to_dict(self.done)))
+
+    def rename(self, output: Path) -> None:
+        """Make the rows, which are complete, the output."""
+        self.path.replace(output)
+        progress_file(self.path).unlink()
+
+    def remove(self) -> None:
+        """Remove the rows and what is known of them."""
+        self.path.unlink()
+        progress_file(self.path).unlink(missing_ok=True)
+
+
+@contextmanager
+def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
+    """Open or begin the rows of a job, which no other process writes meanwhile.
+
+    Raises:
+        InputError: another process writes them, or they are those of another job.
+    """
+    from transduce.files import read_json
+
+    progress = progress_file(path)
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"an output is made by one process at a time, but another one writes {path}; "
+                "wait for it or stop it, or name another --output"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        if progress.exists():
+            before = from_dict(Done, read_json(progress), str(progress))
+            if changed := differences(before.job, done.job):
+                raise InputError(
+                    f"an output is made with the same input and settings from beginning to end, "
+                    f"but {path} was begun with others: {'; '.join(changed)}; remove it and "
+                    f"{progress.name}, or name another --output"
+                )
+            done = before
+        size = file.seek(0, os.SEEK_END)
+        if size < done.n_bytes or (size and not progress.exists()):
+            raise InputError(
+                f"{path} must be as this command has left it, but it is not; move it, or name "
+                "another --output"
+            )
+        file.truncate(done.n_bytes)
+        try:
+            yield Unfinished(path, file, done)
+        finally:
+            if not progress.exists():  # not even the first rows came
+                path.unlink(missing_ok=True)
+
+
+def check_output(output: Path, inputs: Sequence[Path] = ()) -> None:
+    """Check that an output has a folder, is none, and is no input, standard input among them.
+
+    Raises:
+        InputError: it has none, or it is one.
+    """
+    if output.is_dir():
+        raise InputError(
+            f"an output must be a file, but {output} is a directory; name a file in it"
+        )
+    if not (folder := output.absolute().parent).is_dir():
+        raise InputError(
+            f"an output's folder must exist, but {folder} does not; make it, or name another "
+            "--output"
+        )
+    if not output.is_file():
+        return
+    read = {str(path): path.stat() for path in inputs if os.path.exists(path)}
+    with suppress(OSError, ValueError, AttributeError):  # no standard input, or one that is no file
+        read["standard input"] = os.fstat(sys.stdin.fileno())
+    for name, status in read.items():
+        if os.path.samestat(status, output.stat()):
+            raise InputError(
+                f"an output must not replace what is read, but {output} is {name}; name another "
+                "--output"
+            )
 
 
 def carry_out(
@@ -83,13 +226,11 @@ def carry_out(
     limit = max(1, min(job.CHUNK, -(-cost // (division.workers or 1))))
     n_chunks = max(1, -(-cost // limit))
     n_workers = min(division.workers or default_workers(job, n_chunks), n_chunks)
-    if output is None or not is_plain(output):
+    if output is None or (output.exists() and not output.is_file()):  # a pipe or a device
         return _print(job, cut(items, job.cost, limit), output, n_workers, n)
     output = Path(os.path.realpath(output)) if output.is_symlink() else output
     path = share.file(output) if share else output.with_name(f"{output.name}.unfinished")
-    part = share or Share()
-    done = Done(key, n, (part.number, part.total))
-    with open_unfinished(path, done) as unfinished:
+    with open_unfinished(path, Done(key, n, share or Share())) as unfinished:
         _complete(job, items, unfinished, limit, n_workers)
         if job.key(items)[0] != key:
             unfinished.remove()
@@ -117,7 +258,7 @@ def _complete(
         place = f"in {unfinished.path}{rest}"
         print(f"transduce: {done.n_inputs} of {n} inputs are done, {place}", file=sys.stderr)
 
-    if done.n_inputs or done.part != (1, 1):
+    if done.n_inputs or done.part.total > 1:
         report()
     first = start + done.n_inputs
     chunks = cut(islice(items, first, stop), job.cost, limit, first)
@@ -158,41 +299,79 @@ def _end(job: Job, n_errors: int, n: int) -> None:
         sys.exit(1)
 
 
-def cut(
-    items: Iterable[Any], cost: Callable[[Any], int], limit: int, start: int = 0
-) -> Iterator[Chunk]:
-    """Cut inputs into chunks that reach a cost; at least one chunk, which may be empty.
+def merge(
+    output: Positional[
+        Annotated[Path, arg(metavar="OUTPUT", help="As --output of the parts was.")]
+    ],
+) -> None:
+    """Join the parts of an output, OUTPUT.part-00001-of-00004 and so on, in the order of the input.
 
-    Args:
-        start: the number of inputs before the first one.
+    The parts stay; the exit code is 1 if some of the input could not be used.
     """
-    chunk: list[Any] = []
-    total = 0
-    n_chunks = 0
-    for item in items:
-        chunk.append(item)
-        total += cost(item)
-        if total >= limit:
-            yield start, chunk
-            n_chunks += 1
-            start += len(chunk)
-            chunk = []
-            total = 0
-    if chunk or not n_chunks:
-        yield start, chunk
+    from transduce.files import replacing
+
+    check_output(output)
+    parts = _parts(output)
+    with replacing(output) as file:
+        for path in parts:
+            with path.open("rb") as rows:
+                shutil.copyfileobj(rows, file)
+    n_inputs = next(iter(parts.values())).n_total
+    n_errors = sum(done.n_errors for done in parts.values())
+    print(f"{output}: {len(parts)} parts, {n_inputs} inputs", file=sys.stderr)
+    if n_errors:
+        print(f"transduce: {n_errors} of {n_inputs} inputs could not be used", file=sys.stderr)
+        sys.exit(1)
 
 
-def default_workers(job: Job, n_chunks: int) -> int:
-    """One process per core of a CPU, if there are two chunks for each, and memory for all."""
-    import torch
+def _parts(output: Path) -> dict[Path, Done]:
+    """The parts of an output, in order.
 
-    from transduce.device import default_device, memory
-    from transduce.run import weights_path
+    Raises:
+        InputError: one is missing or not complete, or they do not belong together.
+    """
+    named = re.compile(re.escape(output.name) + r"\.part-\d+-of-\d+")
+    paths = sorted(path for path in output.parent.iterdir() if named.fullmatch(path.name))
+    if not paths:
+        raise InputError(
+            f"merge joins files such as {Share(1, 4).file(output).name}, but there is none in "
+            f"{output.parent}; name what --output named"
+        )
+    parts = {path: _read_done(path) for path in paths}
+    first = parts[paths[0]]
+    for path, done in parts.items():
+        if changed := differences(
+            {"parts": first.part.total, **first.job}, {"parts": done.part.total, **done.job}
+        ):
+            raise InputError(
+                f"parts must belong to one job, but {path} and {paths[0]} do not: "
+                f"{'; '.join(changed)}; remove those that are of no use"
+            )
+    total = first.part.total
+    missing = [str(i) for i in range(1, total + 1) if Share(i, total).file(output) not in parts]
+    if missing:
+        raise InputError(
+            f"merge needs all {total} parts of {output}, but these are missing: "
+            f"{', '.join(missing[:10])}{', ...' * (len(missing) > 10)}; run the same command for "
+            "them (--part I/N)"
+        )
+    return parts
 
-    device = default_device() if job.machine.device == "auto" else job.machine.device
-    if not device.startswith("cpu"):
-        return 1
-    weights = sum(weights_path(run).stat().st_size for run in each_run(job.run))
-    each = (1 << 29) + 2 * weights  # torch itself, and the weights, plain and packed
-    room = memory(torch.device("cpu")) or sys.maxsize
-    return max(1, min(torch.get_num_threads(), n_chunks // 2, room // each))
+
+def _read_done(rows: Path) -> Done:
+    """What is known of the rows of a part.
+
+    Raises:
+        InputError: they are not complete.
+    """
+    from transduce.files import read_json
+
+    progress = progress_file(rows)
+    done = from_dict(Done, read_json(progress), str(progress))
+    start, stop = done.span
+    if done.n_inputs != stop - start or rows.stat().st_size != done.n_bytes:
+        raise InputError(
+            f"{rows} must have the rows of {stop - start} inputs, but it has those of "
+            f"{done.n_inputs}, or was cut; fetch it again, or run the same command for it"
+        )
+    return done

@@ -1,12 +1,17 @@
 """The command line: its commands, whose modules are imported when they are called."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from typing import Annotated, Literal
 
-from transduce.arguments import call
+from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, arg
+from tyro.extras import SubcommandApp
+
+from transduce.arguments import call, registry
 from transduce.errors import InputError, command_process, exit_code
 from transduce.process import limit_omp_spin
 
@@ -16,15 +21,15 @@ COMMANDS = {
         "Train a translator in a minute, then type English and read German.",
     ),
     "train translation": (
-        "train:train",
+        "main:train",
         "Train text to text: parallel text in, a run directory and BLEU out.",
     ),
     "train speech-to-text": (
-        "train:train",
+        "main:train",
         "Train sound to text: recordings and their texts in, WER out.",
     ),
-    "train language-model": ("train:train", "Train a decoder alone on any text."),
-    "train masked-language-model": ("train:train", "Train a masked language model."),
+    "train language-model": ("main:train", "Train a decoder alone on any text."),
+    "train masked-language-model": ("main:train", "Train a masked language model."),
     "translate": ("translate:translate", "Translate lines: as many out as in, in the same order."),
     "transcribe": (
         "transcribe:transcribe",
@@ -50,13 +55,13 @@ COMMANDS = {
     ),
     "data get": ("data:get", "Fetch a corpus: multi30k, tinyshakespeare, fsdd, speechocean762."),
     "data manifest": ("data:manifest", "Make a manifest of recordings in another order."),
-    "data clean": ("clean:clean", "Leave out pairs of parallel text that teach nothing."),
-    "data shards": ("shards:shards", "Make shards of token ids of a text that memory cannot hold."),
+    "data clean": ("text:clean", "Leave out pairs of parallel text that teach nothing."),
+    "data shards": ("text:shards", "Make shards of token ids of a text that memory cannot hold."),
     "tokenize": (
         "runs:tokenize",
         "Write lines as a run's tokens: the text of n-gram models for --lm.",
     ),
-    "merge": ("parts:merge", "Join the parts of an output that several machines made."),
+    "merge": ("large_files:merge", "Join the parts of an output that several machines made."),
     "describe": (
         "runs:describe",
         "Tell what a run directory holds: model, tokenizers, training, scores.",
@@ -73,14 +78,14 @@ COMMANDS = {
         "runs:average_checkpoints",
         "Make the mean of checkpoints the run's finished model.",
     ),
-    "import": ("models:import_run", "Make a run directory of a model as transformers saves it."),
+    "import": ("runs:import_run", "Make a run directory of a model as transformers saves it."),
     "publish": (
         "runs:publish",
         "Put a finished run on the Hugging Face hub, with its model card.",
     ),
-    "export": ("models:export", "Write a run's model for CTranslate2, transformers or ONNX."),
+    "export": ("runs:export", "Write a run's model for CTranslate2, transformers or ONNX."),
     "completion": (
-        "completion:completion",
+        "main:completion",
         "Let the Tab key complete commands and flags in bash or zsh.",
     ),
 }
@@ -101,11 +106,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _call(name: str, arguments: list[str]) -> None:
     if name not in COMMANDS:
         return _without_command(name, arguments)
-    command = function(name)
     if name.startswith("train "):
-        return command(name.removeprefix("train "), arguments)
+        return train(name.removeprefix("train "), arguments)
     limit_omp_spin()
-    call(command, arguments, prog=f"transduce {name}")
+    call(function(name), arguments, prog=f"transduce {name}")
 
 
 def function(name: str) -> Callable[..., None]:
@@ -141,6 +145,61 @@ def _without_command(word: str, rest: list[str]) -> None:
     near = get_close_matches(group + second, possible, n=1, cutoff=0.7)
     way_out = f"did you mean {near[0]}?" if near else f"transduce {group}--help lists them"
     raise InputError(f"there is no command {group + second!r}; {way_out}")
+
+
+def train(task: str, arguments: list[str]) -> None:
+    """Run a recipe as `python recipes/TASK.py ARGUMENTS` does, and exit as it does.
+
+    Raises:
+        SystemExit: always, with the recipe's exit code.
+    """
+    from transduce.experiment.command import main as run_recipe
+
+    recipe = import_module(f"transduce.recipes.{task.replace('-', '_')}")
+    code = run_recipe(
+        recipe.run,
+        recipe.SETTINGS,
+        default="commands",
+        description=recipe.__doc__,
+        arguments=arguments,
+        prog=f"transduce train {task}",
+    )
+    sys.exit(code)
+
+
+def completion(
+    shell: Positional[Annotated[Literal["bash", "zsh", "fish"], arg(metavar="SHELL")]],
+) -> None:
+    """Print what lets a shell complete commands and flags: eval "$(transduce completion bash)" in
+    ~/.bashrc.
+
+    Args:
+        shell: bash, zsh, where the file is ~/.zshrc, or fish.
+    """
+    app = SubcommandApp()
+    groups: dict[str, SubcommandApp] = defaultdict(SubcommandApp)
+    for name, (_, summary) in COMMANDS.items():
+        first, _, second = name.partition(" ")
+        command = _train if first == "train" else function(name)
+        if second:
+            app.command(groups[first], name=first)
+            groups[first].command(name=second, help=summary)(command)
+        else:
+            app.command(name=first, help=summary)(command)
+    try:
+        app.cli(
+            prog="transduce",
+            args=["--tyro-print-completion", shell],
+            registry=registry(is_recipe=False),
+            config=(FlagCreatePairsOff, DisallowNone),
+        )
+    finally:
+        if shell == "bash":  # names of files, where nothing else can stand
+            print("complete -o bashdefault -o default -F _tyro_transduce transduce")
+
+
+def _train(words: Positional[tuple[str, ...]] = ()) -> None:
+    """Train; the flags are those of the recipe."""
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 `transduce watch RUN` is its page, with the training of one run.
 """
 
+import errno
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
-from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run, listening_on
+from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run
 from transduce.config import Common, within
 from transduce.errors import InputError, require
 from transduce.process import keep_memory
@@ -149,6 +150,28 @@ def watch(run: OwnRun, *, port: int = 8080) -> None:
     with listening_on(LOOPBACK[1], port) as listening:
         app = create_app((), records={run.resolve().name: run}, hosts=LOOPBACK)
         run_server(app, listening, ServeConfig(), str(run))
+
+
+def listening_on(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Open a socket that listens there.
+
+    Args:
+        option: the flag that names the port.
+
+    Raises:
+        InputError: nothing can.
+    """
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+    except OSError as error:
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        way_out = (
+            "name an address of this machine" if elsewhere else f"{option} 0 takes a free port"
+        )
+        reason = str(error.strerror).split(" (while")[0]
+        raise InputError(f"cannot listen on {host}, port {port} ({reason}); {way_out}") from error
 
 
 def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: str) -> None:

@@ -15,11 +15,12 @@ from transduce.cli.common import (
     Machine,
     Runs,
     SearchOptions,
+    check_interactive,
     checked,
+    interact,
     lines_or_errors,
     local,
 )
-from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
 from transduce.config import Common
