@@ -490,7 +490,7 @@ assert right > 0.5 and plural > 0.99
 # and slower for each that follows, like the hands of a clock. Together they tell the time.
 
 # %%
-from transduce.model.positions import sinusoidal
+from transduce.model.inputs import sinusoidal
 
 d_model, n_positions = 32, 60
 positions = np.zeros((n_positions, d_model))

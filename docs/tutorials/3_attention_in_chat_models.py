@@ -249,7 +249,7 @@ axes.legend()
 # The functions of `transduce` do the same with cosines and sines:
 
 # %%
-from transduce.model.positions import rotary, rotate
+from transduce.model.inputs import rotary, rotate
 
 rotation = rotary(0, 200, width, theta=10000.0)
 ours = rotate(query.expand(1, 1, 200, width), rotation)[0, 0]

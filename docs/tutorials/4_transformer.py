@@ -78,7 +78,7 @@ def waves(n_positions: int, d_model: int) -> torch.Tensor:
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
 
 
-from transduce.model.positions import sinusoidal
+from transduce.model.inputs import sinusoidal
 
 positions = waves(60, 64)
 torch.testing.assert_close(positions, sinusoidal(0, 60, 64), rtol=0, atol=1e-5)

@@ -26,7 +26,7 @@ from transduce.data.corpus import corpus_folder
 from transduce.data.lines import read_lines
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
-from transduce.decode.constraints import Constraints
+from transduce.decode.rules import Constraints
 from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.engine.select import engine_for

@@ -33,7 +33,7 @@ from transduce.data.frame_reader import FrameReader
 from transduce.data.manifest import read_manifest
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig
-from transduce.model.positions import sinusoidal
+from transduce.model.inputs import sinusoidal
 from transduce.model.presets import conformer_tiny
 from transduce.train.config import LossConfig
 from transduce.train.objectives import HybridCTC

@@ -38,7 +38,7 @@ from transduce.data.batch import Batch, Batches, Epoch, pair_batch, pair_epoch
 from transduce.data.corpus import Folder, corpus_folder
 from transduce.data.sentencepiece_bpe import BOS, train_tokenizer_pair
 from transduce.data.text_batches import TextPairs
-from transduce.model.positions import sinusoidal
+from transduce.model.inputs import sinusoidal
 from transduce.train.objectives import CrossEntropy
 
 

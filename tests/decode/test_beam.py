@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from transduce.decode.beam import beam_search
+from transduce.decode.beams import Hypothesis
 from transduce.decode.config import BeamConfig, RulesConfig
-from transduce.decode.constraints import Constraints
-from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.rules import Constraints
 from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.config import StackConfig, Tokens, TransformerConfig

@@ -8,8 +8,8 @@ import pytest
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, penalty
 from tests.decode.test_beam import constrained, same, starts
 from transduce.decode.beam import beam_search
+from transduce.decode.beams import Hypothesis
 from transduce.decode.config import BeamConfig
-from transduce.decode.hypothesis import Hypothesis
 
 SUPPRESSED = [PAD, BOS]
 

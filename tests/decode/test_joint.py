@@ -13,9 +13,9 @@ from tests.decode.ctc_paths import next_log_probs, transcripts
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from tests.decode.test_beam import constrained, greedy, same, starts
 from transduce.decode.beam import beam_search
+from transduce.decode.beams import Hypothesis
 from transduce.decode.config import BeamConfig
 from transduce.decode.ctc import CTCPrefixScorer
-from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer

@@ -5,9 +5,9 @@ import pytest
 from tests.decode.language import EOS, Language
 from tests.decode.test_beam import same
 from tests.decode.test_phrases import SURFACES, VOCABULARY, WIDE, every, search, text
-from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.phrases import Prefix, TextRule, known_words
-from transduce.decode.required import Required
+from transduce.decode.beams import Hypothesis
+from transduce.decode.phrases import Prefix, Required
+from transduce.decode.rules import TextRule, known_words
 
 LEXICONS = [["a"], ["ab", "ba"], ["aba", "b"], ["a", "ab", "abb", "baab"]]
 

@@ -17,13 +17,13 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 
 from transduce.decode.beam import beam_search
+from transduce.decode.beams import Hypothesis
 from transduce.decode.config import BeamConfig, RulesConfig
-from transduce.decode.constraints import Constraints
-from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.rules import Constraints
 from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.weights import residual_order
-from transduce.model.positions import sinusoidal
+from transduce.model.inputs import sinusoidal
 
 SENTENCES, LONGEST, BOUND = 50, 17, 23
 

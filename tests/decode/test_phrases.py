@@ -8,13 +8,11 @@ import torch
 from tests.decode.language import EOS, Language, LanguageScorer, brute_force
 from tests.decode.test_beam import same, starts
 from transduce.decode.beam import beam_search
+from transduce.decode.beams import Hypothesis
 from transduce.decode.config import BeamConfig, RulesConfig
-from transduce.decode.constraints import Constraints
-from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.phrases import Prefix, forbidden_phrases
-from transduce.decode.required import Required
+from transduce.decode.phrases import Prefix, Required, Vocabulary
+from transduce.decode.rules import Constraints, forbidden_phrases
 from transduce.decode.sample import GREEDY, Sampler
-from transduce.decode.vocabulary import Vocabulary
 
 SURFACES = [b"", b"", b"", b"a", b"b", b"ab", b" a", b"ba"]
 VOCABULARY = Vocabulary(SURFACES, EOS)

@@ -16,8 +16,8 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer
 from tests.decode.test_beam import RULES, constrained, starts
+from transduce.decode.beams import Hypothesis
 from transduce.decode.config import BeamConfig, SamplingConfig
-from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import GREEDY, Sampler, draw, nucleus, probabilities
 from transduce.decode.scorer import ModelScorer
 from transduce.model.config import StackConfig, Tokens, TransformerConfig

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from transduce.decode.topk import log_sum_exp, top_k
+from transduce.decode.scorer import log_sum_exp, top_k
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, 63, 64, 65, 1000, 8000])

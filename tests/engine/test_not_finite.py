@@ -10,7 +10,7 @@ import torch
 from tests import contract
 from tests.kernels import needs_cpp
 from tests.model.test_contract import BASE, DECODER
-from transduce.decode.topk import log_sum_exp
+from transduce.decode.scorer import log_sum_exp
 from transduce.engine.cpu import CPUEngine
 from transduce.engine.weights import Matrix
 from transduce.model.transformer import Memory
@@ -72,7 +72,7 @@ def test_a_memory_row_of_length_0_gives_what_the_layers_give(rng, n_heads):
 @pytest.mark.parametrize("cpp", [pytest.param(True, marks=needs_cpp), False])
 def test_log_sum_exp_of_rows_that_are_not_finite(monkeypatch, cpp):
     if not cpp:
-        monkeypatch.setattr("transduce.decode.topk.library", lambda: None)
+        monkeypatch.setattr("transduce.decode.scorer.library", lambda: None)
     logits = torch.randn(40, 100)
     logits[3] = -math.inf
     logits[5, 7] = math.inf

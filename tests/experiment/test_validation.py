@@ -25,8 +25,7 @@ from transduce.data.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
 from transduce.data.text_batches import TextPairs
 from transduce.experiment.config import ValidateBy, with_vocabularies
 from transduce.experiment.validation import draw_attention, held_out_loss, speech_validator, translation_validator
-from transduce.model.attention_maps import cross_attention
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Transformer, cross_attention
 from transduce.plot import attention_map
 from transduce.score.measures import MEASURES
 from transduce.tasks.search import GREEDY

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests import contract
-from transduce.model.attention_maps import cross_attention, self_attention
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import cross_attention, self_attention
 
 CONFIG = TransformerConfig(
     encoder=StackConfig(input=Frames(n_features=5, stack=3), n_layers=2),

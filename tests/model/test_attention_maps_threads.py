@@ -9,7 +9,7 @@ import torch
 from tests import contract
 from tests.model.test_contract import BASE, DECODER
 from transduce.decode.scorer import CoverageScorer
-from transduce.model.attention_maps import cross_attention
+from transduce.model.transformer import cross_attention
 
 
 def test_another_thread_that_decodes_adds_nothing(rng):

@@ -15,7 +15,7 @@ from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.data.text_batches import window_batch
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
-from transduce.decode.constraints import Constraints
+from transduce.decode.rules import Constraints
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.families import read_model
 from transduce.interop.language_models import export_language_model

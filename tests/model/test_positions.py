@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.model.positions import Positions, rotate, sinusoidal
+from transduce.model.inputs import Positions, rotate, sinusoidal
 
 
 def formula(position: int, column: int, d_model: int) -> float:

@@ -15,12 +15,11 @@ from torch import nn
 from tests.contract import GARBAGE, random_example, random_model
 from tests.model.test_contract import CASES, EVERYTHING
 from transduce.config import from_dict, to_dict
-from transduce.model.attention_maps import cross_attention
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.inputs import Positions, rotary, rotate
 from transduce.model.layers import Experts, FeedForward, balance_loss
-from transduce.model.positions import Positions, rotary, rotate
 from transduce.model.presets import gpt2
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Transformer, cross_attention
 from transduce.train.config import LossConfig
 from transduce.train.objectives import CrossEntropy, HybridCTC
 

@@ -14,8 +14,7 @@ from torch import nn
 from tests.seeds.figures import assert_prints, attended, attention_weights, config, prints, self_attention, weights_of
 from transduce.model.attention import SelfAttention, attend
 from transduce.model.config import Tokens
-from transduce.model.inputs import TokenInput
-from transduce.model.positions import Positions
+from transduce.model.inputs import Positions, TokenInput
 
 X = torch.tensor([[0.1, 0.1], [1.0, 0.2], [0.1, 0.9], [0.8, 0.0]])
 """5.1: "A crane ate fish", four words of two dimensions."""

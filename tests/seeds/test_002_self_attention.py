@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.seeds.figures import assert_prints, attended, config, prints, weights_of
 from transduce.model.attention import SelfAttention
-from transduce.model.positions import rotary
+from transduce.model.inputs import rotary
 
 B, T, WIDTH, HEAD, HEADS = 2, 4, 64, 16, 4
 """The text's numbers: x [2, 4, 64], heads of 16, four of them."""

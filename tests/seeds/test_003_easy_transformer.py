@@ -14,9 +14,8 @@ from torch import nn
 from tests.seeds.figures import assert_prints, config, weights_of
 from transduce.model.attention import SelfAttention
 from transduce.model.config import Tokens
-from transduce.model.inputs import TokenInput
+from transduce.model.inputs import TokenInput, sinusoidal
 from transduce.model.layers import FeedForward, Layer, Sublayer
-from transduce.model.positions import sinusoidal
 
 
 def parameters(module: nn.Module) -> int:

@@ -4,8 +4,8 @@ import torch
 
 from tests.seeds.figures import config, prints, weights_of
 from tests.seeds.test_000_transformer_in_90_minutes import SCALED_6_1
+from transduce.model.inputs import sinusoidal
 from transduce.model.layers import Sublayer
-from transduce.model.positions import sinusoidal
 
 
 def test_000_weights_of_chapter_5():

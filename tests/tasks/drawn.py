@@ -23,10 +23,9 @@ from transduce.data.features import VectorReader
 from transduce.decode.scorer import ModelScorer
 from transduce.decode.shortlist import Shortlist
 from transduce.engine.select import engine_for
-from transduce.model.attention_maps import cross_attention
 from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Memory, Transformer, cross_attention
 from transduce.tasks.base import LanguageModel
 from transduce.tasks.generate import Generator
 from transduce.tasks.outputs import Output

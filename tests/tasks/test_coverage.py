@@ -9,11 +9,10 @@ import torch
 import transduce as td
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
-from transduce.decode.constraints import Constraints
+from transduce.decode.rules import Constraints
 from transduce.decode.scorer import CoverageScorer
-from transduce.model.attention_maps import cross_attention
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Transformer, cross_attention
 
 BOS, EOS = 1, 2
 BETA, ALPHA = 0.7, 0.6

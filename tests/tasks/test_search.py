@@ -14,8 +14,8 @@ from transduce.data.audio import read_audio
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
-from transduce.decode.constraints import Constraints
 from transduce.decode.ctc import CTCPrefixScorer
+from transduce.decode.rules import Constraints
 from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.files import save_weights
 from transduce.model.config import TransformerConfig

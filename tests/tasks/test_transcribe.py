@@ -14,7 +14,7 @@ import transduce as td
 from tests.runs import RATE, sound
 from transduce.data.audio import read_audio
 from transduce.data.sentencepiece_bpe import BOS, EOS
-from transduce.decode.hypothesis import Hypothesis, loops
+from transduce.decode.beams import Hypothesis, loops
 from transduce.tasks.outputs import Output
 from transduce.tasks.sound import Segment
 

@@ -11,9 +11,9 @@ from tests.train import toy
 from transduce.files import set_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.adapt import add_lora, merge, merged
 from transduce.train.config import LoRAConfig
 from transduce.train.objectives import CrossEntropy
+from transduce.train.optim import add_lora, merge, merged
 
 LORA = LoRAConfig(rank=2, alpha=6.0)
 

@@ -1,23 +1,175 @@
-"""Texts that an output begins with, must not hold, or is made of, in any tokens."""
+"""Phrases that an output begins with or must hold, in any tokens: what tokens write, as bytes.
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import lru_cache, partial
+Phrases are compared as bytes (UTF-8), so every way to spell one counts, and a token may write the
+end of a phrase and more. A text is seen between two spaces, which it does not hold itself: a phrase
+that begins or ends with a space stands at the beginning or the end of a word.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Int
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.lines import read_lines
-from transduce.decode.rules import Rule, behind_prompt
-from transduce.decode.vocabulary import Matcher, Trie, Vocabulary, phrase_bytes, vocabulary
 from transduce.errors import InputError
 from transduce.files import write_file
 
-StateT = TypeVar("StateT", int, bytes)
+
+class Vocabulary:
+    """What the tokens of a vocabulary write.
+
+    Args:
+        surfaces: what each token adds to a text, in UTF-8; nothing for special ones.
+        eos_id: stands for the space behind the text; None: there is none.
+    """
+
+    def __init__(self, surfaces: Sequence[bytes], eos_id: int | None) -> None:
+        self.surfaces = list(surfaces)
+        self.ordered = sorted(
+            (surface, i) for i, surface in enumerate(surfaces) if surface and i != eos_id
+        )
+        self.longest = max((len(surface) for surface, _ in self.ordered), default=0)
+        if eos_id is not None:
+            self.surfaces[eos_id] = b" "
+        lengths = np.array([len(surface) for surface in self.surfaces])
+        columns = [np.flatnonzero(lengths > j) for j in range(max(lengths))]
+        self.columns = [
+            (ids, np.array([self.surfaces[i][j] for i in ids])) for j, ids in enumerate(columns)
+        ]
+        """For every place in a token, which tokens have a byte there, and which byte."""
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """What these tokens write, behind the space before a text."""
+        return b" " + b"".join([self.surfaces[i] for i in tokens])
+
+    def writing(self, text: bytes) -> list[int]:
+        """The tokens that write exactly this."""
+        return [i for surface, i in self.beyond(text) if surface == text]
+
+    def beyond(self, text: bytes) -> list[tuple[bytes, int]]:
+        """The tokens that write this, and perhaps more behind it, each behind what it writes."""
+        first = last = bisect_left(self.ordered, (text, -1))
+        while last < len(self.ordered) and self.ordered[last][0].startswith(text):
+            last += 1
+        return self.ordered[first:last]
+
+    def ways(self, text: bytes) -> list[list[int]]:
+        """For every place in a text, and its end, the tokens that may come next to write all of it.
+
+        The last one may write more. Where there is none, but before the end, the rest cannot be
+        written.
+        """
+        ways: list[list[int]] = [[] for _ in text]
+        for start in reversed(range(len(text))):
+            ways[start] = [i for _, i in self.beyond(text[start:])]
+            for stop in range(start + 1, min(len(text), start + self.longest + 1)):
+                if stop < len(text) and ways[stop]:
+                    ways[start] += self.writing(text[start:stop])
+        return [*ways, []]
+
+
+@lru_cache(maxsize=4)
+def vocabulary(tokenizer: Tokenizer, size: int = 0) -> Vocabulary:
+    """What the tokens of a tokenizer write; those beyond it, up to `size`, write nothing."""
+    surfaces = tokenizer.surfaces
+    return Vocabulary([*surfaces, *[b""] * (size - len(surfaces))], tokenizer.eos_id)
+
+
+def phrase_bytes(tokenizer: Tokenizer, phrase: str) -> bytes:
+    """The phrase as the tokenizer normalizes it, with a space at either end if it has one there.
+
+    Raises:
+        InputError: not all of it has a token.
+    """
+    if not (bare := phrase.strip(" ")):
+        return phrase.encode()
+    inner = tokenizer.spelled(bare).strip(b" ")
+    return b" " * phrase.startswith(" ") + inner + b" " * phrase.endswith(" ")
+
+
+class Trie:
+    """The beginnings of some strings as numbered states, of which 0 is the empty one.
+
+    Args:
+        more: bytes that lead somewhere besides those of the strings.
+    """
+
+    def __init__(self, strings: Iterable[bytes], more: bytes = b"") -> None:
+        self.children: list[dict[int, int]] = [{}]
+        self.ends: list[int] = []
+        """The state of each string."""
+        for string in strings:
+            state = 0
+            for byte in string:
+                if byte not in self.children[state]:
+                    self.children[state][byte] = len(self.children)
+                    self.children.append({})
+                state = self.children[state][byte]
+            self.ends.append(state)
+        self.nowhere = len(self.children)
+        alphabet = sorted({*more, *(byte for children in self.children for byte in children)})
+        self.column = np.full(256, len(alphabet))
+        self.column[alphabet] = range(len(alphabet))
+        self.next = np.full(
+            (len(self.children) + 1, len(alphabet) + 1), self.nowhere, dtype=np.int32
+        )
+        """By state and column of a byte, the state that follows; the last row and column lead
+        nowhere."""
+        for state, children in enumerate(self.children):
+            self.next[state, self.column[list(children)]] = list(children.values())
+        self.is_end = np.zeros(len(self.next), dtype=bool)
+        """By state, whether a string ends in it."""
+        self.is_end[self.ends] = True
+
+    def state(self, text: bytes) -> int:
+        """The state behind a text."""
+        state = 0
+        for byte in text:
+            state = int(self.next[state, self.column[byte]])
+        return state
+
+    def walk(self, state: int, tokens: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+        """For every token: the state behind it, and whether a string ended in it."""
+        states = np.full(len(tokens.surfaces), state, dtype=np.int32)
+        ended = np.zeros(len(states), dtype=bool)
+        for ids, column in tokens.columns:
+            states[ids] = self.next[states[ids], self.column[column]]
+            ended[ids] |= self.is_end[states[ids]]
+        return states, ended
+
+
+class Matcher(Trie):
+    """Finds strings in texts: a state is the longest end of a text with which one begins.
+
+    Source: Aho and Corasick (1975), Efficient string matching.
+    """
+
+    def __init__(self, strings: Sequence[bytes]) -> None:
+        super().__init__(strings)
+        self.longest = max(map(len, strings), default=0)
+        self.shorter = np.zeros(len(self.children), dtype=np.int32)
+        """By state, the next shorter one."""
+        queue = [0]
+        for state in queue:
+            shorter = self.shorter[state]
+            for byte, child in self.children[state].items():
+                self.shorter[child] = self.next[shorter, self.column[byte]] if state else 0
+                self.is_end[child] |= self.is_end[self.shorter[child]]
+                queue.append(child)
+            otherwise = self.next[shorter] if state else 0
+            self.next[state] = np.where(
+                self.next[state] == self.nowhere, otherwise, self.next[state]
+            )
+
+    def state(self, text: bytes) -> int:
+        """The state behind a text, of which the last bytes decide."""
+        return super().state(text[-self.longest :])
 
 
 class Prefix:
@@ -83,105 +235,85 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     return prefix
 
 
-class TextRule:
-    """A rule that reads what a row of tokens writes, and rules out tokens behind it.
+class Required:
+    """Phrases that the output of each sentence must hold, and the progress of hypotheses with them.
+
+    Progress is the bytes of complete phrases, and of the longest beginning of another one at the
+    end of the hypothesis from where tokens can complete it. Such a token always exists; a
+    hypothesis that takes the one of most progress each time completes all phrases.
 
     Args:
-        state: gives all that matters of a text for the next token.
-        ruled_out_behind: gives the tokens that may not come next, (V,), from a state.
+        phrases: those of each sentence.
+
+    Raises:
+        InputError: no tokens write one of them.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        state: Callable[[bytes], StateT],
-        ruled_out_behind: Callable[[StateT], np.ndarray],
-    ) -> None:
-        behind = lru_cache(maxsize=1024)(lambda state: torch.from_numpy(ruled_out_behind(state)))
-        self._next = lambda tokens: behind(state(vocabulary.text(tokens)))
+    def __init__(self, vocabulary: Vocabulary, phrases: Sequence[Sequence[bytes]]) -> None:
+        self.vocabulary = vocabulary
+        self.phrases = [tuple(dict.fromkeys(each)) for each in phrases]
+        self.totals = [sum(map(len, each)) for each in self.phrases]
+        """The progress with which each sentence is complete."""
+        self._matchers: dict[bytes, tuple[Matcher, np.ndarray]] = {}
+        self._progress_behind = lru_cache(maxsize=256)(self._progress)
+        for phrase in dict.fromkeys(phrase for each in self.phrases for phrase in each):
+            matcher = Matcher([phrase])
+            ways = vocabulary.ways(phrase)
+            useful = np.arange(len(phrase) + 1)
+            for state in range(
+                1, len(phrase)
+            ):  # the longest end from where the phrase can be completed
+                useful[state] = state if ways[state] else useful[matcher.shorter[state]]
+            self._matchers[phrase] = matcher, useful
+            if not self._progress(((phrase, 0),)).any():
+                raise InputError(
+                    "a required phrase must be made of tokens, but this vocabulary cannot spell "
+                    f"{phrase.decode()!r}"
+                )
 
-    def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
-        """For every row of tokens, those that may not come next."""
-        return torch.stack([self._next(tokens) for tokens in rows])
+    def progress(
+        self, rows: Sequence[Sequence[int]], sentences: Sequence[int]
+    ) -> Int[Tensor, "N V"]:
+        """For every row of tokens, the progress with each next token.
 
-    def rule(self, prompts: Tensor | None = None, *, free: Collection[int] = ()) -> Rule:
-        """The rule for outputs behind these prompts, but for the sentences with the numbers
-        `free`."""
-        return partial(self._apply, prompts, free)
+        Args:
+            sentences: their numbers, each of len(rows) / len(sentences) neighbouring rows.
+        """
+        n_rows = len(rows) // len(sentences)
+        progress = []
+        for row, tokens in enumerate(rows):
+            text = self.vocabulary.text(tokens)
+            phrases = self.phrases[sentences[row // n_rows]]
+            states = (
+                (each, -1 if each in text else self._matchers[each][0].state(text))
+                for each in phrases
+            )
+            progress.append(self._progress_behind(tuple(states)))
+        return torch.from_numpy(np.stack(progress))
 
-    def _apply(
-        self,
-        prompts: Tensor | None,
-        free: Collection[int],
-        scores: Tensor,
-        tokens: Tensor,
-        sentences: Sequence[int],
-    ) -> Tensor:
-        ruled_out = self.ruled_out(behind_prompt(prompts, tokens, sentences).tolist())
-        is_free = torch.tensor([number in free for number in sentences])
-        ruled_out.view(len(sentences), -1)[is_free] = False
-        return scores.masked_fill_(ruled_out.to(scores.device), -torch.inf)
+    def _progress(self, states: tuple[tuple[bytes, int], ...]) -> np.ndarray:
+        """The progress behind every token, from the state in every phrase; -1: complete."""
+        complete = begun = np.zeros(len(self.vocabulary.surfaces), dtype=np.int64)
+        for phrase, state in states:
+            matcher, useful = self._matchers[phrase]
+            after, ended = matcher.walk(max(state, 0), self.vocabulary)
+            ended |= state < 0
+            complete = complete + len(phrase) * ended
+            begun = np.maximum(begun, np.where(ended, 0, useful[after]))
+        return complete + begun
 
 
-def forbidden_phrases(vocabulary: Vocabulary, phrases: Sequence[bytes]) -> TextRule:
-    """No output holds one of these phrases."""
-    matcher = Matcher(phrases)
-    return TextRule(vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary)[1])
+def required(tokenizer: Tokenizer, phrases: Sequence[Sequence[str]]) -> Required | None:
+    """The phrases that each output must hold; None if there is none at all.
 
-
-@lru_cache(maxsize=4)
-def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> TextRule:
-    """The phrases as they stand, and as the tokenizer normalizes them."""
-    strings = {phrase.encode() for phrase in phrases}
-    for phrase in phrases:
-        try:
-            strings.add(phrase_bytes(tokenizer, phrase))
-        except InputError:  # a phrase without tokens comes out of none
-            continue
-    return forbidden_phrases(vocabulary(tokenizer, size), sorted(strings))
+    Raises:
+        InputError: not all of a phrase has a token.
+    """
+    rows = [[phrase_bytes(tokenizer, phrase) for phrase in each] for each in phrases]
+    return Required(vocabulary(tokenizer), rows) if any(rows) else None
 
 
 LEXICON = "lexicon.txt"
-
-
-def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
-    """Outputs are made of these words, with spaces between them.
-
-    Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural
-    networks, section 4, for a search that is restricted to a dictionary.
-
-    Args:
-        words: in UTF-8, each without a space.
-    """
-    trie = Trie(words, b" ")
-    trie.next[[0, *trie.ends], trie.column[ord(" ")]] = 0
-    return TextRule(
-        vocabulary,
-        lambda text: text.rpartition(b" ")[2],
-        lambda begun: trie.walk(trie.state(begun), vocabulary)[0] == trie.nowhere,
-    )
-
-
-@lru_cache(maxsize=4)
-def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> TextRule:
-    """The words as the tokenizer normalizes them.
-
-    Raises:
-        InputError: none of them has tokens.
-    """
-    known = set[bytes]()
-    for word in words:
-        try:
-            known |= {*phrase_bytes(tokenizer, word).split()}
-        except InputError:  # a word without tokens cannot come out
-            continue
-    if not known:
-        raise InputError(
-            f"known words must be such as the run's tokenizer can spell, but of {len(words)} it "
-            "can spell none; "
-            f"write others into the run's {LEXICON}, or say words=any"
-        )
-    return known_words(vocabulary(tokenizer), sorted(known))
 
 
 def save_lexicon(directory: Path, words: Iterable[str]) -> None:

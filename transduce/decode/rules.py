@@ -1,16 +1,39 @@
-"""Rules for the next token: functions, as transformers' LogitsProcessor; add your own."""
+"""What may come next in an output: rules, and all of them in one search.
+
+Rules are functions, as transformers' LogitsProcessor; add your own.
+"""
 
 import math
-from collections.abc import Sequence
-from functools import partial
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.decode.config import RulesConfig
-from transduce.decode.scorer import Places, Scores
+from transduce.decode.phrases import (
+    LEXICON,
+    Matcher,
+    Prefix,
+    Trie,
+    Vocabulary,
+    phrase_bytes,
+    vocabulary,
+)
+from transduce.decode.scorer import (
+    Scorer,
+    Scores,
+    Tokens,
+    at_least_float32,
+    ids_tensor,
+    log_sum_exp,
+)
+from transduce.errors import InputError
 
 
 @runtime_checkable
@@ -77,20 +100,6 @@ def no_repeat_ngram(n: int, scores: Tensor, tokens: Tensor, sentences: Sequence[
     return scores.scatter_add_(1, grams[:, :, -1], loss)
 
 
-def penalize_repetition(
-    penalty: float, prompts: Tensor | None, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
-) -> Tensor:
-    """Divide the logits of tokens that came before by the penalty, and multiply negative ones.
-
-    Of an additive scorer these are log-probabilities.
-
-    Source: Keskar et al. (2019), CTRL, section 4.1.
-    """
-    before = behind_prompt(prompts, tokens, sentences)
-    old = scores.gather(1, before)
-    return scores.scatter_(1, before, torch.where(old < 0, old * penalty, old / penalty))
-
-
 def behind_prompt(
     prompts: Int[Tensor, "B P"] | None, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
 ) -> Int[Tensor, "N M"]:
@@ -99,18 +108,6 @@ def behind_prompt(
         return tokens
     rows = prompts[ids_tensor(sentences, tokens.device)]
     return torch.cat((rows.repeat_interleave(len(tokens) // len(sentences), dim=0), tokens), dim=1)
-
-
-def ids_tensor(ids: Sequence[int], device: torch.device) -> Places:
-    """Token ids or row numbers on the device of the search."""
-    return torch.tensor(ids, dtype=torch.long, device=device)
-
-
-def partition(flags: Sequence[bool]) -> tuple[list[int], list[int]]:
-    """The places with a flag, and those without."""
-    return [i for i, flag in enumerate(flags) if flag], [
-        i for i, flag in enumerate(flags) if not flag
-    ]
 
 
 STEP = 0.02
@@ -175,3 +172,223 @@ class Timestamps:
                 segments.append((start, seconds, text))
             start, text = seconds, []
         return [*segments, (start, None, text)] if text else segments
+
+
+StateT = TypeVar("StateT", int, bytes)
+
+
+class TextRule:
+    """A rule that reads what a row of tokens writes, and rules out tokens behind it.
+
+    Args:
+        state: gives all that matters of a text for the next token.
+        ruled_out_behind: gives the tokens that may not come next, (V,), from a state.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        state: Callable[[bytes], StateT],
+        ruled_out_behind: Callable[[StateT], np.ndarray],
+    ) -> None:
+        behind = lru_cache(maxsize=1024)(lambda state: torch.from_numpy(ruled_out_behind(state)))
+        self._next = lambda tokens: behind(state(vocabulary.text(tokens)))
+
+    def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
+        """For every row of tokens, those that may not come next."""
+        return torch.stack([self._next(tokens) for tokens in rows])
+
+    def rule(self, prompts: Tensor | None = None, *, free: Collection[int] = ()) -> Rule:
+        """The rule for outputs behind these prompts, but for the sentences with the numbers
+        `free`."""
+        return partial(self._apply, prompts, free)
+
+    def _apply(
+        self,
+        prompts: Tensor | None,
+        free: Collection[int],
+        scores: Tensor,
+        tokens: Tensor,
+        sentences: Sequence[int],
+    ) -> Tensor:
+        ruled_out = self.ruled_out(behind_prompt(prompts, tokens, sentences).tolist())
+        is_free = torch.tensor([number in free for number in sentences])
+        ruled_out.view(len(sentences), -1)[is_free] = False
+        return scores.masked_fill_(ruled_out.to(scores.device), -torch.inf)
+
+
+def forbidden_phrases(vocabulary: Vocabulary, phrases: Sequence[bytes]) -> TextRule:
+    """No output holds one of these phrases."""
+    matcher = Matcher(phrases)
+    return TextRule(vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary)[1])
+
+
+@lru_cache(maxsize=4)
+def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> TextRule:
+    """The phrases as they stand, and as the tokenizer normalizes them."""
+    strings = {phrase.encode() for phrase in phrases}
+    for phrase in phrases:
+        try:
+            strings.add(phrase_bytes(tokenizer, phrase))
+        except InputError:  # a phrase without tokens comes out of none
+            continue
+    return forbidden_phrases(vocabulary(tokenizer, size), sorted(strings))
+
+
+def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
+    """Outputs are made of these words, with spaces between them.
+
+    Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural
+    networks, section 4, for a search that is restricted to a dictionary.
+
+    Args:
+        words: in UTF-8, each without a space.
+    """
+    trie = Trie(words, b" ")
+    trie.next[[0, *trie.ends], trie.column[ord(" ")]] = 0
+    return TextRule(
+        vocabulary,
+        lambda text: text.rpartition(b" ")[2],
+        lambda begun: trie.walk(trie.state(begun), vocabulary)[0] == trie.nowhere,
+    )
+
+
+@lru_cache(maxsize=4)
+def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> TextRule:
+    """The words as the tokenizer normalizes them.
+
+    Raises:
+        InputError: none of them has tokens.
+    """
+    known = set[bytes]()
+    for word in words:
+        try:
+            known |= {*phrase_bytes(tokenizer, word).split()}
+        except InputError:  # a word without tokens cannot come out
+            continue
+    if not known:
+        raise InputError(
+            f"known words must be such as the run's tokenizer can spell, but of {len(words)} it "
+            "can spell none; "
+            f"write others into the run's {LEXICON}, or say words=any"
+        )
+    return known_words(vocabulary(tokenizer), sorted(known))
+
+
+NO_RULES = RulesConfig()
+
+LEAST = -1e4
+"""The log-probability of what must come although a model thinks it impossible: not -inf, so that
+something comes out."""
+
+
+@dataclass
+class Constraints:
+    """What one search may produce. A search tells it at every step which hypotheses there are.
+
+    Raises:
+        InputError: a bound is below 1.
+    """
+
+    max_lengths: Int[Tensor, " B"]
+    """Bound on the new tokens of each sentence, EOS included, on the device of the search."""
+    eos_id: int | None = field(kw_only=True)
+    """None: nothing ends before its bound."""
+    suppressed: Sequence[int] = ()
+    """Ids of special tokens, which are never produced."""
+    config: RulesConfig = NO_RULES
+    prompts: Int[Tensor, "B P"] | None = None
+    """The tokens before the new ones, which the repetition penalty counts."""
+    rules: Sequence[Rule] = ()
+    """Further rules, applied behind those of `config`."""
+    prefixes: Sequence[Prefix | None] = ()
+    """What each sentence begins with, if it does; no rule stands against it."""
+
+    def __post_init__(self) -> None:
+        if len(self.max_lengths) and int(self.max_lengths.min()) < 1:
+            raise InputError(
+                f"max_lengths must be at least 1, but the least is {int(self.max_lengths.min())}; "
+                "leave empty sentences out of the batch"
+            )
+        device = self.max_lengths.device
+        self.rules = [*config_rules(self.config, self.eos_id, device), *self.rules]
+        self.longest_prefix = max((prefix.longest for prefix in self.prefixes if prefix), default=0)
+        self.suppressed_ids = ids_tensor(self.suppressed, device)
+
+    def scores(
+        self, scorer: Scorer, last: Tokens, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
+    ) -> tuple[Scores, Float[Tensor, " N"]]:
+        """Append the last token to every row; scores of the next, and their normalizer.
+
+        The difference is what a token adds to its hypothesis. Forbidden tokens have -inf; the
+        others are not renormalized unless the rules say so. See `Rule` for the arguments.
+        """
+        scores = self.penalize(at_least_float32(scorer.step(last)), tokens, sentences)
+        normalizer = scores.new_zeros(len(scores)) if scorer.additive else log_sum_exp(scores)
+        scores = self.rule_out(scores, tokens, sentences)
+        return scores, log_sum_exp(scores) if self.config.renormalize else normalizer
+
+    def penalize(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
+        """Divide the logits of tokens that came before by the penalty, and multiply negative ones.
+
+        Of an additive scorer these are log-probabilities; see `Rule` for the arguments.
+
+        Source: Keskar et al. (2019), CTRL, section 4.1.
+        """
+        penalty = self.config.repetition_penalty
+        if penalty == 1:
+            return scores
+        before = behind_prompt(self.prompts, tokens, sentences)
+        old = scores.gather(1, before)
+        return scores.scatter_(1, before, torch.where(old < 0, old * penalty, old / penalty))
+
+    def rule_out(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
+        """Scores under all other rules; see `Rule` for the arguments.
+
+        A hypothesis without any token left may end, whatever the rules say of its end.
+
+        Raises:
+            InputError: a hypothesis has no token left, and there is no EOS.
+        """
+        free = scores.clone() if tokens.size(1) < self.longest_prefix else None
+        ending = scores[:, self.eos_id].clone() if self.rules and self.eos_id is not None else None
+        scores.index_fill_(1, self.suppressed_ids, -math.inf)
+        for rule in self.rules:
+            scores = rule(scores, tokens, sentences)
+        if self.rules:
+            self._let_end(scores, ending, tokens.size(1), len(sentences))
+        if free is not None:
+            self._force(scores, free, tokens, sentences)
+        return scores
+
+    def _let_end(
+        self, scores: Tensor, ending: Tensor | None, n_tokens: int, n_sentences: int
+    ) -> None:
+        """Let the rows without any token left end with their score of the end before all rules."""
+        stuck = scores.amax(dim=1) == -math.inf
+        if ending is not None:
+            scores[:, self.eos_id] = torch.where(
+                stuck, ending.clamp_min(LEAST), scores[:, self.eos_id]
+            )
+        elif bool(stuck.view(n_sentences, -1).all(dim=1).any()):
+            raise InputError(
+                f"the rules must leave a token to go on with, but after {n_tokens} tokens they "
+                "leave none, and no EOS "
+                f"can end the text; loosen no_repeat_ngram={self.config.no_repeat_ngram}, or "
+                "suppress and forbid less"
+            )
+
+    def _force(
+        self, scores: Tensor, free: Tensor, tokens: Tensor, sentences: Sequence[int]
+    ) -> None:
+        """Leave rows inside of their prefix its tokens; `free` has the scores without rules."""
+        n_rows = len(tokens) // len(sentences)
+        for row, written in enumerate(tokens.tolist()):
+            prefix = self.prefixes[sentences[row // n_rows]]
+            following = prefix.next(written) if prefix else None
+            if following is not None:
+                ids = ids_tensor(following, scores.device)
+                ruled = scores[row, ids]
+                impossible = bool((ruled == -math.inf).all())
+                scores[row] = -math.inf
+                scores[row, ids] = free[row, ids].clamp_min(LEAST) if impossible else ruled

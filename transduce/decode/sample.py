@@ -9,12 +9,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decode.beams import Hypothesis, length_penalty
 from transduce.decode.config import BeamConfig, SamplingConfig
-from transduce.decode.constraints import Constraints
-from transduce.decode.hypothesis import Hypothesis, length_penalty
-from transduce.decode.rules import ids_tensor, partition
-from transduce.decode.scorer import Places, Scorer, Scores, Tokens, at_least_float32
-from transduce.decode.topk import log_sum_exp, top_k
+from transduce.decode.rules import Constraints
+from transduce.decode.scorer import (
+    Places,
+    Scorer,
+    Scores,
+    Tokens,
+    at_least_float32,
+    ids_tensor,
+    log_sum_exp,
+    partition,
+    top_k,
+)
 from transduce.errors import InputError
 
 COLDEST = 1e-6

@@ -1,7 +1,10 @@
-"""The scores of the next token for every active hypothesis, of one model or of several together."""
+"""The scores of the next token for every active hypothesis, of one model or of several together,
+and the best tokens of many rows, in C++ on a CPU without a sort or a second table."""
 
+import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from ctypes import CDLL
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +12,7 @@ from torch import Tensor
 
 from transduce.device import Taps
 from transduce.errors import InputError
+from transduce.kernels import library
 
 Tokens = Int[Tensor, " N"]
 """One token of every row."""
@@ -39,6 +43,18 @@ class Scorer(Protocol):
 
     def keep(self, sentences: Places) -> None:
         """Go on with these sentences only. Their rows were already chosen by `reorder`."""
+
+
+def ids_tensor(ids: Sequence[int], device: torch.device) -> Places:
+    """Token ids or row numbers on the device of the search."""
+    return torch.tensor(ids, dtype=torch.long, device=device)
+
+
+def partition(flags: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """The places with a flag, and those without."""
+    return [i for i, flag in enumerate(flags) if flag], [
+        i for i, flag in enumerate(flags) if not flag
+    ]
 
 
 def at_least_float32(scores: Scores) -> Scores:
@@ -218,3 +234,56 @@ class CoverageScorer(ModelScorer):
         super().reorder(rows)
         self.attention = self.attention[rows]
         self.padding = self.padding[rows]
+
+
+class Continuations(NamedTuple):
+    """Tokens with which the hypotheses of every sentence may go on, best first."""
+
+    log_prob: Float[Tensor, "A n"]
+    """Of the hypothesis with the token; -inf where there are fewer than n."""
+    token: Int[Tensor, "A n"]
+    parent: Int[Tensor, "A n"]
+    """The hypothesis that the token continues."""
+
+
+def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+    """log of the sum of exp(logits) of every row; log_softmax is the logits minus it."""
+    if (cpp := in_cpp(logits)) is not None:
+        out = logits.new_empty(len(logits))
+        cpp.log_sum_exp(logits.data_ptr(), *logits.shape, out.data_ptr(), torch.get_num_threads())
+        return out
+    return logits.logsumexp(-1)
+
+
+def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) -> Continuations:
+    """The n largest of scores + offset among the K rows of every sentence, largest first.
+
+    The order of equal ones does not depend on the other sentences.
+
+    Args:
+        offset: added to the scores of row b * K + k.
+    """
+    n_sentences, n_rows = offset.shape
+    vocab_size = scores.size(1)
+    if (cpp := in_cpp(scores)) is not None:
+        values = scores.new_empty(n_sentences, n)
+        tokens, rows = (torch.empty(n_sentences, n, dtype=torch.long) for _ in range(2))
+        outputs = (each.data_ptr() for each in (values, tokens, rows))
+        offset = offset.contiguous()
+        size = (n_sentences, n_rows, vocab_size, n)
+        cpp.top_k(scores.data_ptr(), offset.data_ptr(), *size, *outputs, torch.get_num_threads())
+        return Continuations(values, tokens, rows)
+    if n == n_rows == 1:
+        value, token = scores.max(-1, keepdim=True)  # the first of equal ones
+        return Continuations(value + offset, token, torch.zeros_like(token))
+    total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
+    if total.size(1) < n:  # in the first steps with a tiny vocabulary
+        total = torch.nn.functional.pad(total, (0, n - total.size(1)), value=-math.inf)
+    values, index = total.topk(n)
+    return Continuations(values, index % vocab_size, (index // vocab_size).clamp_max(n_rows - 1))
+
+
+def in_cpp(scores: Tensor) -> CDLL | None:
+    """The library of kernels, if it takes tables of this kind."""
+    fits = scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.is_contiguous()
+    return library() if fits else None

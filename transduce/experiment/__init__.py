@@ -108,15 +108,15 @@ if TYPE_CHECKING:
         speech_validator as speech_validator,
         translation_validator as translation_validator,
     )
-    from transduce.model.attention_maps import (
-        cross_attention as cross_attention,
-        self_attention as self_attention,
-    )
     from transduce.model.presets import (
         conformer_small as conformer_small,
         conformer_tiny as conformer_tiny,
         gpt2 as gpt2,
         speech_tiny as speech_tiny,
+    )
+    from transduce.model.transformer import (
+        cross_attention as cross_attention,
+        self_attention as self_attention,
     )
     from transduce.report.evaluation import (
         search_report as search_report,

@@ -43,11 +43,11 @@ from transduce.run import (
 from transduce.tasks.load import load, same_features
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
-from transduce.train.adapt import merge, merged
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
 from transduce.train.log import Sink, flops_per_token, full_speed, standard_sinks
 from transduce.train.objectives import Objective
+from transduce.train.optim import merge, merged
 from transduce.train.parallel import gathered, parts_like
 from transduce.train.state import Progress, Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig

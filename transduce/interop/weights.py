@@ -17,11 +17,10 @@ from torch import Tensor
 from transduce.errors import InputError
 from transduce.files import copy_weights, read_json, read_weights, regular
 from transduce.interop.config_json import CONFIG
+from transduce.model.attention import FusedLinear, split_rows
 from transduce.model.config import Sinusoids, TransformerConfig
-from transduce.model.inputs import TokenInput
-from transduce.model.linear import FusedLinear, split_rows
+from transduce.model.inputs import TokenInput, sinusoidal
 from transduce.model.meta import blank_transformer, check_fits
-from transduce.model.positions import sinusoidal
 from transduce.model.transformer import Transformer
 
 WEIGHTS = "model.safetensors"

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from transduce.model.attention import split_rows
 from transduce.model.config import TransformerConfig
-from transduce.model.inputs import TokenInput
-from transduce.model.linear import split_rows
-from transduce.model.positions import Positions
+from transduce.model.inputs import Positions, TokenInput
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Front-ends: ids or frames to vectors. Each says how many positions a row has after it."""
+"""What comes into a stack: vectors of ids or of frames, and their positions."""
 
 import math
 from collections.abc import Callable
@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.errors import InputError
+from transduce.model.config import Sinusoids, TransformerConfig
 from transduce.model.front_ends import ConvActivation, Frames, Tokens
 
 ACTIVATIONS: dict[ConvActivation, Callable[[Tensor], Tensor]] = {
@@ -102,3 +104,162 @@ def zero_padding(
         return states
     outside = torch.arange(states.size(1), device=states.device) >= lengths[:, None]
     return states.masked_fill(outside[:, :, None], 0.0)
+
+
+def sinusoidal(
+    start: int,
+    stop: int,
+    d_model: int,
+    device: torch.device | None = None,
+    kind: Sinusoids = "paper",
+) -> Float[Tensor, "T D"]:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) its cosine, for start <= pos < stop.
+
+    An odd D ends with a sine without its cosine. tensor2tensor has i / (D // 2 - 1) instead of
+    2i/D, and an odd D ends with 0.
+
+    Source: Vaswani et al. (2017), section 3.5; tensor2tensor, get_timing_signal_1d.
+    """
+    n_pairs = (d_model + 1) // 2 if kind == "paper" else d_model // 2
+    period = d_model if kind == "paper" else max(1, 2 * n_pairs - 2)
+    angles = _angles(start, stop, n_pairs, period, 10000.0, device)
+    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    return F.pad(pairs, (0, d_model - 2 * n_pairs)).float()
+
+
+def rotary(
+    start: int,
+    stop: int,
+    d_head: int,
+    theta: float,
+    device: torch.device | None = None,
+    *,
+    factor: float = 1.0,
+    bands: tuple[float, float, int] | None = None,
+) -> Float[Tensor, "2 T P"]:
+    """Cosine and sine of pos * theta^(-2i/E), for start <= pos < stop and all P = E / 2 pairs i.
+
+    Args:
+        factor: angles are divided by it.
+        bands: (low, high, n): angles of pairs that turn less than `low` times in n positions are
+            divided by `factor`, those of pairs that turn more than `high` times are not, and
+            between both the share falls linearly.
+
+    Source: Su et al. (2021), RoFormer, section 3.2.2; Chen et al. (2023), position interpolation;
+    Llama 3.1 for bands.
+    """
+    angles = _angles(start, stop, d_head // 2, d_head, theta, device)
+    divided: Tensor | float = 1.0
+    if bands is not None:
+        low, high, n = bands
+        turns = n * _angles(1, 2, d_head // 2, d_head, theta, device) / (2 * math.pi)
+        divided = ((high - turns) / (high - low)).clamp(0.0, 1.0)
+    angles = angles * (divided / factor + (1.0 - divided))
+    return torch.stack((angles.cos(), angles.sin())).float()
+
+
+def _angles(
+    start: int, stop: int, n: int, period: int, theta: float, device: torch.device | None
+) -> Float[Tensor, "T P"]:
+    """pos * theta^(-2i/period) in float64, for i < n."""
+    positions = torch.arange(start, stop, device=device, dtype=torch.float64)[:, None]
+    return positions * theta ** (
+        -torch.arange(0, 2 * n, 2, device=device, dtype=torch.float64) / period
+    )
+
+
+def rotate(
+    x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]
+) -> Float[Tensor, "N H T E"]:
+    """Rotate the pairs (i, i + E/2) of every head by their position's angles, in float32 or wider.
+
+    Which numbers form a pair is a convention, as linear maps learn any; this one is that of Llama's
+    weights.
+    """
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class Positions(nn.Module):
+    """Adds positions to vectors: sinusoidal (without end), learned (a table that ends), or none.
+
+    Rotary positions are not added: attention rotates its queries and keys by `rotation`. The table
+    of sinusoidal and rotary positions stays in float32 whatever the type of the weights: bfloat16
+    would move cosines by up to 0.002.
+    """
+
+    table: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config, self.kind = config, config.positions
+        self.learned = None
+        if self.kind == "learned":
+            self.learned = nn.Parameter(torch.empty(config.max_positions, config.d_model))
+        self.computed = self.kind in ("sinusoidal", "rotary")
+        if self.computed:
+            n = config.max_positions
+            shape = (n, config.d_model) if self.kind == "sinusoidal" else (2, n, config.d_head // 2)
+            self.register_buffer("table", torch.empty(*shape), persistent=False)
+            if not self.table.is_meta:  # where arithmetic imports hundreds of modules
+                self.fill_table(self.table.device)
+
+    def _compute(
+        self, start: int, stop: int, device: torch.device | None = None
+    ) -> Float[Tensor, "..."]:
+        """Sinusoids (T, D), or the cosines and sines (2, T, P) of rotary positions."""
+        c = self.config
+        if self.kind == "rotary":
+            return rotary(
+                start,
+                stop,
+                c.d_head,
+                c.rotary_theta,
+                device,
+                factor=c.rotary_factor,
+                bands=c.rotary_bands,
+            )
+        return sinusoidal(
+            c.first_position + start, c.first_position + stop, c.d_model, device, c.sinusoids
+        )
+
+    def _rows(self, start: int, stop: int) -> Float[Tensor, "..."]:
+        """The same from the table, where it is long enough."""
+        if stop <= self.table.size(-2):
+            return self.table[..., start:stop, :]
+        return self._compute(start, stop, self.table.device)
+
+    def fill_table(self, device: torch.device) -> None:
+        """Compute the table of a module that was made on the device meta."""
+        if self.computed:
+            self.table = self._compute(0, self.config.max_positions).to(device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        table = self._buffers.get("table")
+        super()._apply(fn, recurse)
+        if table is not None and self.table.dtype != table.dtype:
+            self.table = table.to(self.table.device)
+        return self
+
+    def forward(self, x: Float[Tensor, "N T D"], start: int = 0) -> Float[Tensor, "N T D"]:
+        """x plus the positions start ... start + T - 1.
+
+        Raises:
+            InputError: learned positions end before start + T.
+        """
+        stop = start + x.size(1)
+        if self.kind == "sinusoidal":
+            return x + self._rows(start, stop).to(x.dtype)
+        if self.learned is None:
+            return x
+        if stop > len(self.learned):
+            raise InputError(
+                f"learned positions end at max_positions={len(self.learned)}, but the sequence has "
+                f"{stop}"
+            )
+        return x + self.learned[start:stop]
+
+    def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
+        """The argument of `rotate` for positions start ... stop - 1, if they are rotary."""
+        return self._rows(start, stop) if self.kind == "rotary" else None

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from transduce.device import NO_TAPS, Taps
 from transduce.errors import InputError
-from transduce.model.attention import CrossAttention, SelfAttention
+from transduce.model.attention import CrossAttention, FusedLinear, SelfAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import zero_padding
-from transduce.model.linear import FusedLinear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -9,7 +9,7 @@ from transduce.device import memory
 from transduce.errors import InputError
 from transduce.files import check_weights, weights_of
 from transduce.model.config import TransformerConfig
-from transduce.model.positions import Positions
+from transduce.model.inputs import Positions
 from transduce.model.transformer import Transformer
 
 TRAINING = 16

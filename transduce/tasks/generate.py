@@ -13,10 +13,9 @@ from torch import Tensor
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.language import encode_text
 from transduce.decode.beam import beam_search
+from transduce.decode.beams import Hypothesis
 from transduce.decode.config import RulesConfig
-from transduce.decode.constraints import Constraints
-from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.phrases import forbidden
+from transduce.decode.rules import Constraints, forbidden
 from transduce.decode.sample import Sampler
 from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.errors import InputError

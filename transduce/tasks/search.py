@@ -12,13 +12,11 @@ from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.decode.beam import beam_search
+from transduce.decode.beams import Hypothesis
 from transduce.decode.config import RulesConfig
-from transduce.decode.constraints import LEAST, Constraints
 from transduce.decode.ctc import CTCPrefixScorer
-from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.phrases import forbidden, lexicon
-from transduce.decode.required import Required, required
-from transduce.decode.rules import Rule, Timestamps
+from transduce.decode.phrases import Required, required
+from transduce.decode.rules import LEAST, Constraints, Rule, Timestamps, forbidden, lexicon
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
 from transduce.decode.scorer import CoverageScorer, ModelScorer, Scorer, combined
 from transduce.decode.shortlist import Shortlist, ShortlistScorer

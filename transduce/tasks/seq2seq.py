@@ -13,11 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batch import pad
-from transduce.decode.hypothesis import length_penalty
+from transduce.decode.beams import length_penalty
 from transduce.engine.select import Engine
 from transduce.errors import InputError
-from transduce.model.attention_maps import cross_attention
-from transduce.model.transformer import Memory
+from transduce.model.transformer import Memory, cross_attention
 from transduce.plot import attention_map
 from transduce.tasks.base import (
     Details,

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor, VectorReader
-from transduce.decode.hypothesis import Hypothesis, loops
-from transduce.decode.phrases import text_prefix
-from transduce.decode.required import required
+from transduce.decode.beams import Hypothesis, loops
+from transduce.decode.phrases import required, text_prefix
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import (

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.data.lines import sentences
-from transduce.decode.hypothesis import length_penalty
+from transduce.decode.beams import length_penalty
 from transduce.decode.phrases import text_prefix
 from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError

@@ -27,7 +27,7 @@ from transduce.files import (
     weights_of,
     write_directory,
 )
-from transduce.train.adapt import is_part, merged, merged_name
+from transduce.train.optim import is_part, merged, merged_name
 from transduce.train.parallel import gathered, parts_like
 
 NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
