@@ -13,10 +13,14 @@
 #include <vector>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, ROWS = 10;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, ROWS = 8;
 #else
 constexpr int LANES = 8, ROWS = 6;
 #endif
@@ -247,6 +251,13 @@ inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
 #else
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(inputs), (__m256i)weights);
 #endif
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+typedef int8_t Rounded;
+constexpr int PAIR = 4, OFFSET = 0;  // signed times signed
+inline Ints panel_at(const int8_t* panel) { return *reinterpret_cast<const Ints*>(panel); }
+inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
+    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, vreinterpretq_s8_s32(vdupq_n_s32(inputs)));
 }
 #else
 typedef int16_t Rounded;

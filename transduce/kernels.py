@@ -1,8 +1,9 @@
-"""What a search does in C++, compiled once for the CPU that it runs on: see kernels.cpp.
+"""What a search does in C++: see kernels.cpp.
 
 PyTorch takes microseconds to call an operator, and a step of a search has a hundred: for a few rows
-longer than their work. Where no compiler is found, or TRANSDUCE_KERNELS=0 says so, PyTorch's own
-operators do the same.
+longer than their work. A wheel carries libraries for the usual CPUs; in a clone, the first search
+compiles one for the CPU that it runs on. Where there is neither a library nor a compiler, or
+TRANSDUCE_KERNELS=0 says so, PyTorch's own operators do the same.
 """
 
 import ctypes
@@ -10,10 +11,12 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +25,6 @@ logger = logging.getLogger("transduce")
 SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = (
     "-O3",
-    "-march=native",
     "-std=c++17",
     "-shared",
     "-fPIC",
@@ -30,6 +32,24 @@ FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",
 )
+NATIVE = ("-march=native",)
+SUPPORTED = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+
+AVX2 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
+AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+SHIPPED = {
+    "avx512-vnni": (("-march=x86-64-v4", "-mavx512vnni"), f"{AVX512} avx512_vnni"),
+    "avx512": (("-march=x86-64-v4",), AVX512),
+    "avx2-vnni": (("-march=x86-64-v3", "-mavxvnni"), f"{AVX2} avx_vnni"),
+    "avx2": (("-march=x86-64-v3",), AVX2),
+}
+if platform.machine() == "aarch64":
+    SHIPPED = {
+        "neon-dotprod": (("-march=armv8.2-a+dotprod",), "asimd asimddp"),
+        "neon": (("-march=armv8-a",), "asimd"),
+    }
+"""The libraries of a wheel, the best first: flags of the compiler, and what /proc/cpuinfo names
+for a CPU that can run them."""
 
 OUT_OF_MEMORY = -1
 """As in kernels.cpp."""
@@ -43,32 +63,59 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def loaded() -> ctypes.CDLL | None:
-    """The kernels, compiled if need be.
+    """The kernels, those of the wheel or compiled here; None where neither can be had.
 
-    They are for Linux on x86-64: there they have been measured, and PyTorch has libraries of
-    Apple's and Arm's elsewhere.
+    They are for Linux on x86-64, where they have been measured, and on aarch64, where they have
+    been tested under emulation.
     """
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        return None
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
-    if compiler is None:
+    shipped, compiler = shipped_library(), find_compiler()
+    if not (shipped or compiler):
         logger.info(
-            "no C++ compiler, so PyTorch's operators decode; with g++ a search is up to several "
-            "times as fast"
+            "no C++ kernels: %s, so PyTorch's operators decode, up to several times as slowly",
+            origin(),
         )
         return None
     try:
-        return _declared(ctypes.CDLL(str(_compiled(compiler))))
-    except (
-        OSError,
-        RuntimeError,
-        subprocess.SubprocessError,
-    ) as error:  # RuntimeError: a user without a home
-        told = getattr(error, "stderr", None) or str(error)
+        path = shipped or _compiled(str(compiler))
+        logger.info("C++ kernels: %s", path)
+        return _declared(ctypes.CDLL(str(path)))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        # OSError: also a C++ runtime older than the wheel's; RuntimeError: a user without a home
+        reason = getattr(error, "stderr", None) or str(error)
         logger.warning(
-            "the C++ kernels cannot be compiled, so PyTorch's operators decode:\n%s", told[-2000:]
+            "the C++ kernels cannot be used, so PyTorch's operators decode:\n%s", reason[-2000:]
         )
         return None
+
+
+def origin() -> str:
+    """Where the kernels come from, or why there are none."""
+    if shipped := shipped_library():
+        return f"{shipped.name} of the installation"
+    if not SUPPORTED:
+        return "they are for Linux on x86-64 and aarch64"
+    return "compiled at first use" if find_compiler() else "no C++ compiler (g++) is here"
+
+
+def shipped_library() -> Path | None:
+    """The best library of this installation that this CPU can run, if there is one."""
+    flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*: (.*)$", _cpuinfo(), re.M)).split())
+    for name, (_, needs) in SHIPPED.items():
+        path = SOURCE.with_name(f"kernels-{name}.so")
+        if path.exists() and flags.issuperset(needs.split()):
+            return path
+    return None
+
+
+def find_compiler() -> str | None:
+    names = (os.environ.get("CXX", "g++"), "c++") if SUPPORTED else ()
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def compile_library(compiler: str, cpu: Sequence[str], path: Path) -> None:
+    """Compile kernels.cpp for a CPU that the compiler's flags `cpu` name."""
+    command = [compiler, *FLAGS, *cpu, str(SOURCE), "-o", str(path)]
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
 
 
 def _compiled(compiler: str) -> Path:
@@ -76,7 +123,7 @@ def _compiled(compiler: str) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=True
     ).stdout
-    key = "\n".join([SOURCE.read_text(), version, *FLAGS, _cpu()])
+    key = "\n".join([SOURCE.read_text(), version, *FLAGS, *NATIVE, _cpu()])
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce"
     path = folder / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if path.exists():
@@ -87,16 +134,18 @@ def _compiled(compiler: str) -> Path:
         dir=folder
     ) as scratch:  # whoever compiles at the same time gets the same
         made = Path(scratch) / path.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        compile_library(compiler, NATIVE, made)
         made.replace(path)
     return path
 
 
 def _cpu() -> str:
     """What CPU this is: a home may be shared by machines, and code of one is none of another."""
-    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+    return "\n".join(sorted(set(re.findall(r"^(?:model name|flags|CPU part|Features).*", _cpuinfo(), re.M))))
+
+
+def _cpuinfo() -> str:
+    return Path("/proc/cpuinfo").read_text(errors="replace") if SUPPORTED else ""
 
 
 def required() -> ctypes.CDLL:

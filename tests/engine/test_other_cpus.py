@@ -22,7 +22,7 @@ CPUS = {
 RUN = """
 import sys, pytest
 from transduce import kernels
-kernels.FLAGS = tuple(flag.replace("native", sys.argv[1]) for flag in kernels.FLAGS)
+kernels.NATIVE = (f"-march={sys.argv[1]}",)
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
 

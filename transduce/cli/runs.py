@@ -42,6 +42,7 @@ def describe(run: Run, *, all: Flag = False) -> None:
     from transduce.config import shown
     from transduce.engine.support import by_layers
     from transduce.files import read_weights
+    from transduce.kernels import origin
     from transduce.report.documents import facts, fields_of, scores, shown_first
     from transduce.run import checkpoints, load_run, on_disk, weights_path
 
@@ -54,7 +55,7 @@ def describe(run: Run, *, all: Flag = False) -> None:
         *(f"{label}: {score}" for label, score in scores(directory)),
         f"{directory}: {n_parameters:,} parameters in {weights.relative_to(directory)}",
         *facts(contents),
-        f"computed on CPUs: C++, where there is a compiler{by_layers(contents.model)}",
+        f"C++ kernels for CPUs: {origin()}{by_layers(contents.model)}",
         f"checkpoints: {', '.join(updates) or 'none'}",
     ]
     fields = fields_of(contents)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transduce.device import Taps
 from transduce.engine.cpu import CPUEngine
 from transduce.errors import InputError
-from transduce.kernels import library
+from transduce.kernels import library, origin
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Memory, Transformer
 
@@ -75,9 +75,7 @@ def engine_for(model: Transformer, *, int8: bool = False) -> Transformer | CPUEn
     ]
     reason = next(filter(None, reasons), "")
     if not reason and library() is None:
-        reason = (
-            "the kernels are for Linux on x86-64 and need a C++ compiler (g++), which is not here"
-        )
+        reason = f"there are no C++ kernels: {origin()}"
     if reason and int8:
         raise InputError(
             f"int8 computes in C++ on CPUs, with float32 weights, but {reason}; use fp32 or bf16"
