@@ -141,7 +141,9 @@ def _compiled(compiler: str) -> Path:
 
 def _cpu() -> str:
     """What CPU this is: a home may be shared by machines, and code of one is none of another."""
-    return "\n".join(sorted(set(re.findall(r"^(?:model name|flags|CPU part|Features).*", _cpuinfo(), re.M))))
+    return "\n".join(
+        sorted(set(re.findall(r"^(?:model name|flags|CPU part|Features).*", _cpuinfo(), re.M)))
+    )
 
 
 def _cpuinfo() -> str:
