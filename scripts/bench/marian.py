@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from transduce.interop.config_json import read_settings
 from transduce.interop.families import read_model
+from transduce.interop.pretrained import read_settings
 from transduce.interop.settings import MarianSettings
 from transduce.model.transformer import Transformer
 

@@ -11,8 +11,8 @@ import torch
 import transduce as td
 from tests.interop.test_gpt2 import PROMPTS, changed, pieces
 from transduce.cli.main import main
-from transduce.interop.config_json import read_settings
 from transduce.interop.families import read_model, read_run
+from transduce.interop.pretrained import read_settings
 from transduce.tasks.generate import GenerationConfig
 
 pytestmark = pytest.mark.usefixtures("transformers")

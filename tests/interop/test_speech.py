@@ -19,9 +19,8 @@ from torch import Tensor
 import transduce as td
 from transduce.cli.main import main
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.interop.config_json import read_settings
 from transduce.interop.families import read_run
-from transduce.interop.pretrained import Imported
+from transduce.interop.pretrained import Imported, read_settings
 from transduce.interop.speech import NAMES
 
 pytestmark = pytest.mark.usefixtures("transformers")

@@ -13,7 +13,7 @@ from torchaudio.models.conformer import ConformerLayer as TheirLayer
 
 from tests.contract import random_model
 from transduce.config import from_dict, to_dict
-from transduce.interop.ctranslate2 import check
+from transduce.interop.exports import check_ctranslate2
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.layers import ConformerLayer
 from transduce.model.transformer import Transformer
@@ -138,7 +138,7 @@ def test_ctranslate2_has_no_such_layer():
     with pytest.raises(
         ValueError, match="CTranslate2 knows conformer_kernel=0 alone, but this model has conformer_kernel=5"
     ):
-        check(text)
+        check_ctranslate2(text)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.runs import random_speech_run, record, sentences
 from transduce.config import from_dict, to_dict
 from transduce.device import Taps
 from transduce.files import save_weights
-from transduce.interop.ctranslate2 import check
+from transduce.interop.exports import check_ctranslate2
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
@@ -114,7 +114,7 @@ def test_ctranslate2_has_no_such_encoder():
     text = StackConfig(input=Tokens(vocab_size=31), n_layers=2)
     config = replace(CONFIG, encoder=text, ctc_layers=(1,), ctc_conditioning=True)
     with pytest.raises(ValueError, match="CTranslate2 knows ctc=False alone, but this model has ctc=True"):
-        check(config)
+        check_ctranslate2(config)
 
 
 @pytest.mark.parametrize("layers", [(0,), (4,), (2, 1), (1, 1), (-1,)])

@@ -247,7 +247,7 @@ def export(
             extra onnx) for onnxruntime: the encoder and a step of the decoder.
     """
     from transduce.config import to_dict
-    from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx
+    from transduce.interop import encoder_decoder, exports, language_models
     from transduce.run import load_run, read_model
     from transduce.tasks.config import SearchConfig
     from transduce.tasks.load import run_decoding
@@ -264,10 +264,10 @@ def export(
         decoding = to_dict(run_decoding(run, contents, SearchConfig))
     is_written = True
     if to == "ctranslate2":
-        ctranslate2.export_ctranslate2(model, directory, source=source, target=target)
+        exports.export_ctranslate2(model, directory, source=source, target=target)
     elif to == "onnx":
         suppress = decoding.get("suppress", ())
-        onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
+        exports.export_onnx(model, directory, source=source, target=target, suppress=suppress)
     elif to == "marian":
         is_written = encoder_decoder.export_marian(
             model, directory, source=source, target=target, decoding=decoding
@@ -296,8 +296,8 @@ def import_run(
     """
     from transduce.config import from_dict
     from transduce.files import save_weights
-    from transduce.interop.config_json import read_settings
     from transduce.interop.families import read_run
+    from transduce.interop.pretrained import read_settings
     from transduce.interop.settings import SETTINGS
     from transduce.run import WEIGHTS, Run, save_run
     from transduce.tasks.config import GenerationConfig, SearchConfig

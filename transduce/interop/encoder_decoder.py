@@ -21,7 +21,6 @@ from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
-from transduce.interop.config_json import known_fields, our_config, our_fields, their_settings
 from transduce.interop.generation import (
     GENERATION,
     Generation,
@@ -33,9 +32,13 @@ from transduce.interop.pretrained import (
     TOKENIZER,
     Imported,
     check_same,
+    known_fields,
+    our_config,
+    our_fields,
     piece_tokenizer,
     read_optional,
     read_table,
+    their_settings,
     write_model,
     write_settings,
     write_tokenizer_settings,
@@ -139,8 +142,8 @@ def _marian_tokenizers(
     )
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
     table = "target_vocab.json" if separate else "vocab.json"
-    source = piece_tokenizer(directory, generation, source_size, "source.spm")
-    target = piece_tokenizer(directory, generation, target_size, "target.spm", table)
+    source = piece_tokenizer(directory, generation.special_ids(), source_size, "source.spm")
+    target = piece_tokenizer(directory, generation.special_ids(), target_size, "target.spm", table)
     return target if source.model == target.model else source, target
 
 
@@ -210,7 +213,7 @@ def _tokenizers(
         behind = bool(settings.get("legacy_behaviour"))
     make = partial(
         vocabulary.make,
-        special=generation.special_ids(unk=vocabulary.unk_id),
+        special=generation.special_ids() | {"unk": vocabulary.unk_id},
         languages=vocabulary.languages,
     )
     source = make(

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from transduce.interop import encoder_decoder, language_models, speech
-from transduce.interop.config_json import read_settings
 from transduce.interop.generation import read_generation
-from transduce.interop.pretrained import Imported
+from transduce.interop.pretrained import Imported, read_settings
 from transduce.interop.settings import (
     BARTSettings,
     LanguageModelSettings,

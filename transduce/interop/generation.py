@@ -13,7 +13,7 @@ from typing import Any
 
 from transduce.errors import InputError
 from transduce.files import read_json
-from transduce.interop.config_json import CONFIG, known_fields
+from transduce.interop.pretrained import CONFIG, known_fields
 from transduce.interop.settings import EncoderDecoderSettings, Settings, WhisperSettings
 from transduce.model.config import TransformerConfig
 
@@ -60,13 +60,12 @@ class Generation:
         """The end of texts of an encoder-decoder model, which has one alone."""
         return self.eos_token_id[0]
 
-    def special_ids(self, *, unk: int | None) -> dict[str, Any]:
-        """The ids of such a model that an ImportedTokenizer has."""
+    def special_ids(self) -> dict[str, int | None]:
+        """The ids of such a model that an ImportedTokenizer has, but that of unk."""
         return {
             "bos": self.decoder_start_token_id,
             "eos": self.end_id,
             "pad": self.pad_token_id,
-            "unk": unk,
         }
 
 

@@ -17,20 +17,18 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
-from transduce.interop.config_json import (
-    CONFIG,
-    known_fields,
-    our_config,
-    our_fields,
-    require_value,
-    their_settings,
-)
 from transduce.interop.generation import Generation, read_sampling
 from transduce.interop.pretrained import (
+    CONFIG,
     TOKENIZER,
     Imported,
     check_same,
+    known_fields,
+    our_config,
+    our_fields,
     read_optional,
+    require_value,
+    their_settings,
     write_model,
     write_tokenizer_settings,
 )

@@ -1,24 +1,242 @@
-"""Directories as transformers' save_pretrained writes them, and what formats can express."""
+"""Directories as transformers' save_pretrained writes them.
+
+The settings of config.json are fields of a TransformerConfig under other names. It leaves out
+settings that have their defaults, and anybody may have written it. So it is read in one place.
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from transduce.config import differences, to_dict
+from transduce.config import differences, from_dict, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
-from transduce.interop.config_json import CONFIG
-from transduce.interop.generation import Generation
-from transduce.interop.weights import WEIGHTS
-from transduce.model.config import Tokens, TransformerConfig
+from transduce.interop.settings import SETTINGS, EncoderDecoderSettings, Settings
+from transduce.model.config import Activation, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+AnyDataclass = TypeVar("AnyDataclass")
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Our name of each activation that both have, by the name in transformers."""
+
+FIELDS = {
+    "n_embd": "d_model",
+    "hidden_size": "d_model",
+    "d_model": "d_model",
+    "n_layer": "n_layers",
+    "num_hidden_layers": "n_layers",
+    "num_layers": "n_layers",
+    "decoder_layers": "n_layers",
+    "n_head": "n_heads",
+    "num_attention_heads": "n_heads",
+    "attention_heads": "n_heads",
+    "encoder_attention_heads": "n_heads",
+    "decoder_attention_heads": "n_heads",
+    "n_inner": "d_ff",
+    "intermediate_size": "d_ff",
+    "ffn_dim": "d_ff",
+    "encoder_ffn_dim": "d_ff",
+    "decoder_ffn_dim": "d_ff",
+    "n_positions": "max_positions",
+    "max_position_embeddings": "max_positions",
+    "resid_pdrop": "dropout",
+    "dropout": "dropout",
+    "attn_pdrop": "attention_dropout",
+    "attention_dropout": "attention_dropout",
+    "layer_norm_epsilon": "norm_eps",
+    "rms_norm_eps": "norm_eps",
+    "activation_function": "activation",
+    "hidden_act": "activation",
+    "scale_embedding": "scale_embeddings",
+    "num_key_value_heads": "n_kv_heads",
+    "head_dim": "head_width",
+    "mlp_bias": "bias",
+    "rope_theta": "rotary_theta",
+    "sliding_window": "window",
+}
+"""Our field of each setting that means the same in every model that has it."""
+
+FIXED: dict[str, Collection[Any]] = {
+    "activation_function": ACTIVATIONS,
+    "hidden_act": ACTIVATIONS,
+    "scale_attn_weights": [True],
+    "scale_attn_by_inverse_layer_idx": [False],
+    "reorder_and_upcast_attn": [False],
+    "add_cross_attention": [False],
+    "use_bidirectional_attention": [None, False],
+    "clip_qkv": [None],
+    "use_sliding_window": [False],
+    "_remove_final_layer_norm": [False],
+    "do_layer_norm_before": [True],
+    "enable_bias": [True],
+    "layer_norm_elementwise_affine": [True],
+}
+"""The values of settings that a Transformer here can have."""
+
+LLAMA = {
+    "norm": "rms",
+    "norm_position": "pre",
+    "gated": True,
+    "positions": "rotary",
+    "scale_embeddings": False,
+}
+BIASLESS = LLAMA | {"bias": False}
+SPEECH = {"norm_position": "pre", "sinusoids": "tensor2tensor"}
+BLOCKS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "norm_position": "pre",
+        "positions": "learned",
+        "scale_embeddings": False,
+        "init": "gpt2",
+    },
+    "llama": LLAMA,
+    "qwen2": BIASLESS | {"qkv_bias": True},
+    "qwen3": BIASLESS | {"qk_norm": True},
+    "mistral": BIASLESS,
+    "gemma": BIASLESS | {"scale_embeddings": True},
+    "phi3": BIASLESS,
+    "olmo": BIASLESS | {"norm": "layer", "norm_eps": 1e-5},
+    "opt": {"norm_position": "pre", "positions": "learned", "scale_embeddings": False},
+    "xglm": {"norm_position": "pre", "sinusoids": "tensor2tensor", "first_position": 2},
+    "marian": {},
+    "m2m_100": {"norm_position": "pre", "sinusoids": "tensor2tensor"},
+    "bart": {"positions": "learned", "embedding_norm": True},
+    "mbart": {"positions": "learned", "embedding_norm": True, "norm_position": "pre"},
+    "pegasus": {"norm_position": "pre"},
+    "blenderbot": {"positions": "learned", "norm_position": "pre"},
+    "whisper": SPEECH | {"positions": "learned", "scale_embeddings": False},
+    "speech_to_text": SPEECH,
+}
+"""By model_type, the fields of TransformerConfig that have one value in all of its models."""
+
+EQUAL = {
+    "embd_pdrop": "resid_pdrop",
+    "attention_bias": "mlp_bias",
+    "encoder_attention_heads": "decoder_attention_heads",
+    "encoder_ffn_dim": "decoder_ffn_dim",
+}
+"""Settings that must be equal, for a Transformer here has one field for both."""
+
+
+def read_settings(directory: Path, kinds: Iterable[str] = SETTINGS) -> Settings:
+    """Read config.json.
+
+    Args:
+        kinds: The values that model_type may have.
+
+    Raises:
+        InputError: the directory holds another kind of model, a setting has another type, or it
+            would silently give other numbers here.
+    """
+    plain = read_json(directory / CONFIG)
+    kind = plain.get("model_type")
+    if kind not in (known := [*kinds]):
+        raise InputError(f"model_type must be {one_of(known)}, but in {directory} it is {kind!r}")
+    settings = known_fields(SETTINGS[kind], plain, directory / CONFIG)
+    for name, allowed in FIXED.items():
+        if hasattr(settings, name):
+            require_value(settings, name, allowed, directory)
+    for one, other in EQUAL.items():
+        if hasattr(settings, one) and hasattr(settings, other):
+            require_equal(settings, one, other, directory)
+    return settings
+
+
+def known_fields(kind: type[AnyDataclass], plain: dict[str, Any], path: Path) -> AnyDataclass:
+    """The dataclass of what a file says, whose other settings are ignored.
+
+    Raises:
+        InputError: a setting is missing or has another type.
+    """
+    values = {field.name: plain[field.name] for field in fields(kind) if field.name in plain}  # type: ignore[arg-type]
+    ends = values.get("eos_token_id", ())
+    if not isinstance(ends, list | tuple):  # an id or null
+        values["eos_token_id"] = [] if ends is None else [ends]
+    return from_dict(kind, values, str(path))
+
+
+def one_of(values: Collection[Any]) -> str:
+    """The rule that a value is one of these."""
+    return " or ".join(map(repr, values))
+
+
+def require_value(settings: object, name: str, allowed: Collection[Any], directory: Path) -> None:
+    """Raise InputError unless a setting has one of the allowed values."""
+    if (value := getattr(settings, name)) not in allowed:
+        raise InputError(f"{name} must be {one_of(allowed)}, but in {directory} it is {value!r}")
+
+
+def require_equal(settings: object, one: str, other: str, directory: Path) -> None:
+    """Raise InputError unless two settings are equal; here, one field stands for both."""
+    values = getattr(settings, one), getattr(settings, other)
+    if values[0] != values[1]:
+        raise InputError(
+            f"{one} must equal {other}, but in {directory} they are {values[0]} and {values[1]}"
+        )
+
+
+def our_fields(settings: Settings) -> dict[str, Any]:
+    """Translate settings into fields of TransformerConfig, as far as all models have them alike."""
+    values = {FIELDS[name]: value for name, value in vars(settings).items() if name in FIELDS}
+    tokens = {"vocab_size": settings.vocab_size}
+    ours = {"dropout": 0.0} | values | BLOCKS[settings.model_type]
+    ours["decoder"] = {"input": tokens, "n_layers": ours.pop("n_layers")}
+    ours["activation"] = ACTIVATIONS[ours["activation"]]
+    ours["tie"] = "output" if settings.tie_word_embeddings else "none"
+    if isinstance(settings, EncoderDecoderSettings):
+        ours["encoder"] = {"input": tokens, "n_layers": settings.encoder_layers}
+    return ours
+
+
+def our_config(ours: dict[str, Any], directory: Path) -> TransformerConfig:
+    """The configuration that config.json in this directory describes by these fields.
+
+    Raises:
+        InputError: one of them is out of its range.
+    """
+    return from_dict(TransformerConfig, ours, str(directory / CONFIG))
+
+
+def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> dict[str, Any]:
+    """Translate fields of TransformerConfig into settings, the other way of `our_fields`."""
+    assert config.decoder is not None
+    activations = {
+        ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())
+    }  # of two names, the first one counts
+    ours = vars(config) | {
+        "n_layers": config.decoder.n_layers,
+        "n_kv_heads": config.kv_heads,
+        "head_width": config.d_head,
+        "activation": activations[config.activation],
+    }
+    names = [field.name for field in fields(SETTINGS[model_type]) if field.name in FIELDS]
+    return {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tie != "none",
+        **{name: ours[FIELDS[name]] for name in names},
+    }
+
 
 TOKENIZER = "tokenizer_config.json"
 
@@ -69,7 +287,7 @@ def write_tokenizer_settings(
 
 def piece_tokenizer(
     directory: Path,
-    generation: Generation,
+    special: dict[str, int | None],
     vocab_size: int,
     model: str,
     table: str = "vocab.json",
@@ -79,11 +297,12 @@ def piece_tokenizer(
     """The tokenizer of a SentencePiece model, and of a table with the ids of its pieces.
 
     Args:
+        special: the ids of special tokens by their roles; that of unk is a piece's.
         opening: ids that stand before every text.
     """
     pieces = read_table(directory / table, vocab_size)
     spm = regular(directory / model).read_bytes()
-    special = generation.special_ids(unk=pieces.index("<unk>"))
+    special = special | {"unk": pieces.index("<unk>")}
     return ImportedTokenizer.of_pieces(spm, pieces, special=special, opening=opening)
 
 

@@ -20,15 +20,18 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json
-from transduce.interop.config_json import (
+from transduce.interop.generation import Generation, read_decoding, refusal
+from transduce.interop.pretrained import (
+    TOKENIZER,
+    Imported,
     known_fields,
     our_config,
     our_fields,
+    piece_tokenizer,
+    read_optional,
     require_equal,
     require_value,
 )
-from transduce.interop.generation import Generation, read_decoding, refusal
-from transduce.interop.pretrained import TOKENIZER, Imported, piece_tokenizer, read_optional
 from transduce.interop.settings import Speech2TextSettings, SpeechSettings, WhisperSettings
 from transduce.interop.weights import SPEECH2TEXT, WHISPER, fill_transformer, read_tensors
 from transduce.model.inputs import ConvolvedInput
@@ -199,7 +202,11 @@ def _speech2text(directory: Path, settings: SpeechSettings, generation: Generati
     forced = generation.forced_bos_token_id
     opening = [] if forced is None else [forced]
     tokenizer = piece_tokenizer(
-        directory, generation, settings.vocab_size, "sentencepiece.bpe.model", opening=opening
+        directory,
+        generation.special_ids(),
+        settings.vocab_size,
+        "sentencepiece.bpe.model",
+        opening=opening,
     )
     decoding = read_decoding(directory, generation, settings.vocab_size, n_forced=len(opening))
     seconds = features.hop * settings.max_source_positions

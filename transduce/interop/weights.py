@@ -16,14 +16,13 @@ from torch import Tensor
 
 from transduce.errors import InputError
 from transduce.files import copy_weights, read_json, read_weights, regular
-from transduce.interop.config_json import CONFIG
+from transduce.interop.pretrained import CONFIG, WEIGHTS
 from transduce.model.attention import FusedLinear, split_rows
 from transduce.model.config import Sinusoids, TransformerConfig
 from transduce.model.inputs import TokenInput, sinusoidal
 from transduce.model.meta import blank_transformer, check_fits
 from transduce.model.transformer import Transformer
 
-WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
 
 HEADS = ("lm_head.", "proj_out.", "final_logits_bias")
