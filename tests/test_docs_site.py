@@ -1,12 +1,25 @@
 """The manual: every tutorial runs, and pages, pictures and links come out as scripts/ops/build_docs.py says."""
 
+import re
 import traceback
 from pathlib import Path
 from subprocess import CalledProcessError
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
-from scripts.ops.build_docs import TUTORIALS, Cell, command_help, make_site, module_page, read_cells, run, write_pages
+from scripts.ops.build_docs import (
+    TUTORIALS,
+    Cell,
+    command_help,
+    make_site,
+    module_page,
+    read_cells,
+    run,
+    write_notebooks,
+    write_pages,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = """\
@@ -35,21 +48,35 @@ def line(numbers):
 """
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(
-            path, id=f"{path.parent.name}/{path.stem}", marks=pytest.mark.nightly if path.parent.name == "ko" else ()
-        )
-        for path in sorted(DOCS.glob(TUTORIALS))
-    ],
-)
+@pytest.mark.parametrize("path", sorted(DOCS.glob(TUTORIALS)), ids=lambda path: f"{path.parent.name}/{path.stem}")
 @pytest.mark.train
-@pytest.mark.long
-def test_every_tutorial_runs_and_what_it_asserts_holds(path, tmp_path):
+@pytest.mark.nightly
+def test_every_tutorial_becomes_a_page(path, tmp_path):
     """The Korean ones have the code of the English ones, as tests/docs/test_korean.py sees."""
     run(path, tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text().startswith("# ")
+
+
+@pytest.fixture
+def notebooks(once) -> Path:
+    return once("notebooks", lambda folder: write_notebooks(DOCS, folder))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((DOCS / "tutorials").glob("[0-9]*_*.py"))])
+@pytest.mark.process
+@pytest.mark.train
+@pytest.mark.long
+def test_jupyter_runs_every_tutorial_and_what_it_asserts_holds(name, notebooks, monkeypatch):
+    """The kernel takes this package, wherever it is installed."""
+    monkeypatch.setenv("PYTHONPATH", str(DOCS.parent))
+    tutorial = nbformat.read(notebooks / f"{name}.ipynb", as_version=4)
+    nbformat.validate(tutorial)
+    done = NotebookClient(tutorial, timeout=600, resources={"metadata": {"path": str(notebooks)}}).execute()
+    outputs = [output for cell in done.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [each for each in outputs if each.output_type == "error"]
+    pictures = [each for each in outputs if "image/png" in each.get("data", {})]
+    drawn = [cell for cell in done.cells if "hide-input" in cell.metadata.get("tags", [])]
+    assert len(pictures) >= max(len(drawn), 1)
 
 
 @pytest.fixture
@@ -116,6 +143,19 @@ def test_a_translation_runs_the_code_of_the_original(docs, tmp_path):
     run(path, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert page.startswith("# 제곱\n") and "[0, 1, 4, 9]" in page and (tmp_path / "page_3_1.png").exists()
+
+
+def test_a_notebook_has_the_cells_and_leads_to_notebooks_and_pages(docs, tmp_path):
+    out = tmp_path / "notebooks"
+    write_notebooks(docs, out)
+    book = nbformat.read(out / "1_squares.ipynb", as_version=4)
+    nbformat.validate(book)
+    assert [cell.cell_type for cell in book.cells] == ["markdown", "code", "code"]
+    assert book.cells[1].source == PAGE.split("# %%\n")[1].split("\n\n# %%")[0]
+    assert [bool(cell.metadata) for cell in book.cells] == [False, False, True]
+    links = re.findall(r"\]\((.*?)\)", book.cells[0].source)
+    assert links == ["../docs/more.md", "../notes/NOTES.md#part", "1_squares.ipynb"]
+    assert (out / "strokes.py").is_file() and "figure.figsize: 6, 3.2\n" in (out / "matplotlibrc").read_text()
 
 
 def test_an_error_in_a_tutorial_names_its_line(docs, tmp_path):

@@ -11,7 +11,6 @@
 # %%
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,6 +19,7 @@ from torch import nn
 
 import transduce as td
 from pictures import BLUE, GREEN, GREY, ORANGE, PINK, Matrix, equation, heatmap
+from transduce.recipes import DATA
 
 # %% [markdown]
 # ## Words as numbers: one-hot vectors
@@ -390,7 +390,7 @@ assert " ".join(text) == "wait until the water boils please"
 # two numbers (by a *singular value decomposition*, which keeps as much of a table as two numbers can).
 
 # %%
-corpus = (Path(__file__).parents[2] / "recipes/data/commands/train.en").read_text()
+corpus = (DATA / "commands" / "train.en").read_text()
 lines = [line.lower().rstrip(".?!").split() for line in corpus.splitlines()]
 number = {word: i for i, word in enumerate(sorted({word for line in lines for word in line}))}
 beside = np.zeros((len(number), 2 * len(number)))  # to the left, to the right
@@ -1036,7 +1036,7 @@ assert tokenizer.decode(tokenizer.encode(unseen)) == unseen
 from transduce.data.audio import read_audio
 from transduce.data.features import FeatureExtractor
 
-sounds = Path(__file__).parents[2] / "recipes/data/commands/sound"
+sounds = DATA / "commands" / "sound"
 header, row = (line.split("\t") for line in (sounds / "test.tsv").read_text().splitlines()[:2])
 recording = dict(zip(header, row, strict=True))
 waveform = read_audio(sounds / recording["audio"], 16000)

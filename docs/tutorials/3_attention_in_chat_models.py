@@ -13,7 +13,6 @@
 import math
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
@@ -22,6 +21,7 @@ from torch import nn
 
 import transduce as td
 from pictures import BLUE, GREEN, GREY, ORANGE, PINK, heatmap
+from transduce.recipes import DATA
 
 # %% [markdown]
 # ## A model without attention
@@ -33,7 +33,7 @@ from pictures import BLUE, GREEN, GREY, ORANGE, PINK, heatmap
 # that really came. 0 is perfect, and a smaller loss is a better model.
 
 # %%
-folder = Path(__file__).parents[2] / "recipes/data/commands"
+folder = DATA / "commands"
 
 
 def read(name):

@@ -1,8 +1,9 @@
-"""Builds the manual: runs the tutorials, writes the reference, and makes a static site that needs no network.
+"""Builds the manual: runs the tutorials, writes the reference, and makes a static site that needs no network; or notebooks.
 
     pip install --constraint constraints.txt '.[docs]'      # Sphinx, MyST and furo
     python scripts/ops/build_docs.py OUT                                # then open OUT/index.html
     python scripts/ops/build_docs.py OUT --builder linkcheck            # asks the network for every external link
+    python scripts/ops/build_docs.py OUT --builder notebooks            # the tutorials for Jupyter: jupyter lab OUT
 
 Every .md in docs/ is a page, and so is every file of the repository that one of them links to. Every tutorial,
 docs/tutorials/N_NAME.py, runs, and its page shows what its cells print and draw. The format of a tutorial is the percent
@@ -21,6 +22,7 @@ import argparse
 import importlib
 import inspect
 import io
+import json
 import os
 import re
 import shutil
@@ -223,6 +225,46 @@ def write_pages(docs: Path, into: Path) -> None:
         page.write_text(text, "utf-8")
 
 
+def write_notebooks(docs: Path, out: Path) -> None:
+    """Write every tutorial as a notebook, beside the modules that it imports and our style of pictures."""
+    docs, out = docs.resolve(), out.resolve()
+    colors = ", ".join(repr(each["color"].lstrip("#")) for each in STYLE["axes.prop_cycle"])
+    style = STYLE | {"axes.prop_cycle": f"cycler('color', [{colors}])", "figure.figsize": "6, 3.2"}
+    tutorials = sorted(docs.glob(TUTORIALS))
+    for path in tutorials:
+        to = (out / path.relative_to(docs / "tutorials")).with_suffix(".ipynb")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        for module in (docs / "tutorials").glob("[a-z]*.py"):
+            shutil.copy(module, to.parent)
+        (to.parent / "matplotlibrc").write_text("".join(f"{name}: {value}\n" for name, value in style.items()))
+
+        def linked(match: re.Match[str], path: Path = path, to: Path = to) -> str:
+            target = (path.parent / match[0]).resolve()
+            if not target.is_file() or not target.is_relative_to(docs.parent):
+                return match[0]
+            if target in tutorials:
+                target = (out / target.relative_to(docs / "tutorials")).with_suffix(".ipynb")
+            return os.path.relpath(target, to.parent)
+
+        cells = [
+            Cell(cell.kind, LINK.sub(linked, cell.text) if cell.kind == "markdown" else cell.text, cell.line)
+            for cell in read_tutorial(path)[0]
+        ]
+        to.write_text(json.dumps(notebook(cells), ensure_ascii=False, indent=1) + "\n", "utf-8")
+
+
+def notebook(cells: list[Cell]) -> dict[str, object]:
+    """Cells as a notebook without outputs, in version 4.5 of Jupyter's format."""
+    hidden = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
+    parts: list[dict[str, object]] = []
+    for number, cell in enumerate(cells, 1):
+        part = {"id": f"cell-{number}", "source": cell.text, "metadata": hidden if cell.kind == "hidden" else {}}
+        code = {"cell_type": "code", "execution_count": None, "outputs": []}
+        parts.append(part | ({"cell_type": "markdown"} if cell.kind == "markdown" else code))
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": parts, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
 def write_reference(into: Path) -> None:
     """Write a page for each public module, made of docstrings, and one for each command, made of its help."""
     (into / "commands").mkdir(parents=True)
@@ -284,8 +326,12 @@ def main() -> None:
     """Run, write, build."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the folder of the site")
-    parser.add_argument("--builder", default="html", help="Sphinx's: html, linkcheck ...")
+    parser.add_argument("--builder", default="html", help="Sphinx's: html, linkcheck ...; or notebooks")
     asked = parser.parse_args()
+    if asked.builder == "notebooks":
+        write_notebooks(ROOT / "docs", asked.out)
+        print(f"written: {asked.out}")
+        return
     with TemporaryDirectory() as folder:
         write_pages(ROOT / "docs", Path(folder))
         write_reference(Path(folder) / "reference")
