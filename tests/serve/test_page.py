@@ -109,7 +109,9 @@ def test_the_page_learns_what_each_run_does(http):
     assert {each["name"]: each["does"] for each in found["runs"]} == does
     (mt,) = (each for each in found["runs"] if each["name"] == "mt")
     assert (mt["source"], mt["target"]) == ("en", "de")
-    assert (found["seconds"], found["max_tokens"]) == (ServeConfig().seconds, ServeConfig().max_tokens)
+    limits = ServeConfig()
+    bounds = (found["seconds"], found["upload_mb"], found["max_tokens"])
+    assert bounds == (limits.seconds, limits.upload_mb, limits.max_tokens)
 
 
 def test_a_run_tells_how_it_was_trained(http):
@@ -211,7 +213,10 @@ def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
     expect(page.locator("#translate .ranked").last.get_by_role("button").first).to_have_text(second[0].text)
     expect(page.locator("#translate .source").first).to_have_text(LINE)
     assert page.locator("#translate b").count() == 0, "a text is no markup"
+    best = page.get_by_role("group", name="Translation")
+    expect(best).to_have_text(f"{first[0].text}\n\n{second[0].text}")
     found.nth(1).click()
+    expect(best).to_have_text(f"{first[1].text}\n\n{second[0].text}")
     page.get_by_text("Where the decoder looked").first.click()
     (look,) = offline["mt"].align([LINE], first[1:2])
     weights = look.weights[look.layer].mean(dim=0)
@@ -247,6 +252,50 @@ def test_what_one_types_is_translated_in_the_next_pause(page, offline):
     )
     expect(said(page, "translate")).to_have_text("")
     assert found.count() == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [{"permissions": ["clipboard-read", "clipboard-write"]}], indirect=True)
+def test_an_example_is_translated_and_copied(page, offline):
+    """A sentence of the run's held-out data, which is there while there is no text."""
+    (source, *_), *_ = SAMPLES.values()
+    text, example = page.get_by_label("Text, each line by itself"), page.get_by_role("button", name=source)
+    expect(page.get_by_role("button", name="Copy").first).to_be_disabled()
+    example.click()
+    expect(text).to_have_value(source)
+    want = offline["mt"].translate([source], n_best=3)[0][0].text
+    expect(page.get_by_role("group", name="Translation")).to_have_text(want)
+    page.locator("#translate").get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == want
+    text.fill("")
+    expect(example).to_be_visible()
+    expect(page.get_by_role("group", name="Translation")).to_be_empty()
+    text.fill(" ")
+    page.get_by_role("button", name="Translate").click()
+    expect(said(page, "translate")).to_have_text("There is no text to translate.")
+
+
+@pytest.mark.long
+def test_errors_name_the_file_and_the_server_that_has_ended(browser, runs):
+    limits = ServeConfig(upload_mb=1.0)
+    with browser.new_context() as context:
+        page = context.new_page()
+        with serving(served_of(runs, limits), limits) as url:
+            page.goto(url)
+            page.get_by_role("tab", name="Transcribe").click()
+            for size, message in [
+                (9, "file 'notes.txt' cannot be read as sound"),
+                (1_100_000, "but notes.txt has 1.1;"),
+            ]:
+                notes = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"a" * size}
+                page.get_by_label("or choose a sound file").set_input_files(notes)
+                expect(said(page, "transcribe")).to_contain_text(message)
+        for tab in ("Translate", "Training"):
+            page.get_by_role("tab", name=tab).click()
+            if tab == "Translate":
+                page.get_by_label("Text, each line by itself").fill("Print it.")
+            expect(said(page, tab.lower().replace("training", "runs"))).to_contain_text("The server cannot be reached")
 
 
 @pytest.mark.long
@@ -295,19 +344,19 @@ def test_one_records(page):
     sound = soundfile.info(io.BytesIO(bytes(sent)))
     assert (sound.format, sound.subtype, sound.samplerate, sound.channels) == ("WAV", "PCM_16", 16000, 1)
     assert sound.duration > 0.3
-    expect(said(page, "transcribe")).to_have_text(re.compile("Heard: .* Translated: |There are no words"))
+    expect(said(page, "transcribe")).to_have_text(re.compile("Transcript: .* Translated: |There are no words"))
     expect(page.get_by_role("img", name="Wave form")).to_be_visible()
 
 
 @pytest.mark.long
 def test_one_has_a_text_written(page, offline):
-    page.get_by_role("tab", name="Write").click()
-    page.get_by_label("What the text begins with").fill("ROMEO:")
+    page.get_by_role("tab", name="Generate").click()
+    page.get_by_label("Prompt").fill("ROMEO:")
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Tokens").fill("12")
-    page.get_by_label("What the text begins with").press("Control+Enter")
+    page.get_by_label("Prompt").press("Control+Enter")
     (text,) = offline["lm"](["ROMEO:"], GenerationConfig(max_length=12, temperature=0.0))
-    expect(said(page, "generate")).to_contain_text("The text was cut")
+    expect(said(page, "generate")).to_have_text("Stopped at the token limit.")
     assert page.locator(".written").text_content() == f"ROMEO:{text}"
 
 
@@ -375,9 +424,9 @@ def test_everybody_can_use_it(page):
     page.get_by_role("tab", name="Transcribe").click()
     page.get_by_label("or choose a sound file").set_input_files({"name": "a.wav", "mimeType": "", "buffer": wav("red")})
     expect(said(page, "transcribe")).to_contain_text("Translated:")
-    page.get_by_role("tab", name="Write").click()
-    page.get_by_role("button", name="Write on").click()
-    expect(said(page, "generate")).to_contain_text("The text ")
+    page.get_by_role("tab", name="Generate").click()
+    page.get_by_role("button", name="Continue").click()
+    expect(said(page, "generate")).to_have_text(re.compile("Stopped at|The text ended"))
     page.get_by_role("tab", name="Training").click()
     page.get_by_role("group", name="Scores").wait_for()
     for tab in page.get_by_role("tab").all():

@@ -64,10 +64,10 @@ def prompts(**fields: object) -> dict[str, object]:
         ("/translate", {"json": {**ASKED, "q": "a" * 200_000}}, 413,
          "a body may have 185536 bytes, but this one has more; send it in parts"),
         ("/inference", upload(b"no sound"), 400,
-         "file cannot be read as sound: it is damaged or of an unknown format (libsndfile: Format not recognised); "
+         "file 'a.wav' cannot be read as sound: it is damaged or of an unknown format (libsndfile: Format not recognised); "
          "convert it to WAV or leave it out"),
         ("/inference", upload(wav(601, rate=1000)), 400,
-         "sound may last 600 s, but the file lasts longer; send it in parts"),
+         "sound may last 600 s, but file 'a.wav' lasts longer; send it in parts"),
         ("/translate", {"json": {**ASKED, "source": "auto", "target": "xx"}}, 400,
          "a language is known where the server reads one alone, but it reads []; send it as source"),
         ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file: Value error, Expected UploadFile, "

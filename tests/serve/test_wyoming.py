@@ -72,7 +72,7 @@ def test_the_server_says_what_it_has(port):
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        (said(np.zeros(3 * RATE, np.int16)), "sound may last 2 s, but the file lasts longer; send it in parts"),
+        (said(np.zeros(3 * RATE, np.int16)), "sound may last 2 s, but the sound lasts longer; send it in parts"),
         ([Transcribe(name="mt").event(), AudioStop().event()], "to transcribe, this server has asr, but not 'mt'; see /v1/models"),
         ([Event("audio-chunk", {"rate": 1})], "an event lacks 'width', or has it wrong; correct it"),
         (said(np.zeros(10, np.int8), width=1), "sound must be whole samples of 2 or 4 bytes, all in one format, but a chunk has "

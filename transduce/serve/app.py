@@ -264,6 +264,7 @@ class PageInfo(BaseModel):
     records: list[str]
     """Names of the runs whose training it shows."""
     seconds: float
+    upload_mb: float
     max_tokens: int
 
 
@@ -285,6 +286,7 @@ async def runs(state: State) -> PageInfo:
         runs=infos,
         records=list(state.records),
         seconds=state.config.seconds,
+        upload_mb=state.config.upload_mb,
         max_tokens=state.config.max_tokens,
     )
 

@@ -155,21 +155,21 @@ def _decode(file: UploadFile, transcriber: Transcriber, config: ServeConfig) -> 
     rate = transcriber.feature_extractor.config.sample_rate  # type: ignore[union-attr]
     blocks = list[torch.Tensor]()
     n_samples = 0
-    for block in audio_blocks(_File(file.file.read()), rate, name="file"):
+    name = f"file {(file.filename or '')[:80]!r}"
+    for block in audio_blocks(_File(file.file.read()), rate, name=name):
         blocks.append(block)
         n_samples += len(block)
-        check_seconds(n_samples / rate, config)
+        check_seconds(n_samples / rate, config, name)
     samples = Samples((torch.cat(blocks), rate))
-    samples.name = f"file {(file.filename or '')[:80]!r}"
+    samples.name = name
     return samples
 
 
-def check_seconds(seconds: float, config: ServeConfig) -> None:
+def check_seconds(seconds: float, config: ServeConfig, name: str = Samples.name) -> None:
     """Raise InputError if sound lasts too long."""
     if seconds > config.seconds:
-        raise InputError(
-            f"sound may last {config.seconds:g} s, but the file lasts longer; send it in parts"
-        )
+        rule = f"sound may last {config.seconds:g} s"
+        raise InputError(f"{rule}, but {name} lasts longer; send it in parts")
 
 
 async def transcribe(

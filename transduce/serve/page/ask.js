@@ -15,7 +15,7 @@ export async function ask(path, options = {}) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server cannot be reached; it may have ended, or the network is away.");
+    throw new Error("The server cannot be reached; it may have stopped, or the network is down.");
   }
   if (!response.ok) {
     const { error } = await response.json().catch(() => ({ error: response.statusText }));
@@ -109,6 +109,15 @@ export function worker(panel) {
     }
   };
   return { work, say, stop: () => last?.abort() };
+}
+
+/** A button that copies a text; hidden where the browser lets no page do so: beside https and localhost. */
+export function copier(text) {
+  const show = (label) => { button.textContent = label; };
+  const copy = () => navigator.clipboard.writeText(text()).then(() => show("Copied"), () => show("Not allowed"))
+    .then(() => setTimeout(show, 1500, "Copy"));
+  const button = h("button", { type: "button", class: "copy", hidden: !navigator.clipboard, click: copy }, "Copy");
+  return button;
 }
 
 export function fill(select, runs) {

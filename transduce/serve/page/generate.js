@@ -1,6 +1,6 @@
 // A language model: the text that continues a prompt, as it comes.
 
-import { ask, events, fill, h, sendByKey, worker } from "./ask.js";
+import { ask, copier, events, fill, h, sendByKey, worker } from "./ask.js";
 
 export function start(panel, runs, limits) {
   const form = panel.querySelector("form");
@@ -13,6 +13,9 @@ export function start(panel, runs, limits) {
   tokens.max = limits.max_tokens;
   tokens.value = Math.min(tokens.value, limits.max_tokens);
   sendByKey(form);
+  const copy = copier(() => written.textContent);
+  copy.disabled = true;
+  form.lastElementChild.append(copy);
   halt.addEventListener("click", () => {
     stop();
     halt.disabled = true;
@@ -24,6 +27,7 @@ export function start(panel, runs, limits) {
       tell("Writing ...");
       halt.disabled = false;
       written.hidden = false;
+      copy.disabled = false;
       let reason;
       const text = document.createTextNode("");
       written.replaceChildren(h("span", { class: "prompt" }, prompt.value), text);
@@ -36,7 +40,7 @@ export function start(panel, runs, limits) {
           text.data += event.choices[0].text;
           reason = event.choices[0].finish_reason;
         }
-        tell(reason === "stop" ? "The text ended by itself." : "The text was cut at the bound of its tokens or of the model.");
+        tell(reason === "stop" ? "The text ended by itself." : "Stopped at the token limit.");
       } finally {
         if (!signal.aborted) halt.disabled = true; // else the next text may be on its way
       }

@@ -6,7 +6,7 @@ import * as run from "./run.js";
 import * as speech from "./speech.js";
 import * as translate from "./translate.js";
 
-const NAMES = { translate: "Translate", transcribe: "Transcribe", generate: "Write", runs: "Training" };
+const NAMES = { translate: "Translate", transcribe: "Transcribe", generate: "Generate", runs: "Training" };
 const find = (id) => document.getElementById(id);
 
 async function open() {
@@ -28,7 +28,7 @@ function show({ runs, records, ...limits }) {
   const [translators, speakers, writers] =
     ["translate", "transcribe", "generate"].map((does) => runs.filter((each) => each.does === does));
   const opened = {};
-  if (translators.length) translate.start(find("translate"), translators);
+  if (translators.length) translate.start(find("translate"), translators, records);
   if (speakers.length) speech.start(find("transcribe"), speakers, translators, limits);
   if (writers.length) generate.start(find("generate"), writers, limits);
   if (records.length) opened.runs = run.start(find("runs"), records, writers);

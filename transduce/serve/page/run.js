@@ -16,7 +16,7 @@ export function start(panel, names, writers) {
     if (!shown) say("Reading ...");
     const record = await askJSON(`page/runs/${encodeURIComponent(select.value)}`, null, { signal });
     const state = JSON.stringify([select.value, record]);
-    if (state === shown) return;
+    if (state === shown) return say(""); // an error that has passed
     shown = state;
     const { progress, curves, samples } = record;
     const scores = Object.entries(record.scores).flatMap(([data, rows]) => rows.map((row) => ({ data, ...row })));
@@ -82,7 +82,7 @@ function chart({ label, training, validation }) {
     "aria-label": `${label}: ${ends}, ${number(last)} updates` },
     ...axes, cursor, line(training, "training"), line(validation, "validation"), ...dots);
   const legend = training.length > 0 && h("p", { class: "legend" },
-    h("span", { class: "training" }, "training, smoothed targets"), h("span", { class: "validation" }, "validation"));
+    h("span", { class: "training" }, "training"), h("span", { class: "validation" }, "validation"));
   const table = h("details", {}, h("summary", {}, "As a table"),
     h("table", { class: "plain" }, h("thead", {}, header("update", label)),
       h("tbody", {}, ...validation.map(([u, v]) => h("tr", {}, h("td", {}, number(u)), h("td", {}, number(v)))))));
@@ -108,8 +108,8 @@ function history({ source, reference, outputs }, compare) {
   const rows = outputs.map(([update, text]) => h("tr", {}, h("th", { scope: "row" }, number(update)),
     h("td", {}, ...(compare ? marked(text, reference) : [text]))));
   return h("article", {}, h("h3", {}, source),
-    h("p", {}, h("span", { class: "hint" }, compare ? "should be " : "went on "), reference),
-    h("table", { class: "plain outputs" }, h("thead", {}, header("update", "is")), h("tbody", {}, ...rows)));
+    h("p", {}, h("span", { class: "hint" }, compare ? "reference: " : "original: "), reference),
+    h("table", { class: "plain outputs" }, h("thead", {}, header("update", "output")), h("tbody", {}, ...rows)));
 }
 
 function marked(text, reference) {

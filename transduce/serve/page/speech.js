@@ -1,6 +1,6 @@
 // Speech to text: a recording or a file, its wave form, its words, and their translation.
 
-import { ask, fill, h, roving, title, worker } from "./ask.js";
+import { ask, copier, fill, h, roving, title, worker } from "./ask.js";
 import { translated } from "./translate.js";
 
 const RATE = 16000; // hertz, of recordings and drawings
@@ -16,18 +16,25 @@ export function start(panel, runs, translators, limits) {
   panel.querySelector("#onward").hidden = !translators.length;
 
   const transcribe = (blob, recorded = false) => work(async (signal, tell) => {
-    tell("Listening ...");
+    tell("Transcribing ...");
+    results.replaceChildren();
+    if (blob.size > 1e6 * limits.upload_mb) {
+      const size = (blob.size / 1e6).toFixed(1);
+      throw new Error(`A file may have ${limits.upload_mb} MB, but ${blob.name ?? "this recording"} has ${size}; send it in parts.`);
+    }
     player = new Player(await decoded(blob));
-    results.replaceChildren(h("div", { class: "card" }, ...player.parts));
+    if (player.sound) results.replaceChildren(h("div", { class: "card" }, ...player.parts));
     player.draw();
     const info = runs.find((each) => each.name === run.value);
     const transcript = await transcribed(info, recorded && player.sound ? wav(player.sound) : blob, signal);
+    if (!player.sound) results.replaceChildren(h("div", { class: "card" }, ...player.parts)); // the server can read it
     results.firstChild.append(...wordButtons(transcript, player));
-    tell(transcript.text ? `Heard: ${transcript.text}` : "There are no words in it.", "aloud");
+    tell(transcript.text ? `Transcript: ${transcript.text}` : "There are no words in it.", "aloud");
     if (!onward.value || !transcript.text) return;
     const lines = transcript.segments.map((segment) => segment.text).join("\n");
-    const best = await translated(onward.value, lines, 1, signal, results, false);
-    tell(`Heard: ${transcript.text} Translated: ${best.join(" ")}`, "aloud");
+    const best = await translated(onward.value, lines, 1, signal, results, undefined, false);
+    results.append(copier(() => best.join("\n")));
+    tell(`Transcript: ${transcript.text} Translated: ${best.join(" ")}`, "aloud");
   });
 
   new ResizeObserver(() => player?.draw()).observe(results);
@@ -106,7 +113,7 @@ function wav(sound) {
 
 async function transcribed(run, blob, signal) {
   const body = new FormData();
-  body.append("file", blob, "sound");
+  body.append("file", blob, blob.name ?? "recording.wav");
   body.append("model", run.name);
   body.append("response_format", "verbose_json");
   if (run.word_times) body.append("timestamp_granularities[]", "word");
@@ -124,7 +131,7 @@ function wordButtons({ words, segments, text }, player) {
   } }, word));
   const toolbar = h("div", { class: "words", role: "toolbar", "aria-label": "What was said" }, ...buttons);
   roving(toolbar, buttons);
-  return [toolbar, readout];
+  return [toolbar, readout, copier(() => text)];
 }
 
 /** Draws a sound, and plays parts of it. */

@@ -1,59 +1,95 @@
 // A translator: the n best translations of every line, and the decoder's attention.
 
-import { askJSON, fill, h, roving, sendByKey, worker } from "./ask.js";
+import { askJSON, copier, fill, h, roving, sendByKey, worker } from "./ask.js";
 
 const AT_A_TIME = 4;
 const PAUSE = 500; // milliseconds without a key, after which the text is translated
 
-export function start(panel, runs) {
+export function start(panel, runs, records) {
   const form = panel.querySelector("form");
   const results = panel.querySelector(".results");
-  const [run, n, text] = ["run", "n", "text"].map((name) => panel.querySelector(`#translate-${name}`));
-  const { work } = worker(panel);
+  const [run, n, text, best] = ["run", "n", "text", "best"].map((name) => panel.querySelector(`#translate-${name}`));
+  const { work, say, stop } = worker(panel);
+  const copy = copier(() => best.textContent);
+  const show = (lines) => {
+    best.textContent = lines.join("\n");
+    best.lang = runs.find((each) => each.name === run.value).target;
+    copy.disabled = !best.textContent;
+  };
   fill(run, runs);
   sendByKey(form);
-  const send = (aloud) => work(async (signal, say) => {
+  form.lastElementChild.append(copy);
+  const send = (aloud) => work(async (signal, tell) => {
     clearTimeout(timer);
-    say(aloud ? "Translating ..." : "");
+    tell(aloud ? "Translating ..." : "");
     results.replaceChildren();
-    const best = await translated(run.value, text.value, Number(n.value), signal, results);
-    if (aloud) say(`Translated: ${best.join(" ")}`, "aloud");
+    show([]);
+    const lines = await translated(run.value, text.value, 1 + Number(n.value), signal, results, show);
+    if (aloud) tell(`Translated: ${lines.join(" ")}`, "aloud");
   });
+  /** The empty state: sentences of the run's own held-out data, which one may try. */
+  const offer = async () => {
+    clearTimeout(timer);
+    stop();
+    say("");
+    show([]);
+    results.replaceChildren();
+    const path = `page/runs/${encodeURIComponent(run.value)}`;
+    const { samples } = records.includes(run.value) ? await askJSON(path).catch(() => ({ samples: [] })) : { samples: [] };
+    if (text.value.trim() || results.childElementCount || !samples.length) return;
+    const tries = samples.slice(0, 3).map(({ source }) => h("button", { type: "button", click: () => {
+      text.value = source;
+      send(true);
+    } }, source));
+    results.append(h("p", { class: "hint" }, "For example:"), h("div", { class: "examples" }, ...tries));
+  };
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    send(true);
+    if (text.value.trim()) send(true);
+    else say("There is no text to translate.", "error");
   });
   let timer;
-  text.addEventListener("input", () => {
+  const changed = () => {
     clearTimeout(timer);
-    timer = setTimeout(() => form.checkValidity() && send(false), PAUSE);
-  });
+    if (!text.value.trim()) offer();
+    else timer = setTimeout(() => form.checkValidity() && send(false), PAUSE);
+  };
+  for (const each of [text, run, n]) each.addEventListener("input", changed);
+  offer();
 }
 
-/** The best translation of every line; each is shown as soon as it comes, its attention map open or folded. */
-export async function translated(run, text, nBest, signal, results, open = true) {
-  const lines = text.split(/\r\n|\r|\n/).filter((line) => line.trim());
-  const places = lines.map((line) => h("article", { class: "card" }, h("p", { class: "source" }, line)));
-  const best = [];
-  results.append(...places);
+/**
+ * The best translation of every line, "" of a blank one; each is shown as soon as it comes, its attention map open or
+ * folded. `show` gets them all whenever one comes, or another one is chosen.
+ */
+export async function translated(run, text, nBest, signal, results, show = () => {}, open = true) {
+  const lines = text.split(/\r\n|\r|\n/);
+  const places = lines.map((line) => line.trim() && h("article", { class: "card" }, h("p", { class: "source" }, line)));
+  const best = lines.map(() => "");
+  results.append(...places.filter((place) => place));
   let next = 0;
   const some = async () => {
     while (next < lines.length) {
       const i = next++;
+      if (!places[i]) continue;
       const { outputs } = await askJSON("page/translate", { model: run, line: lines[i], n_best: nBest }, { signal });
-      best[i] = outputs[0].text;
-      places[i].append(...ranked(outputs, open && lines.length === 1));
+      const chosen = ({ text }) => {
+        best[i] = text;
+        show(best);
+      };
+      places[i].append(...ranked(outputs, open && results.childElementCount === 1, chosen));
     }
   };
   await Promise.all(Array.from({ length: AT_A_TIME }, some));
   return best;
 }
 
-function ranked(outputs, open) {
+function ranked(outputs, open, chosen) {
   const looks = h("details", { open, class: "looks" }, h("summary", {}, "Where the decoder looked"), h("div"));
   const choose = (k) => {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === k)));
     looks.lastChild.replaceWith(picture(outputs[k]));
+    chosen(outputs[k]);
   };
   const buttons = outputs.map((output, k) => h("button", { type: "button", click: () => choose(k) }, output.text || "(nothing)"));
   choose(0);
