@@ -26,10 +26,11 @@ heard: list[str] = td.load_transcriber("runs/speech")(["talk.wav"])
 told: list[str] = td.load_generator("runs/text")(["Once"], td.GenerationConfig(seed=3))
 filled: list[str] = td.load_fill_mask("runs/masked_language")(["Please _ it."])
 either: list[str] = td.load("runs/commands")(["Open the letter."])
+one: str = td.load("runs/commands")("Open the letter.")
 wrong: int = translator(["Open the letter."])
 typo = td.load_translater("runs/commands")
 """
-WRONG = [10, 11]
+WRONG = [11, 12]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         load_generator as load_generator,
         load_transcriber as load_transcriber,
         load_translator as load_translator,
+        show as show,
     )
     from transduce.tasks.outputs import TokenScores as TokenScores, Word as Word
     from transduce.tasks.seq2seq import Alignment as Alignment

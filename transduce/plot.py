@@ -108,7 +108,7 @@ def attention_map(
     tokens: Sequence[str],
     source: Sequence[str] | float,
     title: str,
-    path: Path,
+    path: Path | str | io.BytesIO,
 ) -> None:
     """Plot cross-attention: the source runs to the right, and every output token has a row.
 

@@ -109,8 +109,8 @@ def test_the_wrong_kind_of_run_is_named(text_run, tmp_path):
 def test_what_cannot_be_is_refused(letters_run, tmp_path):
     fill_mask = td.load(encoder_run(tmp_path / "run"))
     with pytest.raises(ValueError) as caught:
-        fill_mask("a _")
-    assert str(caught.value) == "masks are filled in a list of lines, but got one string; use ['a _']"
+        fill_mask(7)
+    assert str(caught.value) == "masks are filled in a list of lines, but got int; make a list of it"
     size = fill_mask.tokenizer.vocab_size
     with pytest.raises(ValueError) as caught:
         td.load(encoder_run(tmp_path / "less", more=0))

@@ -1,7 +1,18 @@
 """What a task is called with is checked element by element, before a library sees it."""
 
-import pytest
+from io import BytesIO
+from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+from IPython.core.formatters import DisplayFormatter
+from matplotlib.image import imread
+
+import transduce as td
+from tests.language_runs import language_run
+from tests.runs import ENGLISH, RATE, sound
+from tests.tasks.test_fill_mask import encoder_run
 from transduce.errors import InputError
 from transduce.tasks.base import check_list
 
@@ -17,3 +28,35 @@ def test_what_is_no_list_of_texts_is_refused_by_its_element(given):
 @pytest.mark.parametrize("given", [[], ["a", ""], ("ä", "\U0001f600 \ufffd")])
 def test_lists_of_text_pass(given):
     check_list(given, "translate takes a list of lines", of_text=True)
+
+
+def test_one_input_gives_one_text_and_a_list_gives_a_list(text_run, transcriber, recordings, tmp_path):
+    translator, path = td.load(text_run), Path(recordings[0].audio)
+    generator, fill_mask = td.load(language_run(tmp_path / "text")), td.load(encoder_run(tmp_path / "masked"))
+    samples = (sound("red blue"), RATE)
+    one = (translator, ENGLISH[0]), (transcriber, path), (transcriber, str(path)), (transcriber, samples)
+    for task, given in (*one, (generator, "All"), (fill_mask, "Please _ it.")):
+        text = task(given)
+        assert isinstance(text, str) and [text] == task([given])
+    with path.open("rb") as file:
+        assert transcriber(file) == transcriber([path])[0]
+    assert transcriber((path, path)) == transcriber([path, path])
+    with pytest.raises(InputError, match=r"none\.wav cannot be read"):
+        transcriber(tmp_path / "none.wav")
+
+
+def test_a_notebook_shows_where_the_decoder_looks(text_run, transcriber, recordings, tmp_path):
+    """IPython itself makes a picture of it: the one that `draw` writes."""
+    translator, show = td.load(text_run), DisplayFormatter().format
+    look = td.show(translator, ENGLISH[0], beam_size=2)
+    (want,) = translator.align([ENGLISH[0]], [translator(ENGLISH[0], beam_size=2)])
+    assert torch.equal(look.weights, want.weights) and look.target == want.target
+    want.draw(tmp_path / "look.png")
+    assert np.array_equal(imread(BytesIO(show(look)[0]["image/png"])), imread(tmp_path / "look.png"))
+    assert td.show(translator, ENGLISH[0], "Mach auf.").target[-1] == "</s>"
+    assert td.show(transcriber, recordings[0].audio, "red").seconds == transcriber.position_seconds
+    with pytest.raises(InputError) as error:
+        td.show(td.load(language_run(tmp_path / "text")), "All")
+    assert str(error.value) == (
+        "show draws where a translator or a transcriber looks, but this run is a language model; load another one"
+    )

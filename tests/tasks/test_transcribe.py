@@ -94,7 +94,7 @@ def test_a_stream_gives_every_segment_once(transcriber, recordings, tmp_path):
 
 def test_one_name_is_no_list(transcriber):
     with pytest.raises(ValueError) as error:
-        transcriber("a.wav")
+        transcriber.transcribe("a.wav")
     assert str(error.value) == "transcribe takes a list of files, but got one string; use ['a.wav']"
 
 

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,6 +71,13 @@ class LanguageModel:
     """A scorer of n texts at their beginning."""
     max_length: int = sys.maxsize
     """The most tokens of a text."""
+
+
+def is_single(inputs: object) -> bool:
+    """Whether this is one input, no list of them: a text, a file, or samples with their rate."""
+    if isinstance(inputs, tuple):
+        return len(inputs) == 2 and isinstance(inputs[1], int | np.integer)
+    return isinstance(inputs, str | Path | BufferedIOBase)
 
 
 def check_list(inputs: object, rule: str, *, of_text: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Text with mask words in, text without them out."""
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,7 +26,8 @@ from transduce.tasks.search import one_line
 
 
 class FillMask(Task):
-    """Lines with mask words in, as many without them out, in the same order."""
+    """A line with mask words in, or a list of lines, as many without them out, in the same
+    order."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         encoder = model.config.encoder
@@ -51,9 +53,17 @@ class FillMask(Task):
         ]
         """Ids that have no text."""
 
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self, lines: str, *, mask_word: str = "_", batch_tokens: int = 4096
+    ) -> str: ...
+    @overload
     def __call__(
         self, lines: Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096
-    ) -> list[str]:
+    ) -> list[str]: ...
+    def __call__(
+        self, lines: str | Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096
+    ) -> str | list[str]:
         """Every mask word is one token: the likeliest there, whatever the other masks become.
 
         The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters
@@ -64,6 +74,8 @@ class FillMask(Task):
             InputError: a line with a mask is longer than learned positions, or the mask word is
             empty.
         """
+        if isinstance(lines, str):
+            return self([lines], mask_word=mask_word, batch_tokens=batch_tokens)[0]
         check_list(lines, "masks are filled in a list of lines", of_text=True)
         if not mask_word:
             raise InputError(

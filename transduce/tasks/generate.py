@@ -4,6 +4,7 @@ import logging
 from collections.abc import Generator as Pieces, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import groupby
+from typing import overload
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ TAIL = 8
 
 
 class Generator(Task):
-    """A list of prompts in, as many texts out, in the same order."""
+    """A prompt in, or a list of prompts, as many texts out, in the same order."""
 
     def __init__(
         self, model: Transformer, tokenizer: Tokenizer, decoding: GenerationConfig | None = None
@@ -59,8 +60,20 @@ class Generator(Task):
         )
         """Ids without a text: special ones, and rows that only fill up the table."""
 
-    def __call__(self, prompts: Sequence[str], config: GenerationConfig | None = None) -> list[str]:
-        """The first text that follows each prompt."""
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self, prompts: str, config: GenerationConfig | None = None
+    ) -> str: ...
+    @overload
+    def __call__(
+        self, prompts: Sequence[str], config: GenerationConfig | None = None
+    ) -> list[str]: ...
+    def __call__(
+        self, prompts: str | Sequence[str], config: GenerationConfig | None = None
+    ) -> str | list[str]:
+        """The first text that follows a prompt, or each prompt in a list."""
+        if isinstance(prompts, str):
+            return self([prompts], config)[0]
         return [texts[0].text for texts in self.generate(prompts, config)]
 
     def generate(

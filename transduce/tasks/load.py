@@ -21,10 +21,11 @@ from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.run import CONFIG, Run, load_run, on_disk, read_model
-from transduce.tasks.base import LanguageModel, last_position
+from transduce.tasks.base import LanguageModel, Task, last_position
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
+from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
@@ -335,3 +336,22 @@ def load_fill_mask(
         InputError: something else was trained there, or the directory is not a whole run.
     """
     return load_as(FillMask, directory, device, dtype)
+
+
+def show(task: Task, source: Any, text: str | None = None, **settings: Any) -> Alignment:
+    """Where a translator or a transcriber looks in one input while it writes a text; a notebook
+    shows it as a picture.
+
+    Args:
+        text: the best one if not given.
+        settings: fields of SearchConfig.
+
+    Raises:
+        InputError: as for `align`; or the run does something else.
+    """
+    if not isinstance(task, Seq2SeqTask):
+        raise InputError(
+            "show draws where a translator or a transcriber looks, but this run "
+            f"{KINDS[type(task)][1]}; load another one"
+        )
+    return task.align([source], [task(source, **settings) if text is None else text], **settings)[0]

@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +28,7 @@ from transduce.tasks.base import (
     encoded,
     encoder_states,
     in_order,
+    is_single,
     source_lengths,
     token_log_probs,
 )
@@ -82,16 +84,55 @@ class Alignment:
             return self.words.layer
         return max(0, len(self.weights) - 2)
 
-    def draw(self, path: Path | str, title: str = "") -> None:
+    def draw(self, path: Path | str | BytesIO, title: str = "") -> None:
         """Write the mean over the heads of `layer` as a PNG, a row for every target token."""
         source = self.source if self.seconds is None else self.seconds
         title = f"{title}\nlayer {self.layer + 1} of {len(self.weights)}, mean over heads".strip()
         weights = self.weights[self.layer].mean(dim=0).float()
-        attention_map(weights, self.target, source, title, Path(path))
+        attention_map(weights, self.target, source, title, path)
+
+    def _repr_png_(self) -> bytes:
+        """The picture that a notebook shows."""
+        file = BytesIO()
+        self.draw(file)
+        return file.getvalue()
 
 
 class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     """A task of an encoder-decoder model: search, scores and alignments of given outputs."""
+
+    @overload
+    def __call__(
+        self, inputs: InputT, decoding: SearchConfig | None = None, **settings: Any
+    ) -> str: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[InputT], decoding: SearchConfig | None = None, **settings: Any
+    ) -> list[str]: ...
+    def __call__(
+        self,
+        inputs: InputT | Sequence[InputT],
+        decoding: SearchConfig | None = None,
+        **settings: Any,
+    ) -> str | list[str]:
+        """The best text of one input, or of each in a list.
+
+        Args:
+            decoding: how to search; the run's own way if not given.
+            settings: fields of SearchConfig, such as beam_size=10.
+
+        Raises:
+            InputError: an input cannot be used.
+        """
+        if is_single(inputs):
+            return self._texts([cast(InputT, inputs)], decoding, settings)[0]
+        return self._texts(cast(Sequence[InputT], inputs), decoding, settings)
+
+    @abstractmethod
+    def _texts(
+        self, inputs: Sequence[InputT], decoding: SearchConfig | None, settings: dict[str, Any]
+    ) -> list[str]:
+        """The best text of each input."""
 
     @abstractmethod
     def sources(self, inputs: Sequence[InputT]) -> list[Source]:

@@ -58,8 +58,8 @@ AT_ONCE = 4
 
 
 class Transcriber(Seq2SeqTask[Audio]):
-    """A list of sounds in, files or samples with their rate, as many texts out, in the same
-    order."""
+    """A sound in, or a list, of files or samples with their rate, as many texts out, in the same
+    order; one that cannot be used is an error, but `transcribe` goes on with the others."""
 
     def __init__(
         self,
@@ -75,15 +75,10 @@ class Transcriber(Seq2SeqTask[Audio]):
         self.trained_seconds = self.decoding.max_seconds
         """A little more than the longest recording of the training."""
 
-    def __call__(
-        self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any
+    def _texts(
+        self, inputs: Sequence[Audio], decoding: SearchConfig | None, settings: dict[str, Any]
     ) -> list[str]:
-        """The text of every sound; see `transcribe`.
-
-        Raises:
-            InputError: one of them cannot be used; `transcribe` goes on with the others.
-        """
-        transcripts = self.transcribe(sounds, decoding, **settings)
+        transcripts = self.transcribe(inputs, decoding, **settings)
         for transcript in transcripts:
             if transcript.error:
                 raise InputError(transcript.error)

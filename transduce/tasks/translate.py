@@ -43,7 +43,8 @@ TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
 
 class Translator(Seq2SeqTask[str]):
-    """A list of lines in, as many translations out, in order; a blank line stays blank."""
+    """A line in, or a list of lines, as many translations out, in order; a blank line stays
+    blank."""
 
     def __init__(
         self,
@@ -57,11 +58,10 @@ class Translator(Seq2SeqTask[str]):
         self.source_tokenizer = source_tokenizer
         self.shortlist = shortlist
 
-    def __call__(
-        self, lines: Sequence[str], decoding: SearchConfig | None = None, **settings: Any
+    def _texts(
+        self, inputs: Sequence[str], decoding: SearchConfig | None, settings: dict[str, Any]
     ) -> list[str]:
-        """The best translation of every line; see `translate`."""
-        return [outputs[0].text for outputs in self.translate(lines, decoding, **settings)]
+        return [outputs[0].text for outputs in self.translate(inputs, decoding, **settings)]
 
     def translate(
         self,
