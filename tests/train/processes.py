@@ -18,7 +18,7 @@ from transduce.model.transformer import Transformer
 from transduce.train import distributed, log
 from transduce.train.objectives import CrossEntropy, Objective
 from transduce.train.optim import OptimConfig
-from transduce.train.parallel import gathered
+from transduce.train.state import gathered
 from transduce.train.trainer import Trainer
 
 SERVER = multiprocessing.get_context("forkserver")

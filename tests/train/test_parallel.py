@@ -326,7 +326,7 @@ def test_the_first_that_fails_is_the_one_that_says_why():
 
 def test_fewer_batches_than_processes_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError) as caught:
-        World(size=4).check(TrainingConfig(accumulate=2))
+        TrainingConfig(accumulate=2).check_processes(4)
     assert str(caught.value) == (
         "an update must have a batch for every process, but accumulate=2 and there are 4 processes; give "
         "--training.accumulate 4, by which an update has 2 x as many tokens; make batches smaller by as much, or raise the "

@@ -13,10 +13,9 @@ from tests.train import toy
 from tests.train.threads import in_threads
 from transduce.files import read_json_lines
 from transduce.train.config import LoRAConfig, OptimConfig, TrainingConfig
-from transduce.train.distributed import World
+from transduce.train.distributed import ShardedDataParallel, World, local
 from transduce.train.objectives import CrossEntropy
-from transduce.train.parallel import ShardedDataParallel, gathered, local, parts_like
-from transduce.train.state import Store, Validation
+from transduce.train.state import Store, Validation, gathered, parts_like
 
 
 class OfOne(ShardedDataParallel):
@@ -39,7 +38,7 @@ def group_of_one(monkeypatch) -> Iterator[None]:
     """A real group of processes with a single one, in which a training may be sharded."""
     importlib.import_module("torch.distributed.fsdp")  # here, so that no test pays for it
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    monkeypatch.setattr(World, "check", lambda self, config: None)
+    monkeypatch.setattr(TrainingConfig, "check_processes", lambda self, n: None)
     monkeypatch.setattr("transduce.train.trainer.ShardedDataParallel", OfOne)
     yield
     dist.destroy_process_group()
@@ -188,9 +187,9 @@ def test_what_does_not_go_together_is_refused(other, told):
 
 def test_one_process_has_nothing_to_shard():
     with pytest.raises(ValueError, match="shard") as error:
-        World().check(TrainingConfig(shard=True))
+        TrainingConfig(shard=True).check_processes(1)
     assert str(error.value) == (
         "weights are sharded among several processes, but shard=True and there is 1 process; start the same command with "
         "torchrun --nproc-per-node 2 --, or leave --training.shard away"
     )
-    World(size=2).check(TrainingConfig(shard=True, accumulate=2))
+    TrainingConfig(shard=True, accumulate=2).check_processes(2)

@@ -87,7 +87,7 @@ def _check_machine(x: Experiment) -> None:
     from transduce.train.log import require_libraries
 
     require_libraries()
-    world().check(x.training)
+    x.training.check_processes(world().size)
     if not world().first:
         world().barrier()
     torch_device(x.device)

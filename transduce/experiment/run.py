@@ -48,8 +48,7 @@ from transduce.train.distributed import COLLECTIVE, leave, world
 from transduce.train.log import Sink, flops_per_token, full_speed, standard_sinks
 from transduce.train.objectives import Objective
 from transduce.train.optim import merge, merged
-from transduce.train.parallel import gathered, parts_like
-from transduce.train.state import Progress, Validation
+from transduce.train.state import Progress, Validation, gathered, parts_like
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 

@@ -254,3 +254,20 @@ class TrainingConfig:
                     "shard goes with AdamW over all weights, not compiled, but shard=True and "
                     f"{name}={value}; leave one of the two away"
                 )
+
+    def check_processes(self, n: int) -> None:
+        """Raise InputError where so many processes cannot share such a training."""
+        if self.accumulate < n:
+            raise InputError(
+                "an update must have a batch for every process, but "
+                f"accumulate={self.accumulate} and there are {n} processes; give "
+                f"--training.accumulate {n}, by "
+                f"which an update has {n / self.accumulate:g} x as many tokens; make "
+                "batches smaller by as much, or raise the rate"
+            )
+        if self.shard and n == 1:
+            raise InputError(
+                "weights are sharded among several processes, but shard=True and there is 1 "
+                "process; start the same command with torchrun --nproc-per-node 2 --, or leave "
+                "--training.shard away"
+            )

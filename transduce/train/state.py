@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,6 @@ from transduce.files import (
     write_directory,
 )
 from transduce.train.optim import is_part, merged, merged_name
-from transduce.train.parallel import gathered, parts_like
 
 NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
 """The files of a checkpoint that a training resumes from, if it has no manifest (version 0.1)."""
@@ -248,3 +248,41 @@ def _set_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
         state.setdefault(int(index), {}).update(part)
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process has: all of it, unless it is sharded."""
+    part: Tensor = cast(Any, tensor).to_local() if _is_sharded(tensor) else tensor
+    return part
+
+
+def gathered(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
+    """Gather sharded tensors on the CPU, one by one; all processes must call it.
+
+    Args:
+        keep: whether this process gets the result; the others get nothing.
+    """
+    result = {}
+    for name, tensor in tensors.items():
+        full = cast(Any, tensor.detach()).full_tensor().cpu() if _is_sharded(tensor) else tensor
+        if keep:
+            result[name] = full
+    return result
+
+
+def parts_like(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Shard the tensors whose targets, of the same name and shape, are sharded."""
+    result = dict(tensors)
+    for name, target in targets.items():
+        if _is_sharded(target) and name in result and result[name].shape == target.shape:
+            from torch.distributed.tensor import DTensor, distribute_tensor
+
+            assert isinstance(target, DTensor)
+            result[name] = distribute_tensor(
+                result[name], target.device_mesh, target.placements, src_data_rank=None
+            )
+    return result
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")  # a DTensor; its class takes a second to import

@@ -21,12 +21,11 @@ from transduce.device import DTYPES, trains_in, without_cudnn_attention
 from transduce.errors import InputError
 from transduce.process import allow_user_without_name
 from transduce.train.config import TrainingConfig
-from transduce.train.distributed import COLLECTIVE, world
+from transduce.train.distributed import COLLECTIVE, DataParallel, ShardedDataParallel, local, world
 from transduce.train.host import Batch, Data, HostCopy, StopRequest, load_batches, prefetch
 from transduce.train.log import Log, Sink
 from transduce.train.objectives import Objective
 from transduce.train.optim import add_lora, freeze, optimizer, scale_of, set_scale, step
-from transduce.train.parallel import DataParallel, ShardedDataParallel, local
 from transduce.train.state import Progress, Store, Validation
 
 
@@ -73,7 +72,7 @@ class Trainer:
         self.config = config
         self.pretrained = pretrained
         self.world = world()
-        self.world.check(config)
+        config.check_processes(self.world.size)
         if config.compile:
             objective.compile(dynamic=not config.static_shapes)
         self.device = next(self.model.parameters()).device
