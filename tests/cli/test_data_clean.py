@@ -1,10 +1,14 @@
 """`transduce data clean`: what teaches nothing goes, counted and kept; what comes from OPUS is read as it is."""
 
+import csv
+import gzip
+import json
 import zipfile
 
 import pytest
 
 from transduce.cli.main import main
+from transduce.data.corpus import Files
 
 GOOD = [
     ("A dog runs.", "Ein Hund läuft."),
@@ -72,12 +76,58 @@ def test_tsv_moses_zips_and_tmx_are_the_same_text(tmp_path, clean):
     units = "".join(
         f'<tu><tuv xml:lang="EN-us"><seg>{s}</seg></tuv><tuv xml:lang="de"><seg>{t}</seg></tuv></tu>' for s, t in GOOD
     )
-    alone = '<tu><tuv xml:lang="en"><seg>alone</seg></tuv></tu>'
-    tmx = put(tmp_path / "a.tmx", [f'<?xml version="1.0"?><tmx version="1.4"><body>{units}{alone}</body></tmx>'])
-    for path in (tsv, moses, tmx):
+    alone = '<tu><tuv xml:lang="en"><seg>alone</seg></tuv></tu><tu><tuv xml:lang="fr"><seg>seul</seg></tuv></tu>'
+    text = f'<?xml version="1.0"?><tmx version="1.4"><body>{units}{alone}</body></tmx>'
+    tmx, packed_tmx = put(tmp_path / "a.tmx", [text]), tmp_path / "a.tmx.gz"
+    packed_tmx.write_bytes(gzip.compress(text.encode()))
+    for path in (tsv, moses, tmx, packed_tmx):
         code, _, written = clean(path)
         assert code == 0 and list(zip(written["c.en"], written["c.de"], strict=True)) == GOOD
-        assert written["c.removed.tsv"] == []
+        assert written["c.removed.tsv"] == ["blank\talone\t"] * (path in (tmx, packed_tmx))
+    for path in (tmx, moses):  # training reads them as they are
+        files = Files(train_table=path, source_column="en", target_column="de")
+        assert [*files.read("train")] == GOOD
+
+
+def test_of_tmx_the_text_alone_is_read(tmp_path, clean):
+    """Neither notes and properties of a text, nor the markup of another format inside it."""
+    unit = (
+        '<tu><note>by hand</note><tuv xml:lang="en-US"><prop type="x">P</prop>'
+        '<seg>Press <bpt i="1">&lt;b&gt;</bpt>OK<ept i="1">&lt;/b&gt;</ept>\n now.</seg></tuv>'
+        '<tuv lang="de"><note>n</note><seg>Jetzt <hi>OK</hi> drücken.<ph>&lt;br/&gt;</ph></seg></tuv><tuv/></tu>'
+    )
+    for name, namespace, encoding in (("a", "", "utf-8"), ("b", ' xmlns="http://www.lisa.org/tmx14"', "utf-16")):
+        path = tmp_path / f"{name}.tmx"
+        head = f'<?xml version="1.0" encoding="{encoding}"?><!DOCTYPE tmx SYSTEM "tmx14.dtd">'
+        path.write_bytes(f"{head}<tmx{namespace}><body>{unit}</body></tmx>".encode(encoding))
+        code, _, written = clean(path)
+        assert (code, written["c.en"], written["c.de"]) == (0, ["Press OK now."], ["Jetzt OK drücken."])
+
+
+def test_tables_have_a_column_for_each_language(tmp_path, clean):
+    table = tmp_path / "a.csv"
+    with table.open("w", newline="") as file:  # the csv module as the witness
+        csv.writer(file).writerows([("n", "de", "en"), *((i, t, s) for i, (s, t) in enumerate(GOOD))])
+    rows = [{"translation": {"en": s, "de": t}} for s, t in GOOD]
+    lines = put(tmp_path / "a.jsonl", [*map(json.dumps, rows), ""])
+    assert list(zip(*map(clean(table)[2].get, ("c.en", "c.de")), strict=True)) == GOOD
+    files = Files(train_table=lines, source_column="translation.en", target_column="translation.de")
+    assert [*files.read("train")] == GOOD
+    code, said, _ = clean(lines)
+    assert code == 2 and f"{lines}, line 1, has no en of that kind; it has translation.en, translation.de;" in said
+
+
+def test_a_stray_byte_is_a_wrong_encoding_and_many_are_another_one(tmp_path, clean):
+    pairs = [(f"a dog {i}", f"ein grüner Hund {i}") for i in range(20)]
+    source = put(tmp_path / "a.en", [s for s, _ in pairs])
+    target = tmp_path / "a.de"
+    target.write_bytes("".join(f"{t}\n" for _, t in pairs).encode().replace(b"Hund 7", b"H\xfcnd 7"))
+    code, said, written = clean(source, target)
+    assert (code, len(written["c.de"])) == (0, 19) and said.endswith("1 wrong encoding\n")
+    assert written["c.removed.tsv"] == ["wrong encoding\ta dog 7\tein grüner H\ufffdnd 7"]
+    target.write_bytes("".join(f"{t}\n" for _, t in pairs).encode("latin1"))
+    code, said, _ = clean(source, target)
+    assert code == 2 and f"text must be UTF-8, but {target}, line 1, byte 7 is 0xfc; convert" in said
 
 
 def test_what_cannot_be_read_is_told_in_a_line(tmp_path, clean):
@@ -86,9 +136,18 @@ def test_what_cannot_be_read_is_told_in_a_line(tmp_path, clean):
         path = put(tmp_path / name, ["nothing of the kind"])
         code, said, _ = clean(path)
         assert code == 2 and said.startswith(f"transduce: {path} is no whole ")
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as packed:
+        packed.writestr("x.en", "one\ntwo\n")
+        packed.writestr("x.de", "eins\n")
+    assert "c.zip: x.en has 2 and " in clean(tmp_path / "c.zip")[1]
+    path = put(tmp_path / "d.tmx", ['<tmx><body><tu><tuv lang="en"><seg>a</seg></tuv></tu></body></tmx>'])
+    assert f"{path} has no de of that kind; it has en; name" in clean(path)[1]
+    code, said, written = clean(put(tmp_path / "e.tsv", ["one\t", "\tzwei"]))
+    assert code == 2 and written["c.removed.tsv"] == ["blank\tone\t", "blank\t\tzwei"]
+    assert "2 blank" in said
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as packed:
         packed.writestr("x.en", "one\n")
-    assert "must have a file that ends in .de, but" in clean(tmp_path / "b.zip")[1]
+    assert f"{tmp_path / 'b.zip'} has no de of that kind; it has en; name" in clean(tmp_path / "b.zip")[1]
     assert clean(*[tmp_path / "a.tmx"] * 3)[1] == "transduce: a parallel text is one or two files, but there are 3"
 
 

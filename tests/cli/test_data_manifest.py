@@ -1,6 +1,7 @@
 """`transduce data manifest`: of a Kaldi directory, of a folder of x.wav and x.txt, and of the tables of other tools."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def test_a_folder_of_sounds_and_texts(tmp_path, make, monkeypatch):
         "left out 2: a sound that is empty or cannot be read: Bob/empty, Bob/torn",
         "left out 2: no text: Bob/blank, Bob/mute",
     ]
-    assert out[-1] == f"{tmp_path / 'talks.tsv'}: 2 recordings, 0.00 hours, 2 speakers"
+    assert out[-1] == f"{tmp_path / 'talks.tsv'}: 2 recordings, 0:00:01 in all, 2 speakers"
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_a_kaldi_directory(tmp_path, make, kaldi):
         "left out 1: no sound: c",
         "left out 1: no text: d",
         "left out 1: a sound that is empty or cannot be read: e",
-        f"{tmp_path / 'new' / 'm.tsv'}: 2 recordings, 0.00 hours, 2 speakers",
+        f"{tmp_path / 'new' / 'm.tsv'}: 2 recordings, 0:00:02 in all, 2 speakers",
     ]
 
 
@@ -201,6 +202,46 @@ def test_spaces_for_tabs_and_lines_that_are_no_json_are_told(tmp_path):
         f"columns must have tabs between them, but the first line of {tmp_path / 'm.tsv'} has spaces: 'audio   text'; "
         "write tabs, or commas in a file that ends in .csv"
     )
+    put(tmp_path / "m.csv", "audio;text", "a.wav;good day")
+    with pytest.raises(
+        ValueError, match=re.escape("m.csv, line 2, has 'audio;text'; name the columns of a table in its")
+    ):
+        read_manifest(tmp_path / "m.csv")
+    put(tmp_path / "m.csv", "audio\ttext")
+    with pytest.raises(
+        ValueError, match=r"columns must have commas between them, but the first line of .* has no commas"
+    ):
+        read_manifest(tmp_path / "m.csv")
+    put(tmp_path / "m.csv", "audio,text", f'a.wav,"{"a" * 200_000}')
+    with pytest.raises(ValueError, match=re.escape("m.csv must be CSV, but: field larger than field limit")):
+        read_manifest(tmp_path / "m.csv")
+    put(tmp_path / "m.csv", "audio,text", "a.wav,good day, all")
+    with pytest.raises(ValueError, match=r"has 3 cells for 2 columns .*; put quotes around texts with commas"):
+        read_manifest(tmp_path / "m.csv")
     put(tmp_path / "m.jsonl", '{"audio": "a.wav", "text": "a"}', "[1]")
     with pytest.raises(ValueError, match=r"a JSON object, but .*m\.jsonl, line 2, is not"):
         read_manifest(tmp_path / "m.jsonl")
+
+
+def test_cells_without_a_value_and_of_several_lines(tmp_path):
+    put(tmp_path / "m.jsonl", '{"audio": "a.npy", "text": null, "duration": null, "speaker": null}', "")
+    put(tmp_path / "m.csv", "audio,text", 'a.npy,"two', 'lines"', "", 'b.npy,"a, b"', "")
+    assert [(r.text, r.speaker) for r in read_manifest(tmp_path / "m.jsonl")] == [("", "a.npy")]
+    assert [r.text for r in read_manifest(tmp_path / "m.csv")] == ["two lines", "a, b"]
+
+
+def test_the_sound_of_common_voice_is_in_clips(tmp_path, make):
+    put(tmp_path / "train.tsv", "client_id\tpath\tsentence\tup_votes", "Ann\tcv_1.mp3\tyes\t2", "Bob\tcv_2.mp3\tno\t0")
+    sound(tmp_path / "clips" / "cv_1.mp3", n=16000, rate=16000)
+    code, out, _ = make(tmp_path / "train.tsv", tmp_path / "m.tsv")
+    assert code == 0 and out[0] == "left out 1: no sound: cv_2.mp3"
+    assert [row[:2] + row[3:] for row in cells(tmp_path / "m.tsv", "up_votes")] == [
+        ("cv_1.mp3", tmp_path / "clips" / "cv_1.mp3", "Ann", "yes", "2")
+    ]
+
+
+def test_a_list_without_texts_is_told(tmp_path, make):
+    sound(tmp_path / "a.wav")
+    put(tmp_path / "m.tsv", "audio\twords", "a.wav\tyes")
+    code, out, _ = make(tmp_path / "m.tsv", tmp_path / "out.tsv")
+    assert code == 2 and out == ["left out 1: no column text, but audio, words, id: a.wav"]

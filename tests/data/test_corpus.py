@@ -122,9 +122,10 @@ def test_a_tsv_line_with_another_number_of_cells_is_named(tmp_path):
 
 
 def test_a_table_has_columns_and_rows():
-    lines = ["id\ttext", "u1\tone two", "u2\t"]
-    assert split_table(lines, "m.tsv") == (["id", "text"], [["u1", "one two"], ["u2", ""]])
-    assert split_table(["id"], "m.tsv") == (["id"], [])
+    header, rows = split_table(["id\ttext", "u1\tone two", "", "u2\t", ""], "m.tsv")
+    assert (header, [*rows]) == (["id", "text"], [(2, ["u1", "one two"]), (4, ["u2", ""])])
+    header, rows = split_table(["id", "", "u"], "m.tsv")
+    assert (header, [*rows]) == (["id"], [(2, [""]), (3, ["u"])])
 
 
 def corpus(folder: Path) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli import common, interactive
+from transduce.cli import common
 from transduce.data import lines
 from transduce.data.corpus import Files
 from transduce.data.lines import read_lines
@@ -45,7 +45,7 @@ def test_a_file_without_an_end_is_refused(read):
 def test_standard_input_without_an_end_is_refused(monkeypatch):
     with ZERO.open() as zero:
         monkeypatch.setattr(sys, "stdin", zero)
-        for read in (lambda: list(common.lines_or_errors(Path("-"))), lambda: interactive._next_line(1)):
+        for read in (lambda: list(common.lines_or_errors(Path("-"))), lambda: common._next_line(1)):
             with pytest.raises(InputError, match="but standard input has a longer one; split it"):
                 read()
 

@@ -55,11 +55,12 @@ def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path):
     with pytest.raises(ValueError) as error:
         PairFiles((path,), ("en", "fr")).read()
     assert str(error.value) == (
-        f"source and target must be columns of text, but {path} has no fr of that kind; it has en, de, n, translation.en, "
-        "translation.de, text.de; name them with --source-column and --target-column"
+        f"source and target must be columns of text, but {path} has no fr of that kind; it has en, de, translation.en, "
+        "translation.de, text.de; name them with --source-column and --target-column (in transduce data clean with "
+        "--source and --target)"
     )
     for column in ("n", "translation", "translation.fr", "en.de"):
-        there = "en, de, n, translation.en, translation.de, text.de"
+        there = "en, de, translation.en, translation.de, text.de"
         with pytest.raises(ValueError, match=re.escape(f"{path} has no {column} of that kind; it has {there};")):
             PairFiles((path,), ("en", column)).read()
 
@@ -77,7 +78,7 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
 
 def test_what_is_no_table_and_no_pyarrow_are_refused(tmp_path, monkeypatch):
     for path in (tmp_path / "none.parquet", tmp_path):
-        with pytest.raises(ValueError, match=re.escape(f".parquet, .arrow, .feather, but {path} is none")):
+        with pytest.raises(ValueError, match=re.escape(f", .csv, .jsonl, .tmx, .tmx.gz, .zip, but {path} is none")):
             tables.table_files(path)
     monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     path = written(tmp_path / "a.parquet", table())

@@ -7,6 +7,7 @@ import urllib.request
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, NamedTuple
@@ -175,7 +176,9 @@ def _checked(row: Row, pieces: Path | None) -> Row:
     Raises:
         InputError: it cannot be used; the message is the reason.
     """
-    text = " ".join(row.get("text", "").split())
+    if "text" not in row:
+        raise InputError(f"no column text, but {', '.join(row)}")
+    text = " ".join(row["text"].split())
     if not text:
         raise InputError("no text")
     audio = Path(row.get("audio") or "nothing")
@@ -223,9 +226,9 @@ def _write(path: Path, recordings: Iterable[Recording], root: Path | None = None
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_manifest(path, recordings, root=root)
-    hours = sum(r.seconds for r in recordings) / 3600
+    length = timedelta(seconds=round(sum(r.seconds for r in recordings)))
     speakers = {r.speaker for r in recordings}
-    print(f"{path}: {len(recordings):,} recordings, {hours:.2f} hours, {len(speakers)} speakers")
+    print(f"{path}: {len(recordings):,} recordings, {length} in all, {len(speakers)} speakers")
 
 
 def _make_fsdd(folder: Path) -> None:

@@ -178,7 +178,7 @@ def shortlist(
         lines: Read so many lines at most.
     """
     from transduce.config import at_least, within
-    from transduce.data.parallel_text import each_line_pair
+    from transduce.data.parallel_text import PairFiles
     from transduce.decode.shortlist import FILE, learn_shortlist, save_shortlist
     from transduce.run import load_run
 
@@ -196,7 +196,7 @@ def shortlist(
         raise InputError(
             f"a shortlist belongs to a run of text to text, but {run} is of another kind"
         )
-    texts = [*zip(*islice(each_line_pair(source, target), lines), strict=True)]
+    texts = [*zip(*islice(PairFiles((source, target)), lines), strict=True)]
     if not texts:
         raise InputError(
             f"a table of translations is learned from parallel text, but {source} is empty"

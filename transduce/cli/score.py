@@ -276,7 +276,8 @@ def _verdict(comparison: Comparison, measure: Measure) -> str:
 
 def _read_table(path: Path) -> Table:
     header, rows = split_table(read_side(path), side_name(path))
-    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    cells = [row for _, row in rows]
+    return {name: [row[i] for row in cells] for i, name in enumerate(header)}
 
 
 def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import unicodedata
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from statistics import mode
 from typing import Annotated
-from xml.etree import ElementTree
 
 from tyro.conf import Positional, arg
 
@@ -24,7 +22,7 @@ from transduce.cli.common import OptionalFile
 from transduce.config import at_least
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.language import CUT, encode_text, read_header, read_text, write_shard
-from transduce.data.lines import check_text, decode_lines
+from transduce.data.lines import TABLES, check_text, decode_lines, table_files
 from transduce.data.parallel_text import Pair, PairFiles, has_text
 from transduce.data.tokenizer_files import (
     FILES,
@@ -36,9 +34,6 @@ from transduce.data.tokenizer_files import (
 )
 from transduce.errors import InputError
 from transduce.process import Bar
-
-LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-"""The attribute of a TMX file that names the language of a text."""
 
 FIRST = 10_000
 """Pairs that tell the script of each side."""
@@ -63,7 +58,8 @@ def clean(
 ) -> None:
     """Leave out pairs that teach nothing; each that goes is counted, and kept in a file.
 
-    FILE is two files, a TSV of source, tab, target, a TMX file, or a Moses zip of OPUS as it comes.
+    FILE is two files, a TSV of source, tab, target, a TMX file or a Moses zip of OPUS as it comes,
+    or a table (.csv, .jsonl, .parquet, .arrow) with a column named `source`, and one `target`.
     PREFIX.en and PREFIX.de get the pairs that stay, PREFIX.removed.tsv the others and why: a blank
     side, the same text on both, another pair again, a longer side than `max_words`, sides whose
     lengths differ by more than `max_ratio`, a wrong encoding (Ã¼ for ü, or �), or mostly letters
@@ -80,8 +76,8 @@ def clean(
     from transduce.files import replacing
 
     at_least(1, max_ratio=max_ratio, max_words=max_words)
-    pairs = each_pair(files, source, target)
-    first = filter(has_text, islice(each_pair(files, source, target), FIRST))
+    pairs = pair_files(files, source, target)
+    first = filter(has_text, islice(_decoded(pairs), FIRST))
     scripts = [mode(map(script_of, side)) for side in zip(*first, strict=True)]
     filters = Filters(max_ratio, max_words, scripts)
     removed = Counter[str]()
@@ -90,7 +86,7 @@ def clean(
     output.parent.mkdir(parents=True, exist_ok=True)
     one, other, rest = (replacing(Path(name)) for name in names)
     with one as sources, other as targets, rest as others, Bar(unit="pair", unit_scale=True) as bar:
-        for pair in pairs:
+        for pair in _decoded(pairs):
             if reason := filters.reason(pair):
                 removed[reason] += 1
                 others.write(("\t".join((reason, *pair)) + "\n").encode())
@@ -101,55 +97,35 @@ def clean(
             bar.update()
     counts = ", ".join(f"{n:,} {reason}" for reason, n in removed.most_common()) or "none"
     print(f"{names[0]} and {names[1]}: {kept:,} pairs; {names[2]}: {counts}")
+    if not kept:
+        raise InputError(f"a training needs pairs, but none stays; {names[2]} says why")
 
 
-def each_pair(files: Sequence[Path], source: str, target: str) -> Iterator[Pair]:
-    """The pairs of parallel text in a form that is used.
+def pair_files(files: Sequence[Path], source: str, target: str) -> PairFiles:
+    """Two files or a TSV; or a table, whose columns are the languages.
 
     Raises:
-        InputError: it is something else, or lacks a language.
+        InputError: there are more files, or none.
     """
     if not 0 < len(files) < 3:
         raise InputError(f"a parallel text is one or two files, but there are {len(files)}")
-    readers = {".zip": _moses_pairs, ".tmx": _tmx_pairs}
-    if len(files) == 1 and (read := readers.get(files[0].suffix)):
-        return read(files[0], source, target)
-    return iter(PairFiles(tuple(files)))
+    if len(files) == 1 and (files[0].is_dir() or files[0].name.endswith(TABLES)):
+        return PairFiles(table_files(files[0]), (source, target))
+    return PairFiles(tuple(files))
 
 
-def _moses_pairs(path: Path, source: str, target: str) -> Iterator[Pair]:
-    try:
-        with zipfile.ZipFile(path) as packed:
-            sides = []
-            for language in (source, target):
-                names = [name for name in packed.namelist() if name.endswith(f".{language}")]
-                if len(names) != 1:
-                    raise InputError(
-                        f"a Moses zip must have a file that ends in .{language}, but {path} has "
-                        f"{', '.join(packed.namelist())}; name its languages with --source and "
-                        "--target"
-                    )
-                sides.append(decode_lines(packed.open(names[0]), f"{path}: {names[0]}"))
-            yield from zip(*sides, strict=True)
-    except (zipfile.BadZipFile, OSError) as error:
-        raise InputError(f"{path} is no whole zip file: {error}; fetch it again") from error
+def _decoded(pairs: PairFiles) -> Iterator[Pair]:
+    """The pairs, with U+FFFD for bytes that are not UTF-8; such lines go.
 
-
-def _tmx_pairs(path: Path, source: str, target: str) -> Iterator[Pair]:
-    """The units of a TMX file that have text in both languages; en also stands for en-GB."""
-    try:
-        for _, unit in ElementTree.iterparse(path):
-            if unit.tag == "tu":
-                texts = {}
-                for variant in unit.iter("tuv"):
-                    name = variant.get(LANGUAGE) or variant.get("lang") or ""
-                    text = " ".join("".join(variant.itertext()).split())
-                    texts[name.lower()] = texts[name.lower().split("-")[0]] = text
-                if source.lower() in texts and target.lower() in texts:
-                    yield texts[source.lower()], texts[target.lower()]
-                unit.clear()
-    except (ElementTree.ParseError, OSError) as error:
-        raise InputError(f"{path} is no whole TMX file: {error}; fetch it again") from error
+    Raises:
+        InputError: of the first pairs more than a tenth have such bytes, as in another encoding.
+    """
+    if pairs.columns:
+        return iter(pairs)
+    first = [*islice(pairs.decoded("replace"), FIRST)]
+    if 10 * sum(any("\ufffd" in text for text in pair) for pair in first) > len(first):
+        return iter(pairs)  # whose errors name the line
+    return pairs.decoded("replace")
 
 
 @dataclass

@@ -131,8 +131,8 @@ class Folder(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Corpus):
-    """Parallel text in files of any name: two per split, one TSV of source, tab, target, or Parquet
-    and Arrow files."""
+    """Parallel text in files of any name: two per split, one TSV of source, tab, target, or
+    tables."""
 
     train_source: Common[Path | None] = None
     """Training text, one sentence a line, plain or .gz."""
@@ -153,15 +153,15 @@ class Files(Corpus):
     test_tsv: Path | None = None
     """Tab-separated pairs, instead of the two files."""
     train_table: Path | None = None
-    """A Parquet or Arrow file, or a folder of them, instead of the two files (pip install
-    '.[arrow]' in a clone)."""
+    """A table, or a folder of tables, instead of the two files: CSV (.csv), JSON lines (.jsonl),
+    TMX, a Moses zip of OPUS, Parquet and Arrow (pip install '.[arrow]' in a clone)."""
     valid_table: Path | None = None
-    """A Parquet or Arrow file, or a folder of them, instead of the two files."""
+    """A table, or a folder of tables, instead of the two files."""
     test_table: Path | None = None
-    """A Parquet or Arrow file, or a folder of them, instead of the two files."""
+    """A table, or a folder of tables, instead of the two files."""
     source_column: str = "source"
-    """The column of tables that goes in; translation.en is the field en of the column
-    translation."""
+    """The column of tables that goes in, in TMX and Moses zips a language such as en;
+    translation.en is the field en of the column translation."""
     target_column: str = "target"
     """The column of tables that comes out."""
     hold_out: int = 0

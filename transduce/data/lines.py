@@ -1,14 +1,17 @@
-"""Lines, tables and sentences: text files, plain or .gz, and the columns of Parquet and Arrow
-files."""
+"""Lines and tables: text files, plain or .gz, and the columns of tables: Parquet, Arrow,
+CSV, JSON lines, TMX, and the zips of OPUS."""
 
 import csv
 import gzip
 import hashlib
-import re
+import json
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from transduce.errors import InputError, require
 
@@ -18,17 +21,20 @@ LONGEST_LINE = 1 << 28
 PACKED = (b"\xfd7zXZ\0", b"PK\x03\x04", b"BZh", b"\x28\xb5\x2f\xfd")
 """The first bytes of files that xz, zip, bzip2 and zstd have packed."""
 
-TABLES = (".parquet", ".arrow", ".feather")
-"""Endings of tables; the last two are Arrow's own format, as a file or as a stream."""
+ARROW = (".parquet", ".arrow", ".feather")
+"""Endings of tables of pyarrow; the last two are Arrow's own format, as a file or as a stream."""
+
+TABLES = (*ARROW, ".csv", ".jsonl", ".tmx", ".tmx.gz", ".zip")
+"""Endings of tables."""
+
+LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+"""The attribute of a TMX file that names the language of a text."""
+
+CODES = ("bpt", "ept", "ph", "it", "ut")
+"""Elements of a TMX file that hold the markup of another format, and no text."""
 
 ROWS = 1 << 14
 """Rows of a Parquet file that are read at a time."""
-
-SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*""")
-"""The end of a sentence, closing quotes and brackets included, and the space behind it."""
-
-OPENING = "\"'“‘«„([¿¡"
-"""Marks that may stand before the first letter of a sentence."""
 
 
 def check_text(path: Path) -> None:
@@ -51,9 +57,12 @@ def read_lines(path: Path | str) -> list[str]:
     return list(each_line(Path(path)))
 
 
-def each_line(path: Path) -> Iterator[str]:
-    """The lines of `read_lines`, one after the other, so that a file may be larger than memory."""
-    return decode_lines(raw_lines(path), str(path))
+def each_line(path: Path, errors: str = "strict") -> Iterator[str]:
+    """The lines of `read_lines`, one after the other, so that a file may be larger than memory.
+
+    With errors="replace", bytes that are not UTF-8 become U+FFFD.
+    """
+    return decode_lines(raw_lines(path), str(path), errors)
 
 
 def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
@@ -84,7 +93,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         if start.startswith(PACKED):
             raise InputError(
                 f"a text must be plain or packed by gzip, but {path} is packed by xz, zip, bzip2 "
-                "or zstd; unpack it"
+                "or zstd; unpack it, or save a spreadsheet as CSV"
             )
         packed = start.startswith(b"\x1f\x8b") or path.suffix == ".gz"
         try:
@@ -96,14 +105,14 @@ def raw_lines(path: Path) -> Iterator[bytes]:
             ) from error
 
 
-def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+def decode_lines(lines: Iterable[bytes], name: str, errors: str = "strict") -> Iterator[str]:
     """Lines of bytes as in `read_lines`, such as those of a file; `name` stands for the file in
     errors."""
     for number, line in enumerate(lines, start=1):
-        yield decode_line(line.removesuffix(b"\n"), name, number)
+        yield decode_line(line.removesuffix(b"\n"), name, number, errors)
 
 
-def decode_line(line: bytes, name: str, number: int) -> str:
+def decode_line(line: bytes, name: str, number: int, errors: str = "strict") -> str:
     """One line without its \\n.
 
     Raises:
@@ -115,7 +124,7 @@ def decode_line(line: bytes, name: str, number: int) -> str:
             "is, convert the file with iconv -f utf-16le -t utf-8"
         )
     try:
-        text = line.removesuffix(b"\r").decode("utf-8")
+        text = line.removesuffix(b"\r").decode("utf-8", errors)
     except UnicodeDecodeError as error:
         raise InputError(
             f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is "
@@ -134,10 +143,28 @@ def lines_fingerprint(lines: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def in_step(names: Sequence[str], *sides: Iterator[str]) -> Iterator[tuple[str, str]]:
+    """Line i of one file and line i of the other, of files with these names.
+
+    Raises:
+        InputError: their line counts differ.
+    """
+    for n, (s, t) in enumerate(zip_longest(*sides)):
+        if s is None or t is None:
+            longer = n + 1 + sum(1 for _ in sides[s is None])
+            counts = (n, longer) if s is None else (longer, n)
+            raise InputError(
+                "parallel files must have the same number of lines, "
+                f"but {names[0]} has {counts[0]} and {names[1]} has {counts[1]}"
+            )
+        yield s, t
+
+
 def split_table(
-    lines: Sequence[str], name: str, *, comma: bool = False
-) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, which the first line has, and the cells of every row of a table.
+    lines: Iterable[str], name: str, *, comma: bool = False
+) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The names of the columns, which the first line has; and the number and the cells of every
+    other row, blank ones left out.
 
     Args:
         name: stands for the table in errors.
@@ -147,38 +174,102 @@ def split_table(
         InputError: there is no line to name the columns, one is named twice, or a row has more or
             fewer cells.
     """
-    if not lines:
+    rows = _csv_rows(lines, name) if comma else (line.split("\t") for line in lines)
+    header = next(rows, None)
+    if header is None:
         raise InputError(
             f"a table must begin with a line that names its columns, but {name} is empty"
         )
-    header, *rows = csv.reader(lines) if comma else (line.split("\t") for line in lines)
+    columns = ", ".join(header)
     if len(set(header)) < len(header):
-        columns = ", ".join(header)
         raise InputError(
             f"a table must name every column once, but {name} has {columns}; rename one of them"
         )
+    if len(header) == 1 and len(columns.split()) > 1:
+        between, has = ("commas", "no commas") if comma else ("tabs", "spaces")
+        raise InputError(
+            f"columns must have {between} between them, but the first line of {name} has {has}: "
+            f"{columns!r}; write tabs, or commas in a file that ends in .csv"
+        )
+    return header, _checked_rows(rows, header, name, comma)
+
+
+def _csv_rows(lines: Iterable[str], name: str) -> Iterator[list[str]]:
+    """The cells of CSV; the end of a line inside of quotes becomes a space."""
+    try:
+        for row in csv.reader(f"{line}\n" for line in lines):
+            yield [cell.replace("\n", " ") for cell in row] or [""]
+    except csv.Error as error:
+        raise InputError(
+            f"{name} must be CSV, but: {error}; look for quotes that do not end"
+        ) from error
+
+
+def _checked_rows(
+    rows: Iterator[list[str]], header: Sequence[str], name: str, comma: bool
+) -> Iterator[tuple[int, list[str]]]:
     for number, row in enumerate(rows, start=2):
-        check_row(row, header, name, number)
-    return header, rows
+        if len(header) == 1 or row != [""]:
+            check_row(row, header, name, number, comma=comma)
+            yield number, row
 
 
-def check_row(row: Sequence[str], header: Sequence[str], name: str, number: int) -> None:
+def check_row(
+    row: Sequence[str], header: Sequence[str], name: str, number: int, *, comma: bool = False
+) -> None:
     """Raise InputError if a row of a table has more or fewer cells than its header."""
     if len(row) != len(header):
+        way_out = "put quotes around texts with commas" if comma else "tabs separate cells"
         raise InputError(
             f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} "
-            f"cells for {len(header)} columns ({', '.join(header)}); tabs separate cells"
+            f"cells for {len(header)} columns ({', '.join(header)}); {way_out}"
         )
 
 
+def each_record(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows of a table in text, by column, and their places for messages.
+
+    The rows are JSON objects (.json, .jsonl), or the first one names the columns, with commas
+    between them (.csv) or tabs. A cell without a value is "".
+
+    Raises:
+        InputError: there is no such file, or it is something else; by file and line.
+    """
+    if path.suffix in (".json", ".jsonl"):
+        for number, line in enumerate(each_line(path), start=1):
+            if line.strip():
+                yield f"{path}, line {number},", _json_record(line, path, number)
+        return
+    header, rows = split_table(each_line(path), str(path), comma=path.suffix == ".csv")
+    for number, row in rows:
+        yield f"{path}, line {number},", dict(zip(header, row, strict=True))
+
+
+def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
+    """The cells of a JSON object; "translation.en" is the field en of the field translation."""
+    try:
+        cells = {}
+        for name, cell in json.loads(line).items():
+            inner = cell if isinstance(cell, dict) else {"": cell}
+            for field, value in inner.items():
+                text = "" if value is None else str(value)
+                cells[f"{name}.{field}".rstrip(".")] = text.replace("\n", " ")
+        return cells
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"a line must be a JSON object, but {path}, line {number}, is not: {error}; "
+            'write {"audio_filepath": "a.wav", "text": "good day"}'
+        ) from error
+
+
 def table_files(path: Path) -> tuple[Path, ...]:
-    """A Parquet or Arrow file, or those of a directory by name.
+    """A table, or those of a directory by name.
 
     Raises:
         InputError: there is none.
     """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [file for file in files if file.suffix in TABLES and file.is_file()]
+    files = [file for file in files if file.name.endswith(TABLES) and file.is_file()]
     if not files:
         raise InputError(
             f"a table must be a file or a folder of files that end in {', '.join(TABLES)}, but "
@@ -189,13 +280,85 @@ def table_files(path: Path) -> tuple[Path, ...]:
 
 def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The cells of these columns, row by row; "translation.en" is the field en of the column
-    translation.
+    translation. The columns of TMX files and of Moses zips of OPUS are languages.
 
     A cell without a value is "", and a line break inside a cell becomes a space.
 
     Raises:
         InputError: pyarrow is not installed, the file is damaged, or it has no such column of text.
     """
+    if path.suffix in ARROW:
+        return _arrow_rows(path, columns)
+    if path.suffix == ".zip":
+        return _moses_rows(path, columns)
+    return (_tmx_rows if ".tmx" in path.suffixes else _record_rows)(path, columns)
+
+
+def _record_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for place, row in each_record(path):
+        _check_columns(place, columns, row)
+        yield tuple(row[column] for column in columns)
+
+
+def _moses_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    try:
+        with zipfile.ZipFile(path) as packed:
+            sides, names = [], []
+            for language in languages:
+                files = [name for name in packed.namelist() if name.endswith(f".{language}")]
+                if len(files) != 1:
+                    endings = [name.rpartition(".")[2] for name in packed.namelist()]
+                    _check_columns(str(path), [language], endings)
+                    raise InputError(f"{path} must have one text of {language}, but has {files}")
+                names.append(f"{path}: {files[0]}")
+                lines = bounded_lines(packed.open(files[0]).readline, names[-1])
+                sides.append(decode_lines(lines, names[-1]))
+            yield from in_step(names, *sides)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        raise InputError(f"{path} is no whole zip file: {error}; fetch it again") from error
+
+
+def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The texts of every unit that has one of these languages; en also stands for en-GB."""
+    body = ElementTree.Element("body")
+    texts: dict[str, str] = {}
+    known = set[str]()
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            for event, element in ElementTree.iterparse(file, ("start", "end")):
+                match event, element.tag.rpartition("}")[2]:
+                    case "start", "body":
+                        body = element
+                    case "end", code if code in CODES:
+                        element.text = ""
+                    case "end", "tuv":
+                        name = (element.get(LANGUAGE) or element.get("lang") or "").lower()
+                        segments = chain(*(s.itertext() for s in element.findall("{*}seg")))
+                        text = " ".join("".join(segments).split())
+                        texts |= {name: text, name.split("-")[0]: text}
+                    case "end", "tu":
+                        row = tuple(texts.get(language.lower(), "") for language in languages)
+                        if any(row):
+                            yield row
+                        known |= texts.keys()
+                        texts = {}
+                        body.clear()  # or all units would stay in memory
+    except (ElementTree.ParseError, gzip.BadGzipFile, zlib.error, EOFError, OSError) as error:
+        raise InputError(f"{path} is no whole TMX file: {error}; fetch it again") from error
+    _check_columns(str(path), [language.lower() for language in languages], sorted(known))
+
+
+def _check_columns(place: str, columns: Iterable[str], present: Iterable[str]) -> None:
+    for column in columns:
+        if column not in present:
+            raise InputError(
+                f"source and target must be columns of text, but {place} has no {column} of that "
+                f"kind; it has {', '.join(present)}; name them with --source-column and "
+                "--target-column (in transduce data clean with --source and --target)"
+            )
+
+
+def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     require("pyarrow", str(path), "arrow")
     import pyarrow
 
@@ -228,23 +391,10 @@ def _record_batches(path: Path) -> Iterator[Any]:
 def _cells(table: Any, column: str, path: Path) -> list[str]:
     from pyarrow import types
 
-    names = table.column_names
-    kind = table.schema.field(column).type if column in names else None
-    if kind is None or not (types.is_string(kind) or types.is_large_string(kind)):
-        raise InputError(
-            f"source and target must be columns of text, but {path} has no {column} of that kind; "
-            f"it has {', '.join(names)}; name them with --source-column and --target-column"
-        )
+    texts = [
+        field.name
+        for field in table.schema
+        if types.is_string(field.type) or types.is_large_string(field.type)
+    ]
+    _check_columns(str(path), [column], texts)
     return [(cell or "").replace("\n", " ") for cell in table[column].to_pylist()]
-
-
-def sentences(line: str) -> list[str]:
-    """The sentences of a line, in order. After a full stop, a small letter goes on with the same
-    sentence."""
-    parts = []
-    start = 0
-    for end in SENTENCE_END.finditer(line):
-        if not line[end.end() :].lstrip(OPENING)[:1].islower():
-            parts.append(line[start : end.end()].strip())
-            start = end.end()
-    return [part for part in (*parts, line[start:].strip()) if part]

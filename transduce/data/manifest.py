@@ -1,6 +1,5 @@
 """Recordings and their texts: manifests, lists as other tools have them, and how they are split."""
 
-import json
 import math
 import os
 import re
@@ -12,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from transduce.config import Common, within
-from transduce.data.lines import read_lines, split_table
+from transduce.data.lines import each_record, read_lines
 from transduce.errors import InputError
 
 Row = dict[str, str]
@@ -38,57 +37,39 @@ FRAME = 0.01
 def each_row(path: Path) -> Iterator[tuple[str, Row]]:
     """The cells of every recording by column, and its place for messages.
 
-    `path` is a table with tabs, or commas (.csv), whose first line names the columns; a file with a
-    JSON object a line (.jsonl, .json); or a folder with one of TABLES, with Kaldi's wav.scp and
-    text, or with x.txt beside x.wav in any depth. `audio` is relative to the folder of `path`.
+    `path` is a table that `each_record` reads; or a folder with one of TABLES, with Kaldi's wav.scp
+    and text, or with x.txt beside x.wav in any depth. In a table, sound is relative to its folder,
+    or to `clips` in it, as in Common Voice.
 
     Raises:
         InputError: there is no such file, or it is something else; by file and line.
     """
-    folder = path if path.is_dir() else path.parent
-    for place, row in _rows(path):
+    if not path.is_dir():
+        return _table_rows(path)
+    if table := next((path / name for name in TABLES if (path / name).is_file()), None):
+        return _table_rows(table)
+    return (_kaldi_rows if (path / "wav.scp").is_file() else _sounds_and_texts)(path)
+
+
+def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    folder, clips = path.parent, path.parent / "clips"
+    has_clips = clips.is_dir()
+    for place, row in each_record(path):
         for name, others in NAMES.items():
             other = next(filter(row.__contains__, others), None)
             if name not in row and other:
                 row[name] = row.pop(other)
-        if row.get("audio"):
-            row["audio"] = str(folder / row["audio"])
-        yield place, row
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Row]]:
-    if not path.is_dir():
-        yield from _json_rows(path) if path.suffix in (".jsonl", ".json") else _table_rows(path)
-    elif table := next((path / name for name in TABLES if (path / name).is_file()), None):
-        yield from _rows(table)
-    elif (path / "wav.scp").is_file():
-        yield from _kaldi_rows(path)
-    else:
-        yield from _sounds_and_texts(path)
-
-
-def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    lines = read_lines(path)
-    header, rows = split_table(lines, str(path), comma=path.suffix == ".csv")
-    if len(header) == 1 and len(lines[0].split()) > 1:
-        raise InputError(
-            f"columns must have tabs between them, but the first line of {path} has spaces: "
-            f"{lines[0]!r}; write tabs, or commas in a file that ends in .csv"
-        )
-    for number, row in enumerate(rows, start=2):
-        yield f"{path}, line {number},", dict(zip(header, row, strict=True))
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            cells = json.loads(line).items()
-        except (ValueError, AttributeError, RecursionError) as error:
+        if "audio" not in row:
             raise InputError(
-                f"a line must be a JSON object, but {path}, line {number}, is not: {error}; "
-                'write {"audio_filepath": "a.wav", "text": "good day"}'
-            ) from error
-        yield f"{path}, line {number},", {name: str(cell) for name, cell in cells}
+                f"a list of recordings must have a column audio (or {', '.join(NAMES['audio'])}), "
+                f"but {place} has {', '.join(row)!r}; name the columns of a table in its first "
+                "line, with tabs between them, or commas where its name ends in .csv"
+            )
+        if audio := row["audio"]:
+            row["id"] = row.get("id") or audio
+            in_clips = has_clips and (clips / audio).exists()
+            row["audio"] = str((clips if in_clips else folder) / audio)
+        yield place, row
 
 
 def kaldi_table(path: Path) -> dict[str, str]:
@@ -133,7 +114,7 @@ def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
         stem = path.with_suffix("")
         row = {"id": stem.relative_to(folder).as_posix(), "speaker": path.absolute().parent.name}
         text = " ".join(read_lines(texts[stem])) if stem in texts else ""
-        yield str(path), {**row, "audio": path.relative_to(folder).as_posix(), "text": text}
+        yield str(path), {**row, "audio": str(path), "text": text}
     for stem in texts.keys() - {path.with_suffix("") for path in sounds}:
         yield str(texts[stem]), {"id": stem.relative_to(folder).as_posix(), "text": "alone"}
 
@@ -178,7 +159,7 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
     """The recordings of a manifest, or of another file or folder that `each_row` reads.
 
     Audio and text are needed. Without `seconds` the sound is opened and measured; without `id`, it
-    is the path of the sound; without `speaker`, every recording has its own.
+    is the path of the sound as it stands there; without `speaker`, every recording has its own.
 
     Args:
         target_column: the column that becomes `Recording.text`; "text" is then one of the others.
@@ -220,7 +201,7 @@ def to_recording(row: dict[str, str], place: str, target_column: str = "text") -
     cells = {name: cell for name, cell in row.items() if name != "audio"}
     text = cells.pop(target_column)
     seconds = cells.pop("seconds", "")
-    name = cells.pop("id", "") or str(audio)
+    name = cells.pop("id")
     length = _positive(seconds, place) if seconds else seconds_of(audio)
     return Recording(name, audio, length, cells.pop("speaker", "") or name, text, cells)
 

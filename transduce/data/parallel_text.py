@@ -6,13 +6,13 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from transduce.data.lines import check_row, each_cell_row, each_line, lines_fingerprint
+from transduce.data.lines import each_cell_row, each_line, in_step, lines_fingerprint
 from transduce.errors import InputError
 from transduce.process import Bar
 
@@ -85,7 +85,7 @@ class PairFiles:
     """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source,
     tab, target.
 
-    With `columns`, of source and target, they are Parquet or Arrow files, one after the other.
+    With `columns`, of source and target, they are tables, one after the other.
     """
 
     paths: tuple[Path, ...]
@@ -103,7 +103,13 @@ class PairFiles:
         """
         if self.columns:
             return ((s, t) for path in self.paths for s, t in each_cell_row(path, self.columns))
-        return each_line_pair(*self.paths) if len(self.paths) == 2 else each_tsv_pair(self.paths[0])
+        return self.decoded("strict")
+
+    def decoded(self, errors: str) -> Iterator[Pair]:
+        """The pairs of files of lines; see `each_line` for errors."""
+        if len(self.paths) == 1:
+            return each_tsv_pair(self.paths[0], errors)
+        return in_step([*map(str, self.paths)], *(each_line(path, errors) for path in self.paths))
 
     def read(self) -> ParallelText:
         """The pairs that have text on both sides, for training.
@@ -130,34 +136,21 @@ class PairFiles:
         return survey(self, cache) if len(beginning) > POOL else _with_text(beginning, str(self))
 
 
-def each_line_pair(source: Path, target: Path) -> Iterator[Pair]:
-    """Line i of one file and line i of the other.
-
-    Raises:
-        InputError: their line counts differ.
-    """
-    sides = each_line(source), each_line(target)
-    for n, (s, t) in enumerate(zip_longest(*sides)):
-        if s is None or t is None:
-            longer = n + 1 + sum(1 for _ in sides[s is None])
-            counts = (n, longer) if s is None else (longer, n)
-            raise InputError(
-                "parallel files must have the same number of lines, "
-                f"but {source} has {counts[0]} and {target} has {counts[1]}"
-            )
-        yield s, t
-
-
-def each_tsv_pair(path: Path) -> Iterator[Pair]:
+def each_tsv_pair(path: Path, errors: str = "strict") -> Iterator[Pair]:
     """The lines of a file, each a source sentence, a tab and its target sentence.
 
     Raises:
         InputError: a line has no tab or more than one.
     """
-    for number, line in enumerate(each_line(path), start=1):
-        row = line.split("\t")
-        check_row(row, ("source", "target"), str(path), number)
-        yield row[0], row[1]
+    for number, line in enumerate(each_line(path, errors), start=1):
+        source, *others = line.split("\t")
+        if len(others) != 1:
+            raise InputError(
+                f"a line must be a source, a tab and its target, but {path}, line {number}, has "
+                f"{1 + len(others)} cells for 2 columns (source, target); write tabs for spaces, "
+                "or keep two columns of more with cut -f1,2"
+            )
+        yield source, others[0]
 
 
 def _with_text(pairs: Iterable[Pair], name: str) -> ParallelText:

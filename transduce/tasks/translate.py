@@ -1,6 +1,7 @@
 """Text in, its translation out."""
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +10,6 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
-from transduce.data.lines import sentences
 from transduce.decode.beams import length_penalty
 from transduce.decode.phrases import text_prefix
 from transduce.decode.shortlist import Shortlist
@@ -40,6 +40,12 @@ NOT_SHORTLIST = (
 """Fields of SearchConfig that a search over a shortlist cannot use."""
 
 TranslatorT = TypeVar("TranslatorT", bound="Translator")
+
+SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*""")
+"""The end of a sentence, closing quotes and brackets included, and the space behind it."""
+
+OPENING = "\"'“‘«„([¿¡"
+"""Marks that may stand before the first letter of a sentence."""
 
 
 class Translator(Seq2SeqTask[str]):
@@ -342,3 +348,15 @@ def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Outp
             )
         )
     return outputs
+
+
+def sentences(line: str) -> list[str]:
+    """The sentences of a line, in order. After a full stop, a small letter goes on with the same
+    sentence."""
+    parts = []
+    start = 0
+    for end in SENTENCE_END.finditer(line):
+        if not line[end.end() :].lstrip(OPENING)[:1].islower():
+            parts.append(line[start : end.end()].strip())
+            start = end.end()
+    return [part for part in (*parts, line[start:].strip()) if part]

@@ -83,9 +83,9 @@ def test_what_is_not_a_digit_is_left_out(digits, capsys):
     assert main(["data", "get", "fsdd", str(home)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{home / 'recordings'} is there: nothing is fetched",
-        f"{home / 'train.tsv'}: 18 recordings, 0.00 hours, 2 speakers",
+        f"{home / 'train.tsv'}: 18 recordings, 0:00:02 in all, 2 speakers",
         "left out 1: a sound that is empty or cannot be read: 3_george_1",
-        f"{home / 'test.tsv'}: 12 recordings, 0.00 hours, 2 speakers",
+        f"{home / 'test.tsv'}: 12 recordings, 0:00:01 in all, 2 speakers",
     ]
     assert "\n0_george_4\trecordings/0_george_4.wav\t0.104\tgeorge\tzero\n" in (home / "test.tsv").read_text()
 

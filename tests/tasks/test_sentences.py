@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.data.lines import sentences
+from transduce.tasks.translate import sentences
 
 
 @pytest.mark.parametrize(
