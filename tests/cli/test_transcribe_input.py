@@ -145,7 +145,9 @@ def test_a_manifest_stands_for_the_sound_that_it_names(run, tmp_path, capsys, mo
     assert transcribe(run, [tmp_path / "c.tsv"]) == 2
     assert transcribe(run, [tmp_path / "d.tsv"]) == 2
     assert capsys.readouterr().err == (
-        f"transduce: audio must name a file, but {tmp_path / 'c.tsv'}, line 2, names none; name one in the column audio, or leave out the line\n"
+        "transduce: a list of recordings must have a column audio (or audio_filepath, file_name, path), but "
+        f"{tmp_path / 'c.tsv'}, line 2, has 'id, sound'; name the columns of a table in its first line, with tabs between "
+        "them, or commas where its name ends in .csv\n"
         f"transduce: audio must name a file, but {tmp_path / 'd.tsv'}, line 2, names none; name one in the column audio, or leave out the line\n"
     )
 
