@@ -63,7 +63,7 @@ def test_bad_sound_has_its_place_in_json_and_none_in_a_table(run, folder, tmp_pa
     assert found[0]["error"] == f"{paths[0]} cannot be read: No such file or directory; check the path"
     assert "error" not in found[1]
     header, row = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")]
-    assert header == ["audio", "start", "stop", "score", "text"]
+    assert header == ["audio", "start", "end", "score", "text"]
     assert row[:3] == [str(paths[1]), "0.000", f"{len(sound('red blue')) / RATE:.3f}"] and row[4].strip() == "red blue"
     assert capsys.readouterr().out == ""
 
@@ -91,7 +91,7 @@ def test_a_long_file_comes_in_pieces_whatever_the_format(run, long, tmp_path):
     for kind in ("text", "tsv", "json", "srt"):
         assert transcribe(run, [long], "--format", kind, "--max-seconds", "15", "--output", str(tmp_path / kind)) == 0
     (found,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
-    covers([(p["start"], p["stop"]) for p in found["segments"]], long)
+    covers([(p["start"], p["end"]) for p in found["segments"]], long)
     texts = [p["text"] for p in found["segments"]]
     assert found["text"] == " ".join(TALK)
     assert (tmp_path / "text").read_text() == " ".join(text.strip() for text in texts) + "\n" == found["text"] + "\n"
@@ -126,7 +126,7 @@ def test_words_have_the_times_of_the_tones_that_they_are(run, tmp_path):
     (found,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
     words = [word for segment in found["segments"] for word in segment["words"]]
     assert [word["word"] for word in words] == " ".join(TALK[:12]).split() and len(found["segments"]) > 2
-    times, said = [(word["start"], word["stop"]) for word in words], spoken(samples)
+    times, said = [(word["start"], word["end"]) for word in words], spoken(samples)
     assert np.abs(np.subtract(times, said)).max() < 0.03
     assert all(word["confidence"] > 0.8 for word in words)
 
@@ -178,7 +178,7 @@ def test_details_need_a_format_that_has_them(run, folder, capsys):
         assert "--format json" in capsys.readouterr().err, options
     assert transcribe(run, [folder / "8000.wav"] * 2, "--format", "srt") == 2
     assert capsys.readouterr().err == (
-        "transduce: subtitles belong to one file, but 2 were named; run it once for each\n"
+        "transduce: subtitles belong to one file, but 2 were named; add --output-dir DIR for a file of each\n"
     )
 
 

@@ -1,45 +1,41 @@
 """`transduce transcribe RUN FILE ...`: recordings to text, TSV, JSON lines or subtitles."""
 
-import codecs
-import io
+import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import UseAppendAction, arg
 
 from transduce.arguments import Group, Overrides
 from transduce.cli.common import (
-    STDIN,
     Columns,
     Files,
     Machine,
     Runs,
     SearchOptions,
-    lines_or_errors,
     local,
-    side_name,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
 from transduce.cli.large_files import Division, carry_out
+from transduce.cli.recordings import NamedSound, listed, recorded, sounds_of, stems_of
 from transduce.cli.translate import check_token_scores
-from transduce.config import Common
-from transduce.data.manifest import manifest_audio
+from transduce.config import Common, differences
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt
+from transduce.tasks.formats import ENDINGS, HEAD, STREAM, WRITE, as_line, srt
 
 if TYPE_CHECKING:
     from transduce.tasks.base import Details
-    from transduce.tasks.sound import Audio, Sound
+    from transduce.tasks.sound import Audio, Sound, Transcript
     from transduce.tasks.transcribe import Transcriber
 
-NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Bytes that no line of names holds, and every sound file within its first ones."""
+RECORD = ".transduce.json"
+"""In an --output-dir: the settings and the hash of the run that its files were made with."""
 
 
 class TranscriptionSettings(Overrides):
@@ -68,10 +64,14 @@ class TranscriptionSearch(SearchOptions):
 class TranscriptionOutput:
     """What is written of a transcript."""
 
-    format: Common[Literal["text", "tsv", "json", "srt", "vtt"]] = "text"
-    """text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment,
-    none for a file that cannot be used. json: an object per file and line. srt, vtt: subtitles of
-    one file."""
+    format: Common[UseAppendAction[tuple[Literal["text", "tsv", "json", "srt", "vtt"], ...]]] = ()
+    """text, if none is named: a line per file. tsv: audio, start, end (seconds), score and text, a
+    line per segment, none for a file that cannot be used. json: an object per file and line. srt,
+    vtt: subtitles of one file. With --output-dir several: --format srt --format json."""
+    output_dir: Common[Annotated[Path | None, arg(metavar="DIR")]] = None
+    """Write a file for each recording: DIR/talk.txt (.tsv, .json, .srt, .vtt) of talk.wav, and of a
+    folder DIR/day/talk.txt of FOLDER/day/talk.wav. The same command again transcribes only what has
+    no file yet, or is newer than it."""
     word_times: Common[bool] = False
     """When every word was said, and how sure CTC is of it, for captions that follow the voice or
     for finding what to check: in json; in srt a subtitle is then one word, in vtt words light up.
@@ -80,12 +80,22 @@ class TranscriptionOutput:
     """Put the log-probability of every token into json, to see where the model was unsure."""
 
     def __post_init__(self) -> None:
-        check_token_scores(self.token_scores, self.format)
-        if self.word_times and self.format not in ("json", "srt", "vtt"):
+        named = ", ".join(self.formats)
+        check_token_scores(self.token_scores, named)
+        if self.word_times and not {"json", "srt", "vtt"} & {*self.formats}:
             raise InputError(
-                f"times of words need --format json, srt or vtt, but it is {self.format}; add one "
-                "of them"
+                f"times of words need --format json, srt or vtt, but it is {named}; add one of them"
             )
+        if len(self.formats) > 1 and self.output_dir is None:
+            raise InputError(
+                f"several formats need --output-dir, where each has a file, but they are {named}; "
+                "add --output-dir DIR, or leave one"
+            )
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats that are written."""
+        return self.format or ("text",)
 
     @property
     def details(self) -> "Details":
@@ -96,14 +106,15 @@ class TranscriptionOutput:
 
     def check(self, n_files: int, n_best: int) -> None:
         """Raise InputError where the format does not suit the outputs."""
-        if self.format in ("srt", "vtt") and n_files != 1:
+        if self.formats[0] in ("srt", "vtt") and n_files != 1 and self.output_dir is None:
             raise InputError(
-                f"subtitles belong to one file, but {n_files} were named; run it once for each"
+                f"subtitles belong to one file, but {n_files} were named; add --output-dir DIR for "
+                "a file of each"
             )
-        if n_best and self.format != "json":
+        if n_best and "json" not in self.formats:
             raise InputError(
-                f"several outputs need --format json, but it is {self.format}; leave out --n-best, "
-                "or add it"
+                f"several outputs need --format json, but it is {', '.join(self.formats)}; leave "
+                "out --n-best, or add it"
             )
 
 
@@ -118,8 +129,20 @@ class Live:
     """Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install
     '.[microphone]' in a clone)."""
 
-    def check(self, files: Sequence[Path], columns: Columns, division: Division) -> None:
+    def check(
+        self,
+        files: Sequence[Path],
+        output: TranscriptionOutput,
+        columns: Columns,
+        division: Division,
+    ) -> None:
         """Raise InputError where other flags or files do not go with these."""
+        others = (self.stream, self.microphone, columns, division.output, division.part)
+        if output.output_dir and any(others):
+            raise InputError(
+                "--output-dir writes files for each recording that is named, so leave out "
+                "--stream, --microphone, --prefix, --require, --output and --part"
+            )
         if self.microphone == bool(files):
             raise InputError(
                 "name the files to transcribe, - for standard input (sound, or names of files), or "
@@ -156,14 +179,14 @@ def transcribe(
     and a warning.
 
     Args:
-        files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; a manifest (.tsv) stands
-            for the sound that it names. - is standard input: one sound file, or names of files, one
-            a line.
+        files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, .npy of vectors, and with FFmpeg M4A, MP4,
+            WebM; a folder stands for all sound in it, a manifest (.tsv) for the sound that it
+            names. - is standard input: one sound file, or names of files, one a line.
     """
-    live.check(files, columns, division)
+    live.check(files, output, columns, division)
     if live.microphone:
         require("sounddevice", "a microphone", "microphone")
-    sounds = list(_listed(files, columns) if columns else _sounds_of(files))
+    sounds = list(listed(files, columns) if columns else sounds_of(files))
     output.check(len(sounds) + live.microphone, search.settings.get("n_best", 0))
     job = Transcription(
         run=local(run),
@@ -174,11 +197,15 @@ def transcribe(
         columns=columns,
     )
     if live.microphone:
-        sounds.append(_recorded())
+        sounds.append(recorded())
     if live.stream:
         _stream(job, sounds)
-    else:
+    elif output.output_dir is None:
         carry_out(job, sounds, division, inputs=files)
+    else:
+        job = replace(job, stems=stems_of(sounds, files, output.output_dir))
+        if left := _unfinished(job, output.output_dir):
+            carry_out(job, left, division)
 
 
 def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
@@ -192,7 +219,7 @@ def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
     transcriber = job.load()
     n_bad = 0
     n_cues = 0
-    format = job.output.format
+    (format,) = job.output.formats
     write = STREAM.get(format, WRITE[format])
     print(HEAD.get(format, ""), end="", flush=True)
     with first_few() as is_shown:
@@ -221,6 +248,8 @@ class Transcription(SearchJob):
 
     output: TranscriptionOutput
     columns: Columns
+    stems: dict[str, str] = field(default_factory=dict)
+    """By path of a sound, the path of its files without their endings; {}: they have none."""
 
     def load(self) -> "Transcriber":
         """Load the run."""
@@ -230,13 +259,13 @@ class Transcription(SearchJob):
 
     def name(self, item: "Audio") -> str:
         """Its path and length; what has no path is its content."""
-        if isinstance(item, _Named):
+        if isinstance(item, NamedSound):
             return sha256(item.getvalue()).hexdigest()
         return f"{item} {self.cost(item)}"
 
     def cost(self, item: "Audio") -> int:
         """Its bytes; 0 where there are none."""
-        if isinstance(item, _Named):
+        if isinstance(item, NamedSound):
             return item.getbuffer().nbytes
         path = str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
         return os.path.getsize(path) if os.path.isfile(path) else 0
@@ -258,7 +287,7 @@ class Transcription(SearchJob):
     def rows(
         self, transcriber: "Transcriber", start: int, files: "list[Audio]", progress: Progress
     ) -> Rows:
-        """Transcribe sounds."""
+        """Transcribe sounds; of those that have files of their own, write these."""
 
         def read() -> "Iterator[Sound]":
             for sound in self.read(transcriber, files, start):
@@ -269,72 +298,66 @@ class Transcription(SearchJob):
         transcripts = transcriber.transcripts(
             read(), progress=lambda n, _: progress(n, 0), details=self.output.details
         )
-        head = HEAD.get(self.output.format, "") if start == 0 else ""
-        rows = map(WRITE[self.output.format], transcripts)
-        errors = [as_line(transcript.error) for transcript in transcripts if transcript.error]
-        return Rows(head + "".join(rows), tuple(errors))
+        errors = tuple(as_line(each.error) for each in transcripts if each.error)
+        if self.stems:
+            for each in transcripts:
+                if not each.error:
+                    self._write(each)
+            return Rows("", errors)
+        (format,) = self.output.formats
+        head = HEAD.get(format, "") if start == 0 else ""
+        return Rows(head + "".join(map(WRITE[format], transcripts)), errors)
+
+    def files(self, path: Path) -> dict[str, Path]:
+        """The files of a sound by their formats."""
+        stem = self.stems[str(path)]
+        return {format: Path(f"{stem}{ENDINGS[format]}") for format in self.output.formats}
+
+    def _write(self, transcript: "Transcript") -> None:
+        from transduce.files import write_file
+
+        for format, path in self.files(Path(transcript.path)).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, HEAD.get(format, "") + WRITE[format](transcript))
 
 
-class _Named(io.BytesIO):
-    """The bytes of a sound file that has no path, with its name in messages."""
-
-    def __init__(self, name: str, content: bytes) -> None:
-        super().__init__(content)
-        self.name = name
-
-
-def _sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
-    """The sounds of files: a manifest stands for the sound that it names, - for standard input."""
-    for file in files:
-        for audio in _standard_input() if file == STDIN else [file]:
-            if isinstance(audio, Path) and audio.suffix == ".tsv":
-                yield from manifest_audio(audio)
-            else:
-                yield audio
-
-
-def _listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
-    """The lines of lists of sound with columns.
+def _unfinished(job: Transcription, directory: Path) -> list[Path]:
+    """The sounds whose files are missing or older than they are.
 
     Raises:
-        InputError: a line is not UTF-8, names no sound, or has too many columns.
+        InputError: the directory has other files, or was begun with other settings.
     """
-    for file in files:
-        for number, line in enumerate(lines_or_errors(file), start=1):
-            if isinstance(line, InputError):
-                raise InputError(
-                    f"{line}; with --prefix or --require, a FILE is a list that names sound"
-                )
-            line = line.removesuffix("\r")
-            try:
-                name, _, _ = columns.split(line, number, "SOUND")
-            except InputError as error:
-                raise InputError(f"{side_name(file)}: {error}") from error
-            if not name.strip():
-                raise InputError(
-                    f"{side_name(file)}: line {number} must begin with the name of a sound; add "
-                    "it, or remove the line"
-                )
-            yield line
+    from transduce.files import read_json, write_file
 
+    key, _, _ = job.key(())
+    for name in ("format", "output_dir"):
+        del key["output"][name]
+    for name in ("inputs", "stems"):
+        del key[name]
+    record = directory / RECORD
+    if record.exists():
+        if changed := differences(read_json(record), key):
+            raise InputError(
+                f"all files of an --output-dir are made with the same settings, but {directory} "
+                f"was begun with others: {'; '.join(changed)}; name another --output-dir"
+            )
+    elif directory.exists() and any(directory.iterdir()):
+        raise InputError(
+            "an --output-dir must be new or empty, or the one of an earlier transcription, but "
+            f"{directory} has other files; name another"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    write_file(record, json.dumps(key, indent=2) + "\n")
 
-def _standard_input() -> "Iterator[Audio]":
-    """One sound file, or names of files, one a line."""
-    raw = sys.stdin.buffer.read()
-    if NO_NAME.search(raw, 0, 4096):
-        yield _Named("standard input", raw)
-    else:
-        for name in raw.removeprefix(codecs.BOM_UTF8).splitlines():
-            yield Path(os.fsdecode(name))
+    def is_done(sound: Path) -> bool:
+        return all(
+            path.is_file() and path.stat().st_mtime >= sound.stat().st_mtime
+            for path in job.files(sound).values()
+        )
 
-
-def _recorded() -> "Audio":
-    """Record from the microphone until Enter or Ctrl-C."""
-    from transduce.data.audio import record
-
-    def wait() -> None:
-        print("recording; Enter ends it", file=sys.stderr, flush=True)
-        with suppress(KeyboardInterrupt):
-            sys.stdin.readline()
-
-    return record(wait)
+    paths = list(map(Path, job.stems))
+    left = [path for path in paths if not (os.path.isfile(path) and is_done(path))]
+    n_done = len(paths) - len(left)
+    if n_done:
+        print(f"transduce: {n_done} of {len(paths)} are done, in {directory}", file=sys.stderr)
+    return left

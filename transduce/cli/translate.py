@@ -137,7 +137,7 @@ def translate(
 
 def check_token_scores(token_scores: bool, format: str) -> None:
     """Raise InputError where scores of tokens have no place."""
-    if token_scores and format != "json":
+    if token_scores and "json" not in format:
         raise InputError(
             f"scores of tokens need --format json, but it is {format}; add --format json"
         )

@@ -5,12 +5,15 @@ import logging
 import math
 import os
 import re
+import shutil
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from io import BufferedIOBase
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from torch import Tensor
 from torchaudio.functional import resample
 
 from transduce.config import within
-from transduce.data.config import SPEEDS
+from transduce.data.config import BY_FFMPEG, SPEEDS
 from transduce.errors import InputError, require
 
 logger = logging.getLogger("transduce")
@@ -243,6 +246,10 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
     """An open sound file. Errors of libsndfile, now or while it is read, become a ValueError."""
     if isinstance(sound, Path):
         sound_status(sound)
+        if sound.suffix.lower() in BY_FFMPEG:
+            with _decoded(sound) as decoded, _opened(decoded, name) as file:
+                yield file
+            return
     start = sound.tell() if isinstance(sound, BufferedIOBase) and sound.seekable() else None
     try:
         # soundfile itself turns a name into UTF-8, which not every name on a disk is
@@ -260,6 +267,31 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
     finally:
         if isinstance(sound, BufferedIOBase) and start is not None:
             sound.seek(start)
+
+
+@contextmanager
+def _decoded(path: Path) -> Iterator[Path]:
+    """A temporary file of the sound of a file that FFmpeg reads.
+
+    Raises:
+        InputError: FFmpeg is not installed, or finds no sound.
+    """
+    program = shutil.which("ffmpeg")
+    if program is None:
+        raise InputError(
+            f"{path} cannot be read as sound: {path.suffix} needs FFmpeg, which is not installed; "
+            "install it (apt install ffmpeg, brew install ffmpeg), or convert the file to WAV"
+        )
+    with NamedTemporaryFile(suffix=".w64") as file:  # .wav ends at 4 GB
+        command = [program, "-nostdin", "-v", "error", "-y", "-i", f"file:{path}", "-vn", file.name]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode:
+            reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise InputError(
+                f"{path} cannot be read as sound: FFmpeg says {reason}; convert it to WAV or leave "
+                "it out"
+            )
+        yield Path(file.name)
 
 
 def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:

@@ -10,6 +10,9 @@ from transduce.errors import InputError
 LogMel = Literal["plain", "kaldi", "whisper"]
 Normalize = Literal["utterance", "global", "mean", "none"]
 
+BY_FFMPEG = (".aac", ".m4a", ".mkv", ".mov", ".mp4", ".webm", ".wma")
+"""Endings of files whose sound FFmpeg decodes, where it is installed."""
+
 SPEEDS = "[0.5, 2]"
 """The speeds at which speech is still speech."""
 

@@ -33,7 +33,7 @@ def plain_tokens(scores: "TokenScores") -> list[dict[str, object]]:
 
 
 def _plain_word(word: "Word") -> dict[str, object]:
-    times = {"start": word.start, "stop": word.stop}
+    times = {"start": word.start, "end": word.stop}
     rounded = {name: round(seconds, 3) for name, seconds in times.items() if seconds is not None}
     return {"word": word.text, "confidence": round(word.confidence, 4), **rounded}
 
@@ -75,7 +75,7 @@ def _json(transcript: "Transcript") -> str:
 
 def _plain_segment(segment: "Segment") -> dict[str, object]:
     outputs = [plain_output(output) for output in segment.outputs]
-    plain = {"start": round(segment.start, 3), "stop": round(segment.stop, 3), **outputs[0]}
+    plain = {"start": round(segment.start, 3), "end": round(segment.stop, 3), **outputs[0]}
     return {**plain, "outputs": outputs} if len(outputs) > 1 else plain
 
 
@@ -132,8 +132,11 @@ def _moment(seconds: float, point: str) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
 
 
+ENDINGS = {"text": ".txt", "tsv": ".tsv", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
+"""Of the files of a format."""
+
 WRITE = {"text": _text, "tsv": _tsv, "json": _json, "srt": srt, "vtt": _vtt}
 STREAM = {"json": _json_segments}
 """Formats that a stream writes in another way."""
-HEAD = {"tsv": "audio\tstart\tstop\tscore\ttext\n", "vtt": "WEBVTT\n\n"}
+HEAD = {"tsv": "audio\tstart\tend\tscore\ttext\n", "vtt": "WEBVTT\n\n"}
 """What stands before the first row."""

@@ -1,0 +1,133 @@
+"""What `transduce transcribe` reads: sound files, folders, manifests, lists, sound itself."""
+
+import codecs
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transduce.cli.common import STDIN, Columns, lines_or_errors, side_name
+from transduce.data.config import BY_FFMPEG
+from transduce.data.manifest import SOUND, manifest_audio
+from transduce.errors import InputError
+from transduce.tasks.formats import ENDINGS
+
+if TYPE_CHECKING:
+    from transduce.tasks.sound import Audio
+
+NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Bytes that no line of names holds, and every sound file within its first ones."""
+
+
+class NamedSound(io.BytesIO):
+    """The bytes of a sound file that has no path, with its name in messages."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        super().__init__(content)
+        self.name = name
+
+
+def sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
+    """The sounds of files: a manifest stands for the sound that it names, a folder for all in it, -
+    for standard input.
+
+    Raises:
+        InputError: a folder has none.
+    """
+    for file in files:
+        for audio in _standard_input() if file == STDIN else [file]:
+            if isinstance(audio, Path) and audio.suffix == ".tsv":
+                yield from manifest_audio(audio)
+            elif isinstance(audio, Path) and os.path.isdir(file):
+                yield from _sounds_in(audio)
+            else:
+                yield audio
+
+
+def _sounds_in(folder: Path) -> list[Path]:
+    """The sound files of a folder and its folders."""
+    sounds = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if SOUND.fullmatch(path.suffix) or path.suffix.lower() in BY_FFMPEG
+    ]
+    if not sounds:
+        raise InputError(f"a folder must have sound, but {folder} has none; name another, or files")
+    return sounds
+
+
+def stems_of(sounds: "Sequence[Audio]", files: Sequence[Path], directory: Path) -> dict[str, str]:
+    """Where the files of every sound lie in a directory, without their endings.
+
+    Raises:
+        InputError: a sound has no name, or two have the same.
+    """
+    folders = list(filter(os.path.isdir, files))
+    sound_of: dict[str, Path] = {}
+    for sound in sounds:
+        if not isinstance(sound, Path):
+            raise InputError(
+                "--output-dir names files as the recordings are named, but sound from standard "
+                "input has no name; use --output FILE"
+            )
+        bases = (folder for folder in folders if sound.is_relative_to(folder))
+        name = sound.relative_to(next(bases, sound.parent))
+        stem = str(directory / name.with_suffix(""))
+        if stem in sound_of:
+            raise InputError(
+                f"recordings must have different names, but {sound_of[stem]} and {sound} would "
+                f"both become {stem}{ENDINGS['text']}; name another --output-dir for one of them"
+            )
+        sound_of[stem] = sound
+    return {str(sound): stem for stem, sound in sound_of.items()}
+
+
+def listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
+    """The lines of lists of sound with columns.
+
+    Raises:
+        InputError: a line is not UTF-8, names no sound, or has too many columns.
+    """
+    for file in files:
+        for number, line in enumerate(lines_or_errors(file), start=1):
+            if isinstance(line, InputError):
+                raise InputError(
+                    f"{line}; with --prefix or --require, a FILE is a list that names sound"
+                )
+            line = line.removesuffix("\r")
+            try:
+                name, _, _ = columns.split(line, number, "SOUND")
+            except InputError as error:
+                raise InputError(f"{side_name(file)}: {error}") from error
+            if not name.strip():
+                raise InputError(
+                    f"{side_name(file)}: line {number} must begin with the name of a sound; add "
+                    "it, or remove the line"
+                )
+            yield line
+
+
+def _standard_input() -> "Iterator[Audio]":
+    """One sound file, or names of files, one a line."""
+    raw = sys.stdin.buffer.read()
+    if NO_NAME.search(raw, 0, 4096):
+        yield NamedSound("standard input", raw)
+    else:
+        for name in raw.removeprefix(codecs.BOM_UTF8).splitlines():
+            yield Path(os.fsdecode(name))
+
+
+def recorded() -> "Audio":
+    """Record from the microphone until Enter or Ctrl-C."""
+    from transduce.data.audio import record
+
+    def wait() -> None:
+        print("recording; Enter ends it", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):
+            sys.stdin.readline()
+
+    return record(wait)
