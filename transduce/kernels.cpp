@@ -13,11 +13,11 @@
 #include <vector>
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
 constexpr int LANES = 16, ROWS = 10;
 #elif defined(__aarch64__)
 constexpr int LANES = 4, ROWS = 8;
@@ -119,7 +119,7 @@ inline void store(float* x, Floats y) { *reinterpret_cast<Floats*>(x) = y; }
 
 // The first half of a vector; the other lanes are 0.
 inline Floats load_half(const float* x) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
     return (Floats)_mm512_zextps256_ps512(_mm256_loadu_ps(x));
 #elif defined(__AVX2__)
     return (Floats)_mm256_zextps128_ps256(_mm_loadu_ps(x));
@@ -131,20 +131,21 @@ inline Floats load_half(const float* x) {
 }
 inline void store_half(float* x, Floats y) { std::memcpy(x, &y, sizeof y / 2); }
 
-inline Floats exponential(Floats x) {  // 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), within 1 ulp; 0 below -87
-    const Floats least = Floats{} - 87.0f, most = Floats{} + 88.0f;
-    Ints low = x < least;
-    x = low ? least : x;
+inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }  // y where x is NaN
+
+// 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), within 1 ulp on [-87, 88], to which x is bounded.
+inline Floats exponential(Floats x) {
+    const Floats most = Floats{} + 88.0f;
+    x = larger(Floats{} - 87.0f, x);
     x = x > most ? most : x;
     Floats turns = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds
-    Ints n = reinterpret_cast<Ints>(turns) - 0x4B400000;
+    Ints exponent = reinterpret_cast<Ints>(turns) << 23;  // n; what was added has no bit that stays
     turns -= 12582912.0f;
     x = x - turns * 0.693359375f + turns * 2.12194440e-4f;
     Floats y = ((((1.9875691500e-4f * x + 1.3981999507e-3f) * x + 8.3334519073e-3f) * x + 4.1665795894e-2f) * x
                 + 1.6666665459e-1f) * x + 5.0000001201e-1f;
     y = y * x * x + x + 1.0f;
-    y *= reinterpret_cast<Floats>((n + 127) << 23);
-    return low ? Floats{} : y;
+    return reinterpret_cast<Floats>(reinterpret_cast<Ints>(y) + exponent);
 }
 
 // The N lanes of x as one number: halves are joined again and again.
@@ -164,8 +165,6 @@ inline float total(Floats x) {
     return joined<LANES>(x, [](auto y, auto z) { return y + z; });
 }
 
-inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }  // y where x is NaN
-
 inline float largest_of(Floats x) {
     return joined<LANES>(x, [](auto y, auto z) { return y > z ? y : z; });
 }
@@ -173,7 +172,7 @@ inline float largest_of(Floats x) {
 // Sums of neighbouring lanes: first those of x, then those of y.
 inline Floats sums_of_pairs(Floats x, Floats y) {
 #if defined(__clang__)
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
     return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
            + __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #else
@@ -240,64 +239,58 @@ void tile(const float* x, const float* panel, int64_t inputs, float* y, int64_t 
     for (int r = 0; r < R; r++) write(sums[r], y + r * stride, bias, n, relu);
 }
 
-// Integers: rows come in chunks of 32 bits, as many inputs as one instruction multiplies and adds in 32 bits.
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+// Integers of 8 bits: inputs plus OFFSET times weights, PAIR of which one lane multiplies and adds in 32 bits. Unsigned inputs
+// without VNNI: two products are first added in 16 bits, so |a + b| <= 128 must hold for neighbouring weights, as 255 * 128 < 2^15.
+constexpr int PAIR = 4;
+#if defined(__AVX2__)
 typedef uint8_t Rounded;
-constexpr int PAIR = 4, OFFSET = 128;  // unsigned times signed
-inline Ints panel_at(const int8_t* panel) { return *reinterpret_cast<const Ints*>(panel); }
+constexpr int OFFSET = 128;
+#else
+typedef int8_t Rounded;
+constexpr int OFFSET = 0;
+#endif
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
+constexpr bool SATURATES = false;
+#else
+constexpr bool SATURATES = true;
+#endif
 inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(inputs), (__m512i)weights);
-#else
+#elif defined(__AVX512BW__)
+    __m512i two = _mm512_maddubs_epi16(_mm512_set1_epi32(inputs), (__m512i)weights);
+    return sum + (Ints)_mm512_madd_epi16(two, _mm512_set1_epi16(1));
+#elif defined(__AVXVNNI__)
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(inputs), (__m256i)weights);
-#endif
-}
+#elif defined(__AVX2__)
+    __m256i two = _mm256_maddubs_epi16(_mm256_set1_epi32(inputs), (__m256i)weights);
+    return sum + (Ints)_mm256_madd_epi16(two, _mm256_set1_epi16(1));
 #elif defined(__ARM_FEATURE_DOTPROD)
-typedef int8_t Rounded;
-constexpr int PAIR = 4, OFFSET = 0;  // signed times signed
-inline Ints panel_at(const int8_t* panel) { return *reinterpret_cast<const Ints*>(panel); }
-inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
     return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, vreinterpretq_s8_s32(vdupq_n_s32(inputs)));
-}
+#elif defined(__aarch64__)
+    int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(inputs)), w = (int8x16_t)weights;
+    int16x8_t two = vpaddq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(w)), vmull_high_s8(x, w));
+    return (Ints)vpadalq_s16((int32x4_t)sum, two);
 #else
-typedef int16_t Rounded;
-constexpr int PAIR = 2, OFFSET = 0;
-inline Ints panel_at(const int8_t* panel) {
-#if defined(__AVX512BW__)
-    return (Ints)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel)));
-#elif defined(__AVX2__)
-    return (Ints)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel)));
-#else
-    int16_t wide[WIDE];
-    for (int i = 0; i < WIDE; i++) wide[i] = panel[i];
-    Ints result;
-    std::memcpy(&result, wide, sizeof result);
-    return result;
-#endif
-}
-inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
-#if defined(__AVX512BW__)
-    return sum + (Ints)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(inputs));
-#elif defined(__AVX2__)
-    return sum + (Ints)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(inputs));
-#else
-    int16_t two[2], wide[WIDE];
-    std::memcpy(two, &inputs, sizeof two);
+    int8_t four[PAIR], wide[LANES * PAIR];
+    std::memcpy(four, &inputs, sizeof four);
     std::memcpy(wide, &weights, sizeof wide);
-    for (int i = 0; i < LANES; i++) sum[i] += wide[2 * i] * two[0] + wide[2 * i + 1] * two[1];
+    for (int i = 0; i < LANES * PAIR; i++) sum[i / PAIR] += wide[i] * four[i % PAIR];
     return sum;
 #endif
 }
-#endif
 
 int64_t padded(int64_t inputs) { return (inputs + PAIR - 1) / PAIR * PAIR; }
 
 template <int R>
 void tile(const Rounded* x, const float* row_scale, const int8_t* panel, int64_t inputs, float* y, int64_t stride,
           const float* scale, const int32_t* weight_sums, const float* bias, int64_t n, bool relu) {
-    Ints sums[R][2] = {};
+    Ints sums[R][2];
+    for (int half = 0; half < 2; half++)
+        for (int r = 0; r < R; r++)
+            sums[r][half] = -OFFSET * *reinterpret_cast<const Ints*>(weight_sums + half * LANES);
     for (int64_t k = 0; k < inputs; k += PAIR, panel += WIDE * PAIR) {
-        Ints left = panel_at(panel), right = panel_at(panel + LANES * PAIR);
+        Ints left = *reinterpret_cast<const Ints*>(panel), right = *reinterpret_cast<const Ints*>(panel + LANES * PAIR);
         for (int r = 0; r < R; r++) {
             int32_t chunk;
             std::memcpy(&chunk, x + r * inputs + k, 4);
@@ -307,11 +300,8 @@ void tile(const Rounded* x, const float* row_scale, const int8_t* panel, int64_t
     }
     for (int r = 0; r < R; r++) {
         Floats scaled[2];
-        for (int half = 0; half < 2; half++) {
-            Ints sum = sums[r][half];
-            if (OFFSET) sum -= OFFSET * *reinterpret_cast<const Ints*>(weight_sums + half * LANES);
-            scaled[half] = __builtin_convertvector(sum, Floats) * load(scale + half * LANES) * row_scale[r];
-        }
+        for (int half = 0; half < 2; half++)
+            scaled[half] = __builtin_convertvector(sums[r][half], Floats) * load(scale + half * LANES) * row_scale[r];
         write(scaled, y + r * stride, bias, n, relu);
     }
 }
@@ -742,8 +732,8 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
 
 extern "C" {
 
-// How python lays out panels: outputs of one, and inputs of 8 bits that one instruction takes together.
-int32_t wide = WIDE, pair = PAIR;
+// How python lays out panels: outputs of one, inputs of 8 bits that one lane takes together, and whether sums of two may be too large.
+int32_t wide = WIDE, pair = PAIR, saturates = SATURATES;
 
 // y (N, outputs) = x (N, inputs) W^T + bias.
 int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32_t threads) {
@@ -868,12 +858,13 @@ void log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out,
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t m = 0; m < n; m++) {
         const float* row = logits + m * vocabulary;
-        Floats high = Floats{} - INFINITY, sums = {};
+        Floats sums = {}, high[4];  // which do not wait for one another
+        std::fill(high, high + 4, Floats{} - INFINITY);
         int64_t i = 0;
-        for (; i + LANES <= vocabulary; i += LANES) high = load(row + i) > high ? load(row + i) : high;
-        float largest = -INFINITY, sum = 0;
-        for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, high[lane]);
-        for (int64_t j = i; j < vocabulary; j++) largest = std::max(largest, row[j]);
+        for (; i + 4 * LANES <= vocabulary; i += 4 * LANES)
+            for (int c = 0; c < 4; c++) high[c] = larger(load(row + i + c * LANES), high[c]);
+        float largest = largest_of(larger(larger(high[0], high[1]), larger(high[2], high[3]))), sum = 0;
+        for (; i < vocabulary; i++) largest = std::max(largest, row[i]);
         if (!std::isfinite(largest)) {  // the differences below would be NaN
             out[m] = std::any_of(row, row + vocabulary, [](float x) { return std::isnan(x); }) ? NAN : largest;
             continue;

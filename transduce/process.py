@@ -2,6 +2,7 @@
 
 import ast
 import ctypes
+import gc
 import getpass
 import os
 import sys
@@ -72,10 +73,13 @@ def limit_omp_spin() -> bool:
 def keep_memory() -> bool:
     """Let GNU's malloc keep up to 2 GB of freed memory for new tensors; False where it does not.
 
+    The garbage collector no longer looks at the objects that exist by now.
+
     It holds for the whole process and for good, so only commands call it. Without it the large
     tensors of every step come from the system anew, page by page, a tenth of the time of a beam
     search. The user's own MALLOC_ variables win.
     """
+    gc.freeze()
     if any(name.startswith("MALLOC_") for name in os.environ) or not sys.platform.startswith(
         "linux"
     ):

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.kernels import needs_cpp
 from transduce import kernels
 from transduce.decode.scorer import log_sum_exp, top_k
-from transduce.engine.weights import Matrix
+from transduce.engine.weights import Matrix, constant
 
 SHAPES = [(1, 1, 1), (1, 16, 24), (5, 7, 33), (6, 40, 24), (13, 1000, 96), (64, 256, 256), (200, 512, 1030), (0, 8, 8)]
 """Rows, outputs and inputs; of most, none is a multiple of what a tile has."""
@@ -54,10 +54,12 @@ def test_a_product_is_that_of_pytorch(shape, n_threads, rng):
     assert torch.equal(products[0], products[1].view(3, 2, n_out))
 
 
-def integers(*shape: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Rows of integers of -127 to 127 which each have that, and scales for them that are powers of two."""
-    rows = torch.randint(-127, 128, shape, generator=rng)
-    rows[..., 0] = rows[:1] = 127
+def integers(*shape: int, largest: int = 127, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rows of integers up to `largest` which each have 127, the first row as many as may be, and scales for them that are
+    powers of two."""
+    rows = torch.randint(-largest, largest + 1, shape, generator=rng)
+    rows[:1] = largest
+    rows[..., :2] = torch.tensor([127, 127 if largest == 127 else 0])[: shape[-1]]
     return rows, 2.0 ** torch.randint(-9, 9, (*shape[:-1], 1), generator=rng)
 
 
@@ -65,7 +67,8 @@ def integers(*shape: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("shape", "n_threads"), PRODUCTS)
 def test_int8_is_the_product_of_integers(shape, n_threads, rng):
     n, n_out, n_in = shape
-    (x_int, x_scale), (w_int, w_scale) = integers(n, n_in, rng=rng), integers(n_out, n_in, rng=rng)
+    largest = 63 if constant("saturates") else 127  # pairs of weights are then at most 127
+    (x_int, x_scale), (w_int, w_scale) = integers(n, n_in, rng=rng), integers(n_out, n_in, largest=largest, rng=rng)
     bias = torch.randn(n_out, generator=rng)
     exact = (x_int.double() @ w_int.double().T) * x_scale * w_scale.T
     product, biased = (Matrix(w_int * w_scale, each, int8=True) for each in (None, bias))
@@ -76,6 +79,15 @@ def test_int8_is_the_product_of_integers(shape, n_threads, rng):
     for got, want in zip(found, (exact, exact + bias), strict=True):
         torch.testing.assert_close(got.double(), want, **near)
     assert torch.equal(zeros, torch.zeros(2, n_out))
+
+
+@needs_cpp
+def test_int8_of_the_largest_numbers_does_not_overflow():
+    """Sums of two products, which some CPUs form in 16 bits, of weights and inputs that are all as large as they can be."""
+    for signs in ((1, 1), (1, -1), (-1, -1)):
+        weight, x = torch.tensor(signs).repeat(30, 33) * 0.7, torch.tensor([[3.0], [-3.0]]).expand(2, 66)
+        got = Matrix(weight, int8=True)(x)
+        torch.testing.assert_close(got, x @ weight.T, rtol=0.01, atol=1e-4)
 
 
 @needs_cpp

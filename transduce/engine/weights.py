@@ -56,7 +56,11 @@ class Matrix:
         weight = weight.detach()
         scale = sums = None
         if int8:
-            scale = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+            largest = weight.abs().amax(dim=1)
+            if constant("saturates"):  # neighbours are added in 16 bits
+                pairs = F.pad(weight, (0, weight.size(1) % 2)).unflatten(1, (-1, 2))
+                largest = torch.maximum(largest, pairs.sum(dim=2).abs().amax(dim=1))
+            scale = largest.clamp_min(torch.finfo(torch.float32).tiny) / 127
             weight = (weight / scale[:, None]).round_().to(torch.int8)
             missing = (0, -len(weight) % constant("wide"))
             sums = F.pad(weight.sum(dim=1, dtype=torch.int32), missing)
