@@ -236,7 +236,11 @@ Theirs = Positional[Annotated[Path, arg(metavar="DIRECTORY", help="The new direc
 
 
 def export(
-    run: OwnRun, directory: Theirs, *, to: Literal["ctranslate2", "gpt2", "llama", "marian", "onnx"]
+    run: OwnRun,
+    directory: Theirs,
+    *,
+    to: Literal["argos", "ctranslate2", "gpt2", "llama", "marian", "onnx"],
+    languages: tuple[str, str] | None = None,
 ) -> None:
     """Write the model of a run, with its tokenizers, as a directory that another library loads.
 
@@ -244,7 +248,9 @@ def export(
         to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator
             (pip install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2,
             llama, which gives a Qwen2 or Qwen3 where their parts are needed, or marian. onnx (the
-            extra onnx) for onnxruntime: the encoder and a step of the decoder.
+            extra onnx) for onnxruntime: the encoder and a step of the decoder. argos for Argos
+            Translate and LibreTranslate: one file, which is named *.argosmodel.
+        languages: Codes of the source and the target language, which argos has to know: en de.
     """
     from transduce.config import to_dict
     from transduce.interop import encoder_decoder, exports, language_models
@@ -265,6 +271,12 @@ def export(
     is_written = True
     if to == "ctranslate2":
         exports.export_ctranslate2(model, directory, source=source, target=target)
+    elif to == "argos":
+        if languages is None or source is None:
+            raise InputError(
+                "--to argos is for a translator, with --languages SOURCE TARGET: en de"
+            )
+        exports.export_argos(model, directory, source=source, target=target, languages=languages)
     elif to == "onnx":
         suppress = decoding.get("suppress", ())
         exports.export_onnx(model, directory, source=source, target=target, suppress=suppress)
@@ -324,7 +336,10 @@ def import_run(
 
 
 def check_new(directory: Path) -> None:
-    """Raise InputError where a directory already holds a model, of whatever library."""
+    """Raise InputError where a directory already holds a model, of whatever library, or
+    is a file."""
+    if directory.is_file():
+        raise InputError(f"{directory} is there already; give another name, or remove it")
     if (path := directory / "config.json").exists():
         raise InputError(
             f"{directory} already holds a {path.name}; name another directory, or remove this one"

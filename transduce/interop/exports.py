@@ -7,11 +7,14 @@ since the sinusoids that it makes by itself are all sines, then all cosines.
 Of ONNX, which many programs run, there are the encoder, and one step of the decoder with its cache.
 """
 
+import json
+import shutil
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from torch import Tensor, nn
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
+from transduce.files import write_file
+from transduce.interop.encoder_decoder import sentencepiece_of
 from transduce.interop.pretrained import CONFIG, check_exportable, write_settings
 from transduce.interop.weights import CTRANSLATE2, named_weights
 from transduce.model.cache import Cache, LayerCache
@@ -110,6 +115,52 @@ def write_ctranslate2(
     spec.optimize(quantization="float32")
     directory.mkdir(parents=True, exist_ok=True)
     spec.save(str(directory))
+
+
+def export_argos(
+    model: Transformer,
+    path: Path,
+    *,
+    source: Tokenizer,
+    target: Tokenizer,
+    languages: tuple[str, str],
+) -> None:
+    """Write the package that Argos Translate and LibreTranslate install: a zip with a model of
+    CTranslate2, the SentencePiece model, and the languages' codes (ISO 639).
+
+    They cut texts into sentences by a model that they fetch, and search by their own settings.
+
+    Raises:
+        InputError: as for `export_ctranslate2`; the sides do not share a SentencePiece model; or
+            the model is of many languages.
+    """
+    pieces = sentencepiece_of(target)
+    if model.config.encoder is None or source is not target or pieces is None:
+        raise InputError(
+            "a package of Argos Translate is a translator whose sides share one SentencePiece "
+            "model, which this run is not; train it with --joint, or export --to ctranslate2"
+        )
+    if target.lacks_language:
+        raise InputError(
+            "a package of Argos Translate is of one pair of languages, but this run has many; "
+            "export --to ctranslate2"
+        )
+    of, to = languages
+    metadata = {
+        "package_version": "1.0",
+        "argos_version": "1.9",
+        "from_code": of,
+        "from_name": of,
+        "to_code": to,
+        "to_name": to,
+    }
+    with TemporaryDirectory() as folder:
+        package = Path(folder) / f"translate-{of}_{to}-1_0"
+        export_ctranslate2(model, package / "model", source=source, target=target)
+        (package / "sentencepiece.model").write_bytes(pieces)
+        (package / "metadata.json").write_text(json.dumps(metadata, indent=1))
+        whole = shutil.make_archive(str(package), "zip", folder, package.name)
+        write_file(path, Path(whole).read_bytes())
 
 
 def check_ctranslate2(config: TransformerConfig) -> None:

@@ -1,0 +1,78 @@
+"""Packages for Argos Translate and LibreTranslate: as Argos describes them, and installed and run by it."""
+
+import json
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import ctranslate2
+import pytest
+import sentencepiece
+
+import transduce as td
+from tests.runs import ENGLISH, LITTLE, random_run
+from transduce.cli.main import main
+
+
+@pytest.fixture
+def run(tmp_path):
+    return random_run(tmp_path / "run", model=LITTLE)
+
+
+def export(run, path, *flags) -> int:
+    return main(["export", str(run), str(path), "--to", "argos", *flags])
+
+
+def translations(folder: Path, lines: list[str]) -> list[str]:
+    """What the model and the pieces of a package give, greedily."""
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
+    rules = {"suppress_sequences": [["<pad>"], ["<s>"]], "disable_unk": True, "min_decoding_length": 0}
+    rows = [pieces.encode(line, out_type=str) for line in lines]
+    found = ctranslate2.Translator(str(folder / "model")).translate_batch(
+        rows, beam_size=1, max_decoding_length=8, **rules
+    )
+    return [pieces.decode(each.hypotheses[0]) for each in found]
+
+
+def test_a_package_has_the_parts_that_argos_names(run, tmp_path):
+    assert export(run, tmp_path / "en_de.argosmodel", "--languages", "en", "de") == 0
+    ZipFile(tmp_path / "en_de.argosmodel").extractall(tmp_path / "installed")
+    (folder,) = (tmp_path / "installed").iterdir()
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert (metadata["from_code"], metadata["to_code"]) == ("en", "de")
+    assert {path.name for path in folder.iterdir()} == {"metadata.json", "model", "sentencepiece.model"}
+    ours = td.load(run)(ENGLISH[:6], beam_size=1, length_ratio=0.0, length_extra=8)
+    assert translations(folder, ENGLISH[:6]) == ours
+
+
+def test_what_argos_cannot_run_is_refused(run, tmp_path, capsys):
+    assert export(run, tmp_path / "a.argosmodel") == 2
+    assert "--languages SOURCE TARGET" in capsys.readouterr().err
+    apart = random_run(tmp_path / "apart", model=LITTLE, joint=False)
+    assert export(apart, tmp_path / "a.argosmodel", "--languages", "en", "de") == 2
+    assert "share one SentencePiece model" in capsys.readouterr().err
+    assert not (tmp_path / "a.argosmodel").exists()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_argos_installs_and_runs_it(run, tmp_path, monkeypatch):
+    """With its own search, a beam of 4; its model for the ends of sentences, which it would fetch, is left out."""
+    for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    package = pytest.importorskip("argostranslate.package", reason="pip install argostranslate", exc_type=ImportError)
+    from argostranslate import translate
+
+    monkeypatch.setattr(translate.MiniSBDSentencizer, "split_sentences", lambda self, text: [text])
+    assert export(run, tmp_path / "en_de.argosmodel", "--languages", "en", "de") == 0
+    package.install_from_path(tmp_path / "en_de.argosmodel")
+    (installed,) = package.get_installed_packages()
+    ctranslate = ctranslate2.Translator(str(installed.package_path / "model"), compute_type="auto")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(run / "tokenizer.model"))
+    for line in ENGLISH[:6]:
+        (found,) = ctranslate.translate_batch(
+            [pieces.encode(line, out_type=str)], replace_unknowns=True, beam_size=4, length_penalty=0.2
+        )
+        text = pieces.decode(found.hypotheses[0]).replace("_", " ")
+        assert translate.translate(line, "en", "de").strip() == text.strip() != ""
+    assert "argostranslate" in sys.modules
