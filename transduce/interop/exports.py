@@ -131,29 +131,17 @@ def export_argos(
     They cut texts into sentences by a model that they fetch, and search by their own settings.
 
     Raises:
-        InputError: as for `export_ctranslate2`; the sides do not share a SentencePiece model; or
-            the model is of many languages.
+        InputError: as for `export_ctranslate2`, and for sides that share no SentencePiece model.
     """
     pieces = sentencepiece_of(target)
-    if model.config.encoder is None or source is not target or pieces is None:
+    if model.config.encoder is None or source is not target or not pieces or target.lacks_language:
         raise InputError(
-            "a package of Argos Translate is a translator whose sides share one SentencePiece "
-            "model, which this run is not; train it with --joint, or export --to ctranslate2"
-        )
-    if target.lacks_language:
-        raise InputError(
-            "a package of Argos Translate is of one pair of languages, but this run has many; "
-            "export --to ctranslate2"
+            "a package of Argos Translate is a translator of one pair of languages whose sides "
+            "share one SentencePiece model, which this run is not; export it --to ctranslate2"
         )
     of, to = languages
-    metadata = {
-        "package_version": "1.0",
-        "argos_version": "1.9",
-        "from_code": of,
-        "from_name": of,
-        "to_code": to,
-        "to_name": to,
-    }
+    metadata = {"package_version": "1.0", "argos_version": "1.9"}
+    metadata |= {"from_code": of, "from_name": of, "to_code": to, "to_name": to}
     with TemporaryDirectory() as folder:
         package = Path(folder) / f"translate-{of}_{to}-1_0"
         export_ctranslate2(model, package / "model", source=source, target=target)
