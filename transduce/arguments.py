@@ -3,12 +3,16 @@
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import is_dataclass, replace
 from functools import partial, wraps
 from io import StringIO
+from pathlib import Path
 from shutil import get_terminal_size
+from textwrap import fill
+from types import NoneType
 from typing import (
     Annotated,
     Any,
@@ -89,8 +93,9 @@ def call(
     if wants_help and get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
     page = StringIO()
+    out: Any = _Wrapping()
     try:
-        with redirect_stderr(page):
+        with redirect_stderr(page), redirect_stdout(out):
             parsed: Any = tyro.cli(
                 _deferred(function, brief=brief),
                 args=["--help"] if wants_help else words,
@@ -112,6 +117,22 @@ def call(
             print(foot)
         raise
     return parsed if is_recipe else parsed()
+
+
+class _Wrapping:
+    """Standard output whose paragraphs fit the terminal, as tyro prints each in one line."""
+
+    def __init__(self) -> None:
+        self.out = sys.stdout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.out, name)
+
+    def write(self, page: str) -> None:
+        """Print a page of help, or a part of one."""
+        width = get_terminal_size().columns
+        lines = (line if line[:1] in " │╭╰\x1b" else fill(line, width) for line in page.split("\n"))
+        self.out.write("\n".join(lines))
 
 
 def _marks(owner: Callable[..., Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -224,7 +245,7 @@ def registry(*, is_recipe: bool, brief: bool = False) -> ConstructorRegistry:
                 make, fields = _override_fields(info.type)
         finally:
             is_inside = False
-        fields = fields if is_recipe else tuple(map(_tidied, fields))
+        fields = tuple(map(_without_none if is_recipe else _tidied, fields))
         return StructConstructorSpec(
             partial(_checked, make), tuple(map(_briefly, fields)) if brief else fields
         )
@@ -247,6 +268,18 @@ def _tidied(field: StructFieldSpec) -> StructFieldSpec:
     if field.default in (None, False, (), ""):
         field = replace(field, type=_annotated(kind, arg(help_behavior_hint=""), *notes))
     return replace(field, helptext=lambda: " ".join(_help(field).split()))
+
+
+def _without_none(field: StructFieldSpec) -> StructFieldSpec:
+    """Name the other type alone where a value may be None, and hide that default."""
+    kind, notes = _split(field.type)
+    others = [each for each in get_args(kind) if each is not NoneType]
+    if NoneType not in get_args(kind) or others not in ([int], [float], [str], [Path]):
+        return field
+    hint = arg(metavar=others[0].__name__.upper())
+    if field.default is None:
+        hint = arg(metavar=others[0].__name__.upper(), help_behavior_hint="")
+    return replace(field, type=_annotated(kind, hint, *notes))
 
 
 def _help(field: StructFieldSpec) -> str:

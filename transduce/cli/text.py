@@ -44,7 +44,7 @@ ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}
 TOKENIZER_BYTES = 200_000_000
 """Text from which a tokenizer is trained: the beginning of the training text."""
 
-Texts = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
+Texts = Annotated[tuple[Path, ...], arg(metavar="FILE ...", help_behavior_hint="(required)")]
 
 
 def clean(

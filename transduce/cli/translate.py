@@ -64,7 +64,7 @@ class TranslationOutput:
     """What is written of a translation."""
 
     scores: Common[bool] = False
-    """Put the score (log-probability over length penalty) and a tab before each translation."""
+    """Put its score and a tab before each translation: log-probability over length penalty."""
     format: Common[Literal["text", "json"]] = "text"
     """text: a line per translation. json: an object per line, with its source and its n best
     outputs."""

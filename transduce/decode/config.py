@@ -20,7 +20,7 @@ class RulesConfig:
 
     min_length: int = 0
     """At least this many tokens come out before the end, where outputs are too short; 0 = off."""
-    no_repeat_ngram: Common[int] = 0
+    no_repeat_ngram: int = 0
     """No n-gram of this many new tokens comes twice, where outputs go in circles; 0 = off."""
     repetition_penalty: float = 1.0
     """Logits of tokens that came before, in a prompt or after it, are divided by it, negative ones

@@ -162,11 +162,11 @@ class TrainingConfig:
     resumes from the newest checkpoint, at the rate that a schedule of the new length has there. For
     a schedule of its own, begin another run that starts from it: --start-from RUN --run NEW."""
     max_minutes: Common[float | None] = None
-    """Stop after this much wall time: updates, waiting for data, validations and checkpoints,
-    summed over all parts of a resumed training. The schedule ends by then (OptimConfig.rate), and a
-    validation that would not end by then waits until the training is over. This is the only field
-    that makes a result depend on the machine's speed, and only where minutes / max_minutes comes to
-    exceed update / max_updates."""
+    """Minutes of wall time at most, those of data, validations and checkpoints too, summed over all
+    parts of a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that
+    would not end by then waits until the training is over. This is the only field that makes a
+    result depend on the machine's speed, and only where minutes / max_minutes comes to exceed
+    update / max_updates."""
     data_workers: int = 0
     """Processes that make batches, augmented recordings for example; 0: a thread of this one. The
     batches are the same."""
