@@ -48,7 +48,7 @@ def wrong(monkeypatch, capsys):
         (
             "export a b --to gpt3",
             "invalid choice 'gpt3' for argument '--to'. Expected one of "
-            "('ctranslate2', 'gpt2', 'llama', 'marian', 'onnx'); transduce export --help says more",
+            "('argos', 'ctranslate2', 'gpt2', 'llama', 'marian', 'onnx'); transduce export --help says more",
         ),
         (
             "describe a b c",
