@@ -1,12 +1,17 @@
-"""Frozen dataclasses: to JSON and back, their differences, and checks of their fields."""
+"""Frozen dataclasses: to JSON and back, their differences, changes and checks of their fields."""
 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from operator import ge, gt, le, lt
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import cattrs
 from cattrs.preconf.json import JsonConverter, make_converter
@@ -22,6 +27,8 @@ Common = Annotated[T, COMMON]
 """A field that --help shows; all the others are shown by --help-all alone."""
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+TYPE_NAMES = NAMES | {Path: "a path", NoneType: "null"}
+"""The name of a type in messages."""
 
 
 @cache
@@ -232,3 +239,75 @@ def check_choices(config: Any) -> None:
         if value not in choices:
             names = ", ".join(map(str, choices))
             raise InputError(f"{name} must be one of {names}, but {name}={value!r}")
+
+
+def with_fields(config: Config, /, **values: Any) -> Config:
+    """Change fields of a configuration; a dict changes fields of the configuration in that place.
+
+    Raises:
+        InputError: a field has a wrong name or a value that does not fit.
+    """
+    return changed(config, values)
+
+
+def changed(config: Config, plain: Any, prefix: str = "") -> Config:
+    """The configuration with the fields of an object."""
+    hints = get_type_hints(type(config))
+    changes: dict[str, Any] = {}
+    for name, value in _checked_object(plain, prefix).items():
+        if name not in hints:
+            if ours := our_names(str(name), flatten(to_dict(config))):
+                here = " or ".join(prefix + key for key in ours)
+                raise InputError(f"there is no field {prefix}{name}; here it is {here}")
+            near = get_close_matches(str(name), hints, n=1) or hints
+            raise InputError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
+        changes[name] = _value(hints[name], value, prefix + name, getattr(config, name))
+    return replace(config, **changes)  # type: ignore[type-var]
+
+
+def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
+    """A value of this type; an object changes the fields of `old` where it can."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    classes: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
+    if (value is None and NoneType in kinds) or isinstance(value, tuple(classes)):
+        return value
+    if classes:
+        names = _checked_object(value, name).keys()
+        classes.sort(key=lambda kind: (not isinstance(old, kind), len(fields(kind))))
+        fitting = next(
+            (kind for kind in classes if names <= {each.name for each in fields(kind)}), classes[0]
+        )
+        return (
+            changed(old, value, f"{name}.")
+            if isinstance(old, fitting)
+            else from_dict(fitting, value, name)
+        )
+    for kind in kinds:
+        if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
+            with suppress(ValueError):
+                return structured(kind, value)
+    raise InputError(
+        f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}"
+    )
+
+
+def _checked_object(plain: Any, name: str) -> dict[str, Any]:
+    if not isinstance(plain, dict):
+        actual = json.dumps(plain, default=str)
+        raise InputError(
+            f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {actual}"
+        )
+    return plain
+
+
+def _type_names(kinds: Sequence[Any]) -> str:
+    names = []
+    for kind in kinds:
+        parts = get_args(kind)
+        if get_origin(kind) is Literal:
+            names.append("one of " + ", ".join(json.dumps(part) for part in parts))
+        elif get_origin(kind) is tuple:
+            names.append("a list of " + _type_names([each for each in parts if each is not ...]))
+        else:
+            names.append(TYPE_NAMES[kind])
+    return " or ".join(names)

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 from transduce.process import lazily
 
 if TYPE_CHECKING:
-    from transduce.config import Common as Common, at_least as at_least, within as within
+    from transduce.config import (
+        Common as Common,
+        at_least as at_least,
+        with_fields as with_fields,
+        within as within,
+    )
     from transduce.data.config import (
         Augmentation as Augmentation,
         FeatureConfig as FeatureConfig,
@@ -77,7 +82,7 @@ if TYPE_CHECKING:
         save_shortlist as save_shortlist,
     )
     from transduce.device import default_device as default_device
-    from transduce.experiment.command import main as main, with_fields as with_fields
+    from transduce.experiment.command import main as main
     from transduce.experiment.config import (
         MFCC as MFCC,
         Experiment as Experiment,

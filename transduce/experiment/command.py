@@ -8,22 +8,18 @@ import sys
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from dataclasses import fields, is_dataclass, replace
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
 
 from transduce.arguments import HELP_ALL, call
-from transduce.config import flatten, from_dict, our_names, structured, to_dict, without_removed
+from transduce.config import Config, changed, to_dict, without_removed
 from transduce.errors import InputError, command_process, exit_code
 from transduce.experiment.config import Experiment, ExperimentT, resolved
 from transduce.process import limit_omp_spin
-
-ConfigT = TypeVar("ConfigT")
 
 FOOT = f"""
   --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win
@@ -31,16 +27,6 @@ FOOT = f"""
 {HELP_ALL}"""
 
 INTERRUPTED = "stopped; run the same command again to go on from the newest checkpoint"
-
-NAMES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
-    NoneType: "null",
-}
-"""The name of a type in messages."""
 
 
 def main(
@@ -209,7 +195,7 @@ def _print_settings(
     print(f"\n{prog} NAME --help shows the flags that are used most.\n{FOOT}")
 
 
-def with_files(config: ConfigT, paths: Sequence[Path | str]) -> ConfigT:
+def with_files(config: Config, paths: Sequence[Path | str]) -> Config:
     """Change the fields that files name: those that --print-config wrote, or config.json of runs.
 
     The last file wins.
@@ -221,7 +207,7 @@ def with_files(config: ConfigT, paths: Sequence[Path | str]) -> ConfigT:
     for path in paths:
         plain = _read_fields(path)
         try:
-            config = _changed(config, plain)
+            config = changed(config, plain)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
     return config
@@ -303,87 +289,15 @@ def like_run(x: ExperimentT, run: Path) -> ExperimentT:
     try:
         plain = without_removed(json.loads(path.read_text("utf-8")), str(path))
         names = [name for name in ("model", "features") if name in plain and hasattr(x, name)]
-        changed = _changed(x, {name: plain[name] for name in names})
+        like = changed(x, {name: plain[name] for name in names})
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(
             f"a run to start from has a config.json of transduce, but {path}: {error}"
         ) from error
-    return changed if _inputs(changed) == _inputs(x) else x
+    return like if _inputs(like) == _inputs(x) else x
 
 
 def _inputs(x: Experiment) -> list[type | None]:
     """The types of input of encoder and decoder; None: there is no such stack."""
     stacks = (x.model.encoder, x.model.decoder)
     return [None if stack is None else type(stack.input) for stack in stacks]
-
-
-def with_fields(config: ConfigT, /, **values: Any) -> ConfigT:
-    """Change fields of a configuration; a dict changes fields of the configuration in that place.
-
-    Raises:
-        InputError: a field has a wrong name or a value that does not fit.
-    """
-    return _changed(config, values)
-
-
-def _changed(config: ConfigT, plain: Any, prefix: str = "") -> ConfigT:
-    """The configuration with the fields of an object."""
-    hints = get_type_hints(type(config))
-    changes: dict[str, Any] = {}
-    for name, value in _checked_object(plain, prefix).items():
-        if name not in hints:
-            if ours := our_names(str(name), flatten(to_dict(config))):
-                here = " or ".join(prefix + key for key in ours)
-                raise InputError(f"there is no field {prefix}{name}; here it is {here}")
-            near = get_close_matches(str(name), hints, n=1) or hints
-            raise InputError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
-        changes[name] = _value(hints[name], value, prefix + name, getattr(config, name))
-    return replace(config, **changes)  # type: ignore[type-var]
-
-
-def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
-    """A value of this type; an object changes the fields of `old` where it can."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    classes: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
-    if (value is None and NoneType in kinds) or isinstance(value, tuple(classes)):
-        return value
-    if classes:
-        names = _checked_object(value, name).keys()
-        classes.sort(key=lambda kind: (not isinstance(old, kind), len(fields(kind))))
-        fitting = next(
-            (kind for kind in classes if names <= {each.name for each in fields(kind)}), classes[0]
-        )
-        return (
-            _changed(old, value, f"{name}.")
-            if isinstance(old, fitting)
-            else from_dict(fitting, value, name)
-        )
-    for kind in kinds:
-        if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
-            with suppress(ValueError):
-                return structured(kind, value)
-    raise InputError(
-        f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}"
-    )
-
-
-def _checked_object(plain: Any, name: str) -> dict[str, Any]:
-    if not isinstance(plain, dict):
-        actual = json.dumps(plain, default=str)
-        raise InputError(
-            f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {actual}"
-        )
-    return plain
-
-
-def _type_names(kinds: Sequence[Any]) -> str:
-    names = []
-    for kind in kinds:
-        parts = get_args(kind)
-        if get_origin(kind) is Literal:
-            names.append("one of " + ", ".join(json.dumps(part) for part in parts))
-        elif get_origin(kind) is tuple:
-            names.append("a list of " + _type_names([each for each in parts if each is not ...]))
-        else:
-            names.append(NAMES[kind])
-    return " or ".join(names)
