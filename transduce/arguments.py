@@ -190,9 +190,13 @@ def _deferred(function: Callable[..., Any], *, brief: bool) -> Callable[..., Any
     return bind
 
 
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[^.]\.)(?<!al\.)\s|;\s", " ".join(text.split()))[0].removesuffix(".")
+
+
 def _first_clauses(text: str) -> str:
     """The first sentence of a help text, or as many of its first clauses as fit a line."""
-    sentence = re.split(r"(?<=[^.]\.)\s|;\s", text)[0].removesuffix(".")
+    sentence = _first_sentence(text)
     ends = [match.start() for match in re.finditer(r"[,:] | \(", sentence)]
     ends = [end for end in ends if end > SHORT]
     if len(sentence) <= CLAUSES or not ends:
@@ -220,6 +224,11 @@ def _fields(kind: Any, default: Any = tyro.MISSING) -> tuple[StructFieldSpec, ..
     spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(kind, default, False))
     assert isinstance(spec, StructConstructorSpec)
     return spec.fields
+
+
+def help_texts(kind: type, default: Any) -> dict[str, str]:
+    """By the name of each field of a dataclass, the first sentence of its help."""
+    return {field.name: _first_sentence(_help(field)) for field in _fields(kind, default)}
 
 
 def registry(*, is_recipe: bool, brief: bool = False) -> ConstructorRegistry:

@@ -110,9 +110,28 @@ def test_what_is_printed_is_read_again(recipe, name, said, chosen, tmp_path):
     setting = recipe.SETTINGS[name][1]
     code, out, _ = said(recipe, name, "--print-config", "--training.seed", "7")
     assert code == 0
-    (tmp_path / "x.json").write_text(out)
+    (tmp_path / "x.yaml").write_text(out)
     want = replace(setting, training=replace(setting.training, seed=7))
-    assert to_dict(chosen(recipe, "--config", tmp_path / "x.json")) == to_dict(want)
+    assert to_dict(chosen(recipe, "--config", tmp_path / "x.yaml")) == to_dict(want)
+    code, again, _ = said(recipe, "--config", tmp_path / "x.yaml", "--print-config")
+    assert code == 0 and again.splitlines()[1:] == out.splitlines()[1:]
+
+
+def test_what_is_printed_is_yaml_with_the_help_of_what_differs(said, chosen, tmp_path):
+    """Of flags and of the setting, also where a flag takes back what the setting says; nothing else."""
+    words = ("--model.positions", "sinusoidal", "--training.optim.eps", "1e-7", "--symbols", "<2de> # '\"")
+    code, out, _ = said(translation, "multi30k", *words, "--print-config")
+    plain = flatten(yaml.safe_load(out))
+    found = flatten(to_dict(chosen(translation, "multi30k", *words)))
+    assert code == 0 and {name: found[name] for name in plain} == plain
+    assert plain["model.positions"] == "sinusoidal" and plain["training.optim.eps"] == 1e-7
+    assert plain["training.optim.optimizer"] == "muon" and plain["symbols"] == "<2de> # '\""
+    assert not {"device", "joint", "training.seed", "training.compile", "model.norm_eps"} & {*plain}
+    line = "    peak_rate: 0.005  # Learning rate at the end of the warm-up\n"
+    assert out.startswith("# python recipes/recipe.py multi30k --config FILE\n") and line in out
+    assert all(" # " in each or each.endswith(":") for each in out.splitlines()[1:])
+    (tmp_path / "x.yaml").write_text(out)
+    assert chosen(translation, "--config", tmp_path / "x.yaml") == chosen(translation, "multi30k", *words)
 
 
 @by_name

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -9,13 +10,14 @@ import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from transduce.arguments import HELP_ALL, call
+from transduce.arguments import HELP_ALL, call, help_texts
 from transduce.config import Config, changed, to_dict, without_removed
 from transduce.errors import InputError, command_process, exit_code
 from transduce.experiment.config import Experiment, ExperimentT, resolved
@@ -23,7 +25,7 @@ from transduce.process import limit_omp_spin
 
 FOOT = f"""
   --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win
-  --print-config   print all fields as such a file, and do nothing else
+  --print-config   print what differs from the defaults as such a file, and do nothing else
 {HELP_ALL}"""
 
 INTERRUPTED = "stopped; run the same command again to go on from the newest checkpoint"
@@ -164,7 +166,8 @@ def choose(
         kind, words, prog=f"{prog} {name}", default=experiment, description=summary, foot=FOOT
     )
     if options.print_config:
-        print(json.dumps(to_dict(chosen), indent=2))
+        print(f"# {prog} {name} --config FILE")
+        print(*_commented_yaml(chosen, [each for _, each in settings.values()]), sep="\n")
         sys.exit(0)
     return chosen
 
@@ -182,6 +185,37 @@ def _starting_run(words: list[str], x: Experiment) -> Path | None:
 
     paths = [on_disk(path) for path in (options.start_from, options.run) if path is not None]
     return next((path for path in paths if (path / "config.json").is_file()), None)
+
+
+def _commented_yaml(config: Any, others: Sequence[Any], indent: str = "") -> Iterator[str]:
+    """The fields that differ from their defaults or from other configurations, a line for each.
+
+    Args:
+        others: of the same class. A file with these lines makes each of them the same as `config`;
+            without others, all fields are written.
+    """
+    comments = help_texts(type(config), config)
+    for field in fields(config):
+        value = getattr(config, field.name)
+        before = [getattr(other, field.name) for other in others]
+        default: Any = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        if before and all(each == value for each in before) and default in (value, MISSING):
+            continue
+        text, inner = "", list[str]()
+        if is_dataclass(value):
+            alike = all(type(each) is type(value) for each in before)
+            known = [*before, *[default] * isinstance(default, type(value))] if alike else []
+            inner = list(_commented_yaml(value, known, f"{indent}  "))
+            if not inner:
+                continue
+        else:
+            plain = yaml.safe_dump(to_dict(value), default_flow_style=True, width=math.inf)
+            text = " " + plain.removesuffix("...\n").strip()
+        comment = comments[field.name]
+        yield f"{indent}{field.name}:{text}" + (f"  # {comment}" if comment else "")
+        yield from inner
 
 
 def _print_settings(
