@@ -1,10 +1,8 @@
-"""Language modelling: a decoder alone predicts what comes next, scored with its loss on held-out text.
+"""Language modelling: a decoder alone predicts what comes next; scored by its loss.
 
-    python recipes/language_model.py                                   English of the spoken commands that ship
-    python recipes/language_model.py shakespeare --data DIR            characters of DIR/input.txt, for a GPU
-    python recipes/language_model.py shakespeare_cpu --data DIR        the same text, for two cores
-    python recipes/language_model.py text --train FILES --valid FILES  any text
-    python recipes/language_model.py gpt2 --data DIR                   GPT-2 124M on shards (transduce data shards)
+    python recipes/language_model.py
+    python recipes/language_model.py shakespeare_cpu --data DIR
+    python recipes/language_model.py text --train FILES --valid FILES
 
 Every field can be set from the command line (see NAME --help). The same command again resumes.
 """

@@ -1,8 +1,8 @@
-"""Masked language modelling: an encoder alone finds tokens again that were taken out of a text.
+"""Masked language modelling: an encoder alone finds tokens that were taken out of a text.
 
-    python recipes/masked_language_model.py                                   English of the spoken commands that ship
-    python recipes/masked_language_model.py shakespeare --data DIR            characters of DIR/input.txt
-    python recipes/masked_language_model.py text --train FILES --valid FILES  any text
+    python recipes/masked_language_model.py
+    python recipes/masked_language_model.py shakespeare --data DIR
+    python recipes/masked_language_model.py text --train FILES --valid FILES
 
 Every field can be set from the command line (see NAME --help). The same command again resumes.
 """

@@ -1,10 +1,9 @@
 """Speech to text: MFCC frames straight into the encoder, scored with WER.
 
-    python recipes/speech_to_text.py                            the spoken commands that ship
-    python recipes/speech_to_text.py commands_german            the same sound, German text: speech translation
-    python recipes/speech_to_text.py speechocean762 --data DIR  read English (Zhang et al. 2021)
-    python recipes/speech_to_text.py manifest --train a.tsv --valid b.tsv --test c.tsv
-    python recipes/speech_to_text.py vectors --train a.tsv --features.n-features 80   .npy files instead of sound
+    python recipes/speech_to_text.py
+    python recipes/speech_to_text.py speechocean762 --data DIR
+    python recipes/speech_to_text.py manifest --train a.tsv --valid b.tsv
+    python recipes/speech_to_text.py vectors --train a.tsv --features.n-features 80
 
 Every field can be set from the command line (see NAME --help). The same command again resumes.
 """

@@ -1,10 +1,9 @@
 """Translation: text to text, scored with BLEU.
 
-    python recipes/translation.py                        the spoken commands that ship, English to German
-    python recipes/translation.py paper                  the same with the model and training of Vaswani et al. (2017)
-    python recipes/translation.py multi30k --data DIR    image captions (Elliott et al. 2016)
-    python recipes/translation.py multilingual --data DIR --languages en de fr    one model between all of them
-    python recipes/translation.py files --train-source a.en --train-target a.de --valid-source b.en --valid-target b.de
+    python recipes/translation.py
+    python recipes/translation.py multi30k --data DIR
+    python recipes/translation.py multilingual --data DIR --languages en de fr
+    python recipes/translation.py files --train-source a.en --train-target a.de
 
 Every field can be set from the command line (see NAME --help). The same command again resumes.
 """
