@@ -133,13 +133,13 @@ inline void store_half(float* x, Floats y) { std::memcpy(x, &y, sizeof y / 2); }
 
 inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }  // y where x is NaN
 
-// 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), within 1 ulp on [-87, 88], to which x is bounded.
-inline Floats exponential(Floats x) {
-    const Floats most = Floats{} + 88.0f;
-    x = larger(Floats{} - 87.0f, x);
+// exp by 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), within 1 ulp from -87 to 88, to which x is bounded.
+inline Floats bounded_exponential(Floats x) {
+    const Floats least = Floats{} - 87.0f, most = Floats{} + 88.0f;
+    x = larger(least, x);
     x = x > most ? most : x;
     Floats turns = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds
-    Ints exponent = reinterpret_cast<Ints>(turns) << 23;  // n; what was added has no bit that stays
+    Ints exponent = reinterpret_cast<Ints>(turns) << 23;  // n; of what was added no bit stays
     turns -= 12582912.0f;
     x = x - turns * 0.693359375f + turns * 2.12194440e-4f;
     Floats y = ((((1.9875691500e-4f * x + 1.3981999507e-3f) * x + 8.3334519073e-3f) * x + 4.1665795894e-2f) * x
@@ -147,6 +147,9 @@ inline Floats exponential(Floats x) {
     y = y * x * x + x + 1.0f;
     return reinterpret_cast<Floats>(reinterpret_cast<Ints>(y) + exponent);
 }
+
+// 0 below -87: products with less would be denormal numbers, which are slow.
+inline Floats exponential(Floats x) { return x < -87.0f ? Floats{} : bounded_exponential(x); }
 
 // The N lanes of x as one number: halves are joined again and again.
 template <int N, class Vector, class Join>
@@ -227,7 +230,8 @@ inline void write(const Floats* sums, float* y, const float* bias, int64_t n, bo
 template <int R>
 void tile(const float* x, const float* panel, int64_t inputs, float* y, int64_t stride, const float* bias, int64_t n,
           bool relu) {
-    Floats sums[R][2] = {};
+    Floats sums[R][2];
+    for (auto& both : sums) both[0] = both[1] = Floats{};
     for (int64_t k = 0; k < inputs; k++, panel += WIDE) {
         Floats left = load(panel), right = load(panel + LANES);
         for (int r = 0; r < R; r++) {
@@ -516,7 +520,8 @@ void softmax(float* scores, int64_t n) {
 template <int VECTORS, bool HALF = false>
 void weighted_sum(const float* const* positions, int64_t value, const float* weights, int64_t n, float* out) {
     constexpr int CHAINS = VECTORS == 4 ? 2 : 4;  // sums that do not wait for one another
-    Floats sums[CHAINS][VECTORS] = {};
+    Floats sums[CHAINS][VECTORS];
+    for (auto& chain : sums) std::fill(chain, chain + VECTORS, Floats{});
     auto add = [&](int c, int64_t i) {
         for (int v = 0; v < VECTORS; v++) {
             const float* x = positions[i] + value + v * LANES;
@@ -547,19 +552,20 @@ void attend(const Heads& heads, const float* queries, const float* const* positi
     const int64_t width = heads.width, size = (n + LANES - 1) / LANES * LANES;
     if (n < 1) return std::fill(out, out + heads.n * width, 0.0f);
     if (static_cast<int64_t>(scratch.scores.size()) < heads.n * size) scratch.scores.resize(2 * heads.n * size);
+    float* const all_scores = scratch.scores.data();
     const float scale = 1.0f / std::sqrt(static_cast<float>(width));
     for (int64_t h = 0; h < heads.n; h++) {
         const float* query = queries + h * width;
         const int64_t key = heads.keys + h / heads.shared * width;
-        float* scores = scratch.scores.data() + h * size;
+        float* scores = all_scores + h * size;
         if (width == LANES) scores_of<1>(query, positions, key, n, width, scale, scores);
         else if (width == 2 * LANES) scores_of<2>(query, positions, key, n, width, scale, scores);
         else if (width == 4 * LANES) scores_of<4>(query, positions, key, n, width, scale, scores);
         else scores_of<0>(query, positions, key, n, width, scale, scores);
     }
-    for (int64_t h = 0; h < heads.n; h++) softmax(scratch.scores.data() + h * size, n);
+    for (int64_t h = 0; h < heads.n; h++) softmax(all_scores + h * size, n);
     for (int64_t h = 0; h < heads.n; h++, out += width) {
-        const float* weights = scratch.scores.data() + h * size;
+        const float* weights = all_scores + h * size;
         const int64_t value = heads.values + h / heads.shared * width;
         if (taken) std::memcpy(taken + h * stride, weights, n * sizeof(float));
         int64_t at = 0;
@@ -869,7 +875,7 @@ void log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out,
             out[m] = std::any_of(row, row + vocabulary, [](float x) { return std::isnan(x); }) ? NAN : largest;
             continue;
         }
-        for (i = 0; i + LANES <= vocabulary; i += LANES) sums += exponential(load(row + i) - largest);
+        for (i = 0; i + LANES <= vocabulary; i += LANES) sums += bounded_exponential(load(row + i) - largest);
         for (; i < vocabulary; i++) sum += std::exp(row[i] - largest);
         out[m] = std::log(total(sums) + sum) + largest;
     }
