@@ -20,7 +20,7 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop.families import read_model
 from transduce.interop.language_models import export_language_model
 from transduce.tasks.generate import GenerationConfig, Generator
-from transduce.tasks.perplexity import measure_perplexity
+from transduce.tasks.outputs import measure_perplexity
 
 pytestmark = pytest.mark.usefixtures("transformers")
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("transformers")
 RATE, SEED = 16000, 3
 WORDS = ["red", "green", "blue", "open the door", "close it now", "the red door is green", "no", "yes and no"]
 BOUND = 30
+HEADS = [[0, 1], [2, 0], [2, 1]]
+"""Layers and heads of a Whisper whose attention is taken for times."""
 
 
 class Rival(NamedTuple):
@@ -128,6 +131,7 @@ def whisper(directory: Path, *, steps: int = 30, seconds: int = 1, n_mels: int =
     how["lang_to_id"] = {f"<|{name}|>": tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("en", "de")}
     how["task_to_id"] = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("transcribe", "translate")}
     how |= {"suppress_tokens": [5, 9, ids["startoftranscript"]], "begin_suppress_tokens": [space, eos]}
+    how["alignment_heads"] = HEADS
     for name, value in how.items():
         setattr(model.generation_config, name, value)
     features = WhisperFeatureExtractor(feature_size=n_mels, chunk_length=seconds)
@@ -272,6 +276,109 @@ def test_no_speech_is_the_probability_that_transformers_gives_its_token(rival, c
         ]
     want = [float(each.softmax(-1)[token]) for each in logits]
     assert got == pytest.approx(want, rel=1e-3) and max(want) > 1.5 * min(want)
+
+
+def test_times_of_words_are_those_that_transformers_makes_of_its_alignment_heads(rival, tmp_path, capsys):
+    """Of the steps that predict a word, as openai-whisper takes them, its transformers' own those behind it."""
+    if not rival.task:
+        with pytest.raises(
+            ValueError, match=r"^times of words come from a CTC head, or from the alignment_heads of an"
+        ):
+            td.load_transcriber(rival.run).transcribe(rival.sounds, word_times=True)
+        return
+    from transformers import WhisperForConditionalGeneration
+    from transformers.generation.utils import GenerateEncoderDecoderOutput
+
+    model = WhisperForConditionalGeneration.from_pretrained(rival.directory, attn_implementation="eager")
+    names = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    prompt, done = rival.tokenizer.convert_tokens_to_ids(names), dict[Path, int]()
+    for path, found in zip(
+        rival.sounds, td.load_transcriber(rival.run).transcribe(rival.sounds, word_times=True), strict=True
+    ):
+        (output,), waveform = found.segments[0].outputs, read(path)
+        ids = torch.tensor([[*prompt, *output.tokens]])
+        with torch.no_grad():
+            looks = model(**rival.heard(waveform), decoder_input_ids=ids, output_attentions=True)
+        made = GenerateEncoderDecoderOutput(sequences=ids, cross_attentions=[looks.cross_attentions])
+        times = model._extract_token_timestamps(
+            made, HEADS, num_frames=-(-len(waveform) // 160), num_input_ids=len(prompt) - 1
+        )[0, len(prompt) - 1 :]
+        pieces = rival.tokenizer.convert_ids_to_tokens(output.tokens)
+        if any(piece.startswith("<|") for piece in pieces):  # which is no word
+            continue
+        firsts = [n for n, piece in enumerate(pieces) if n == 0 or piece.startswith("Ġ")]
+        numbers = [range(a, b) for a, b in pairwise([*firsts, len(pieces)])]
+        words = ["".join(pieces[n] for n in each).strip("Ġ") for each in numbers]
+        seconds = len(waveform) / RATE
+        want = [(float(times[i[0]]), min(seconds, float(times[i[-1] + 1]))) for i in numbers]
+        assert [word.text for word in output.words] == words
+        assert [(word.start, word.stop) for word in output.words] == [pytest.approx(each, abs=1e-6) for each in want]
+        probs = looks.logits[0].softmax(-1)[range(len(prompt) - 1, len(ids[0]) - 1), output.tokens]
+        shares = [probs[i].log().mean().exp().item() for i in numbers]
+        assert [word.confidence for word in output.words] == pytest.approx(shares, rel=1e-3)
+        (again,) = td.load_transcriber(rival.run).words([path], [output])
+        assert again == output.words
+        done[path] = len(words)
+    assert len(done) > 3 and max(done.values()) > 2, done
+    (path, n_words), *_ = done.items()
+    assert main(["transcribe", str(rival.run), str(path), "--word-times", "--format", "srt"]) == 0
+    assert capsys.readouterr().out.count(" --> ") == n_words
+    shutil.copytree(rival.run, tmp_path / "run")
+    plain = json.loads((tmp_path / "run" / "config.json").read_text())
+    plain["experiment"]["decoding"]["alignment_heads"] = [[3, 0]]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match=r"^alignment_heads are layers below 3 and heads below 2, but in the run's"):
+        td.load_transcriber(tmp_path / "run").transcribe([path], word_times=True)
+
+
+def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
+    transcriber = td.load_transcriber(rival.run)
+    if not rival.task:
+        with pytest.raises(ValueError, match=r"^the language is found out by a Whisper of many languages"):
+            transcriber(rival.sounds, target_language="auto")
+        return
+    want = [rival.generate(read(path), language="de") for path in rival.sounds]
+    capsys.readouterr()
+    assert main(["transcribe", str(rival.run), *map(str, rival.sounds), "--language", "de"]) == 0
+    assert capsys.readouterr().out.splitlines() == want != transcriber(rival.sounds)
+    with pytest.raises(ValueError, match=r"^a language must be one that the model knows \(de, en\), but it is 'fr'"):
+        transcriber(rival.sounds[0], target_language="fr")
+    with pytest.raises(ValueError, match=r"^the language must be known here, but target_language=auto"):
+        transcriber.score(rival.sounds[:1], ["red"], target_language="auto")
+
+
+def test_a_language_that_is_found_out_is_that_of_transformers(rival, tmp_path, capsys):
+    """The vectors of both languages differ by what hidden states of the sounds differ by, so that both come out."""
+    if not rival.task:
+        return
+    from transformers import WhisperForConditionalGeneration
+
+    model = WhisperForConditionalGeneration.from_pretrained(rival.directory)
+    start, en, de = rival.tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|en|>", "<|de|>"])
+    heard = [rival.heard(read(path))["input_features"] for path in rival.sounds]
+    with torch.no_grad():
+        states = torch.cat([model.model(each, decoder_input_ids=torch.tensor([[start]]))[0][:, 0] for each in heard])
+        mean = states.mean(dim=0)
+        most = torch.linalg.svd(states - mean).Vh[0]
+        model.proj_out.weight[de] = model.proj_out.weight[en] + most - mean * (most @ mean) / (mean @ mean)
+    shutil.copytree(rival.directory, tmp_path / "theirs", ignore=shutil.ignore_patterns("run"))
+    model.save_pretrained(tmp_path / "changed")
+    shutil.copy(tmp_path / "changed" / "model.safetensors", tmp_path / "theirs")
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    languages = {en: "en", de: "de"}
+    want = [
+        languages[int(model.detect_language(each, generation_config=rival.model.generation_config))] for each in heard
+    ]
+    assert len({*want}) == 2
+    files = [str(path) for path in rival.sounds]
+    capsys.readouterr()
+    assert main(["transcribe", str(tmp_path / "run"), *files, "--language", "auto", "--format", "json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["segments"][0]["language"] for row in rows] == want
+    transcriber = td.load_transcriber(tmp_path / "run")
+    assert [row["text"] for row in rows] == [
+        transcriber(path, target_language=language) for path, language in zip(files, want, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")

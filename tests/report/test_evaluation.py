@@ -115,7 +115,7 @@ def test_no_more_features_are_in_memory_than_a_chunk_has(run, recordings, monkey
         alive.append(sum(frames() is not None for frames in features))
         return search(*parts, **named)
 
-    monkeypatch.setattr(transcriber, "Sound", sound)
+    monkeypatch.setattr("transduce.tasks.sound.Sound", sound)
     monkeypatch.setattr(transcriber, "CHUNK", 2 * recordings[0].seconds)
     monkeypatch.setattr(td.Transcriber, "_search", look)
     speech_report(run, recordings[:1] * 20, PLAIN, "cpu")

@@ -17,7 +17,7 @@ from tests.runs import RATE
 from transduce.cli.main import main
 from transduce.data.audio import read_audio
 from transduce.tasks.outputs import Output
-from transduce.tasks.sound import no_speech_probs
+from transduce.tasks.speech import no_speech_probs
 
 SHORT = td.SearchConfig(ctc_weight=1.0, min_length=2, no_repeat_ngram=4)  # no second search
 

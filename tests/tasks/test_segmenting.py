@@ -17,7 +17,8 @@ from transduce.data.audio import read_audio
 from transduce.data.features import FeatureExtractor
 from transduce.data.segments import levels, segments
 from transduce.tasks import transcribe
-from transduce.tasks.sound import Transcript, group_by_duration, segment_audio
+from transduce.tasks.outputs import Transcript
+from transduce.tasks.sound import group_by_duration, segment_audio
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, max_seconds=2.0, no_repeat_ngram=4)
 
@@ -66,7 +67,7 @@ def test_a_long_sound_in_stretches_has_the_transcript_of_the_whole(transcriber, 
     sounds = [long, "none.wav", (sound("red"), RATE), long]
     want = transcriber.transcribe(sounds, way, word_times=True)
     assert len(list(transcriber.read(sounds, way))) == 4
-    monkeypatch.setattr(transcribe, "STRETCH", 2.0)
+    monkeypatch.setattr("transduce.tasks.sound.STRETCH", 2.0)
     monkeypatch.setattr(transcribe, "CHUNK", 3.0)
     events, stream, read = [], transcriber.stream, transcriber.read
     monkeypatch.setattr(
@@ -82,13 +83,13 @@ def test_a_long_sound_in_stretches_has_the_transcript_of_the_whole(transcriber, 
         held = [*held, 0.0] if event == "search" else [*held[:-1], held[-1] + event]
     assert len(held) > 5 and max(held) < 3 + 2 + 2  # the chunk, and the stretch and the segment that complete it
     monkeypatch.undo()
-    monkeypatch.setattr(transcribe, "STRETCH", 2.0)
+    monkeypatch.setattr("transduce.tasks.sound.STRETCH", 2.0)
     pieces = [piece for each in transcriber.read([long], way) for piece in transcriber.in_order(each, way)]
     assert [[o.tokens for o in p.outputs] for p in pieces] == [[o.tokens for o in p.outputs] for p in want[0].segments]
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused_alone(transcriber, long, tmp_path, monkeypatch):
-    monkeypatch.setattr(transcribe, "STRETCH", 2.0)
+    monkeypatch.setattr("transduce.tasks.sound.STRETCH", 2.0)
     monkeypatch.setattr(audio, "BLOCK", 5000)
     changing = tmp_path / "a.flac"
     samples, rate = sound("red blue " * 20), RATE

@@ -16,7 +16,8 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
-from transduce.tasks.outputs import WordAlignment, boundaries, ctc_posteriors, ctc_spans, word_alignment, word_spans
+from transduce.tasks.outputs import WordAlignment, word_alignment, word_spans
+from transduce.tasks.speech import boundaries, ctc_posteriors, ctc_spans
 from transduce.tasks.translate import likeliest
 
 TEXTS = ["Ay  me. Größe, 東京 🙂 it's", "a", "", " "]
@@ -141,8 +142,8 @@ def test_vectors_have_words_too_and_no_ctc_is_refused(tmp_path):
         with pytest.raises(ValueError) as error:
             ask()
         assert str(error.value) == (
-            "times of words come from a CTC head, but this model has none; leave them out, or train with --model.ctc "
-            "and --ctc-weight 0.5"
+            "times of words come from a CTC head, or from the alignment_heads of an imported Whisper, but this model "
+            "has neither; leave them out, or train with --model.ctc and --ctc-weight 0.5"
         )
 
 

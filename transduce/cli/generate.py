@@ -224,7 +224,7 @@ def score_perplexity(
         batch_tokens: Positions in one go: speed and memory, never the figures.
     """
     from transduce.tasks.generate import Generator
-    from transduce.tasks.perplexity import measure_perplexity
+    from transduce.tasks.outputs import measure_perplexity
 
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = machine.load(Generator, run)

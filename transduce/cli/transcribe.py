@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
@@ -31,7 +31,8 @@ from transduce.tasks.formats import ENDINGS, HEAD, STREAM, WRITE, as_line, srt
 
 if TYPE_CHECKING:
     from transduce.tasks.base import Details
-    from transduce.tasks.sound import Audio, Sound, Transcript
+    from transduce.tasks.outputs import Transcript
+    from transduce.tasks.sound import Audio, Sound
     from transduce.tasks.transcribe import Transcriber
 
 RECORD = ".transduce.json"
@@ -48,6 +49,7 @@ class TranscriptionSettings(Overrides):
         "shortlist",
         "source_language",
         "target_language",
+        "alignment_heads",
         "forbid",
     )
     HINT = "(the run's)"
@@ -57,7 +59,15 @@ class TranscriptionSettings(Overrides):
 class TranscriptionSearch(SearchOptions):
     """How to search for transcripts."""
 
+    language: Common[str] = ""
+    """The language of the speech, of an imported Whisper: de; auto finds out that of each
+    recording."""
     settings: Group[TranscriptionSettings]
+
+    def overrides(self) -> dict[str, Any]:
+        """See SearchOptions; with the language."""
+        known = {"target_language": self.language} if self.language else {}
+        return super().overrides() | known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +83,9 @@ class TranscriptionOutput:
     folder DIR/day/talk.txt of FOLDER/day/talk.wav. The same command again transcribes only what has
     no file yet, or is newer than it."""
     word_times: Common[bool] = False
-    """When every word was said, and how sure CTC is of it, for captions that follow the voice or
-    for finding what to check: in json; in srt a subtitle is then one word, in vtt words light up.
-    Needs a model with CTC."""
+    """When every word was said, and how sure the model is of it, for captions that follow the voice
+    or for finding what to check: in json; in srt a subtitle is then one word, in vtt words light
+    up. Needs a model with CTC, or an imported Whisper."""
     token_scores: bool = False
     """Put the log-probability of every token into json, to see where the model was unsure."""
 
@@ -214,7 +224,7 @@ def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
     Raises:
         SystemExit: with 1, at the end, if some files could not be used.
     """
-    from transduce.tasks.sound import Transcript
+    from transduce.tasks.outputs import Transcript
 
     transcriber = job.load()
     n_bad = 0

@@ -45,6 +45,7 @@ class TranslationSettings(Overrides):
             "margin",
             "timestamps",
             "words",
+            "alignment_heads",
             "no_speech_threshold",
         ),
         "forbid",

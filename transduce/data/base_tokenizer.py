@@ -4,9 +4,10 @@ import json
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import SupportsIndex, TypeVar
 
 from transduce.errors import InputError
@@ -63,6 +64,8 @@ class Tokenizer(ABC):
     """Ids behind bos_id at the beginning of every text, such as the tag of its language."""
     lacks_language = False
     """Whether texts have the tag of a language, but none was chosen (`with_language`)."""
+    languages: Mapping[str, int] = MappingProxyType({})
+    """The ids of the tags that texts may have for their language, by its name."""
     tagged_languages: tuple[str, ...] = ()
     """The languages of the tags in front of sources, of a model that was trained on such
     sources."""

@@ -81,12 +81,12 @@ class ImportedTokenizer(Tokenizer):
         try:
             self._plain = plain = json.loads(model)
             self.vocab_size = size = plain["size"]
-            self._languages = plain["languages"]
+            self.languages = plain["languages"]
             self._place = plain["place"]
             self._closing = [*plain["closing"]]
             self.opening = tuple(plain["opening"])
             special = [plain["special"][role] for role in ROLES]
-            ids = [*special, *self.opening, *self._closing, *self._languages.values()]
+            ids = [*special, *self.opening, *self._closing, *self.languages.values()]
             if type(size) is not int or not all(type(i) is int and 0 <= i < size for i in ids):
                 raise InputError(f"its ids must be less than size={size}")
             if self._place not in PLACES:
@@ -106,7 +106,7 @@ class ImportedTokenizer(Tokenizer):
             ) from error
         self._special_ids = {*ids}
         self._by_language: dict[str, ImportedTokenizer] = {}
-        tags = {*self._languages.values()}
+        tags = {*self.languages.values()}
         self.lacks_language = bool(tags) and not tags & {*self.opening, *self._closing, self.bos_id}
         self.opens_by_language = bool(tags) and self._place == "opening"
         """Whether every text begins with the tag of its language."""
@@ -156,7 +156,7 @@ class ImportedTokenizer(Tokenizer):
         model = self._plain.get("sentencepiece")
         return (
             None
-            if not model or self.opening or self._closing or self._languages
+            if not model or self.opening or self._closing or self.languages
             else b64decode(model)
         )
 
@@ -165,14 +165,14 @@ class ImportedTokenizer(Tokenizer):
         return _to_json(self._plain["tokenizer"]) if "tokenizer" in self._plain else None
 
     def with_language(self, language: str) -> "ImportedTokenizer":
-        if language not in self._languages:
-            names = ", ".join([*self._languages][:8]) + ", ..." * (len(self._languages) > 8)
+        if language not in self.languages:
+            names = ", ".join([*self.languages][:8]) + ", ..." * (len(self.languages) > 8)
             raise InputError(
                 f"a language must be one that the model knows ({names or 'none'}), but it is "
                 f"{language!r}"
             )
         if language not in self._by_language:
-            tag = self._languages[language]
+            tag = self.languages[language]
             if self._place == "bos":
                 change = {"special": self._plain["special"] | {"bos": tag}}
             elif self._place == "first":
@@ -199,7 +199,7 @@ class ImportedTokenizer(Tokenizer):
                 "this model reads and writes many languages, so name them: --source-language and "
                 "--target-language (in "
                 "training --decoding.source-language and --decoding.target-language), of "
-                f"{', '.join([*self._languages][:8])}"
+                f"{', '.join([*self.languages][:8])}"
             )
         return [[*row, *self._closing] for row in super().with_eos(rows)]
 

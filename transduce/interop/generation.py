@@ -54,6 +54,7 @@ class Generation:
     forced_decoder_ids: tuple[tuple[int, int | None], ...] = ()
     """Language and task as older directories have them: places in the output and ids."""
     return_timestamps: bool = False
+    alignment_heads: tuple[tuple[int, int], ...] = ()
 
     @property
     def end_id(self) -> int:

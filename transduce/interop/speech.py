@@ -180,6 +180,7 @@ def _whisper(directory: Path, settings: SpeechSettings, generation: Generation) 
         | {
             "max_seconds": features.pad_to,
             "timestamps": timestamps,
+            "alignment_heads": [*map(list, generation.alignment_heads)],
         },
     )
 

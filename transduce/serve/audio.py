@@ -32,7 +32,7 @@ from transduce.serve.http import (
 )
 from transduce.tasks.base import Details
 from transduce.tasks.formats import HEAD, WRITE
-from transduce.tasks.sound import Segment, Transcript
+from transduce.tasks.outputs import Segment, Transcript
 from transduce.tasks.transcribe import Transcriber
 
 ANY_MODEL = "whisper-1"

@@ -42,6 +42,8 @@ class Request:
     """The number of the input among all; samples depend on it."""
     part: int = 0
     """The number of this part of the input; samples depend on it, too."""
+    language: str = ""
+    """The language of the sound, where it was found out."""
 
     @property
     def has_text(self) -> bool:

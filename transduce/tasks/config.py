@@ -24,6 +24,9 @@ GREEDY: dict[str, Any] = {
 }
 """Fields of SearchConfig that make it greedy."""
 
+AUTO = "auto"
+"""The target_language that is found out."""
+
 LONGEST = 1_000_000
 """Tokens of an output."""
 
@@ -90,7 +93,11 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     none is named, the run's."""
     target_language: str = ""
     """The language to write in such a model, or in one that was trained on several
-    (recipes/translation.py multilingual)."""
+    (recipes/translation.py multilingual); of an imported Whisper, the language of the speech, or
+    auto, which finds out that of each recording."""
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """Layers and heads, from 0, whose cross-attention follows the sound, for the times of words in
+    a model without a CTC head, such as an imported Whisper."""
     shortlist: Common[bool] = False
     """Translate with the tokens that the run's table has for the source's, which is faster;
     `transduce shortlist` makes the table."""

@@ -6,8 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does without
-    from transduce.tasks.outputs import Output, TokenScores, Word
-    from transduce.tasks.sound import Segment, Transcript
+    from transduce.tasks.outputs import Output, Segment, TokenScores, Transcript, Word
 
 
 def plain_output(output: "Output") -> dict[str, object]:
@@ -15,6 +14,8 @@ def plain_output(output: "Output") -> dict[str, object]:
     plain: dict[str, object] = {"text": output.text}
     if not math.isnan(output.score):
         plain |= {"score": output.score, "log_prob": output.log_prob}
+    if output.language:
+        plain["language"] = output.language
     if output.no_speech_prob is not None:
         plain["no_speech_prob"] = round(output.no_speech_prob, 4)
     if output.token_scores:

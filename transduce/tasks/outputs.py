@@ -1,20 +1,24 @@
-"""An output and its words: their tokens, their confidence and times, and the source words they were
-written from."""
+"""An output and its words: their tokens, their confidence, and the source words they were written
+from; the transcript of a sound; perplexity."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from importlib.metadata import version
+from pathlib import Path
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
-from torchaudio.functional import forced_align, merge_tokens
 
+from transduce.config import at_least
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.config import FeatureConfig, VectorConfig
+from transduce.data.language import encode_text
+from transduce.decode.rules import Timestamps
 from transduce.engine.select import Engine
 from transduce.errors import InputError
-from transduce.tasks.base import Source, encoded
+from transduce.tasks.base import token_log_probs
 
 Span = tuple[str, int, int]
 """A word, its first token, and the one behind its last."""
@@ -113,9 +117,47 @@ class Output:
     """With their confidence, where scores of tokens or times of words were asked for."""
     alignment: WordAlignment | None = None
     """Which source words its words were written from, where that was asked for."""
+    language: str = ""
+    """That of the sound, where it was found out."""
     no_speech_prob: float | None = None
     """How likely it is that nobody speaks, where that was asked for and can be measured; see
     `sound.no_speech_probs`."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A transcript between two moments, in seconds; n best outputs."""
+
+    start: float
+    stop: float
+    outputs: list[Output]
+
+
+def split_at_times(segment: Segment, times: Timestamps, tokenizer: Tokenizer) -> list[Segment]:
+    """A segment for each text between two times of its output; itself where there is none."""
+    (output,) = segment.outputs
+    parts = []
+    for begun, ended, ids in times.segments(output.tokens):
+        stop = segment.stop if ended is None else min(segment.stop, segment.start + ended)
+        part = replace(output, text=tokenizer.decode([ids])[0].strip(), tokens=ids)
+        parts.append(Segment(min(stop, segment.start + begun), stop, [part]))
+    return parts or [segment]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A sound as text, or the `error` for which there is none."""
+
+    path: Path | str
+    segments: list[Segment]
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """The best text of every segment, joined by spaces."""
+        return " ".join(
+            text for segment in self.segments if (text := segment.outputs[0].text.strip())
+        )
 
 
 def word_alignment(
@@ -182,158 +224,118 @@ def with_scores(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Ou
     )
 
 
-LOUD = 0.8
-"""Pauses are below this share of the way from loud frames down to quiet ones. Chosen on the
-validation part of joined digits, where the median error of a boundary is 43 ms with 0.7, 16 with
-0.8 and 8 with 0.9; but there pauses are as quiet as the quietest frame, and rooms are not."""
+@dataclass(frozen=True)
+class Perplexity:
+    """The cost of a text for a model, and how it was measured."""
 
-FrameSpan = tuple[int, int]
-"""The first frame or position, and the one behind the last."""
+    nats: float
+    """The cost of all predicted tokens together."""
+    n_tokens: int
+    n_bytes: int
+    """Length of the predicted text in UTF-8."""
+    signature: str
+
+    @property
+    def nats_per_token(self) -> float:
+        """Cross-entropy, as training reports it."""
+        return self.nats / self.n_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """e to the nats per token: comparable between models with one tokenizer only."""
+        return math.exp(self.nats_per_token) if self.nats_per_token < 709 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable between tokenizers."""
+        return self.nats / math.log(2) / self.n_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"perplexity {self.perplexity:.3f} per token, {self.nats_per_token:.4f} nats per "
+            "token, "
+            f"{self.bits_per_byte:.4f} bits per byte\n{self.signature}"
+        )
 
 
-class CTCAligner:
-    """Aligns transcripts with their sound by the CTC head of the model that wrote them.
+@torch.inference_mode()
+def measure_perplexity(
+    model: Engine,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    batch_tokens: int = 4096,
+) -> Perplexity:
+    """Predict every token of a text once, from up to `window` tokens before it.
+
+    Windows begin `stride` tokens apart, and of each the tokens count that the one before did not
+    reach: so all but those of the first window have at least window - stride tokens of context. The
+    text is made tokens as it is for training (`encode_text`): BOS stands first where the tokenizer
+    has one, otherwise the first token is not predicted; and where EOS is another token, every line
+    is a text between the two, and both are predicted.
+
+    Args:
+        window: positions; the model's max_positions if not given.
+        stride: half of the window if not given; the whole window is fastest, 1 the fairest.
+        batch_tokens: positions of a batch: speed and memory, never the figures.
 
     Raises:
-        InputError: the model has no CTC head, or the tokenizer no padding to be its blank.
+        InputError: no token to predict, or a stride or a window that cannot be.
     """
-
-    def __init__(
-        self, model: Engine, tokenizer: Tokenizer, features: FeatureConfig | VectorConfig
-    ) -> None:
-        if not model.config.ctc:
-            raise InputError(
-                "times of words come from a CTC head, but this model has none; leave them out, or "
-                "train with --model.ctc "
-                "and --ctc-weight 0.5"
-            )
-        (self.blank_id,) = tokenizer.required("pad_id")
-        self.model = model
-        self.tokenizer = tokenizer
-        self.features = features
-
-    def with_words(self, frames: Source, outputs: list[Output]) -> list[Output]:
-        """The outputs of one sound with their words, in seconds from its beginning."""
-        words = self(frames, [output.tokens for output in outputs])
-        return [replace(output, words=each) for output, each in zip(outputs, words, strict=True)]
-
-    @torch.no_grad()
-    def __call__(self, frames: Source, transcripts: Sequence[Sequence[int]]) -> list[list[Word]]:
-        """The words of several transcripts of one sound, without their ends.
-
-        Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there
-        are no times.
-        """
-        assert isinstance(frames, Tensor)
-        logits = self.model.ctc_logits(encoded(self.model, [frames]).states)[0].cpu()
-        # the 0th coefficient is loudness
-        level = frames[:, 0] if isinstance(self.features, FeatureConfig) else None
-        return [self._words(ids, logits, len(frames), level) for ids in transcripts]
-
-    def _words(
-        self,
-        ids: Sequence[int],
-        logits: Float[Tensor, "S V"],
-        n_frames: int,
-        level: Float[Tensor, " n"] | None,
-    ) -> list[Word]:
-        words = word_spans(self.tokenizer, ids)
-        spans = ctc_spans(logits, ids, blank_id=self.blank_id)
-        if not spans:
-            return [Word(word, 0.0) for word, _, _ in words]
-        log_probs = ctc_posteriors(logits, ids, spans, blank_id=self.blank_id).log()
-        per_position = self.model.config.frames.per_position
-        spikes = [
-            (spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position))
-            for _, a, b in words
-        ]
-        timed = []
-        for (word, a, b), (start, stop) in zip(
-            words, boundaries(spikes, n_frames, level), strict=True
-        ):
-            confidence = min(1.0, float(log_probs[a:b].mean().exp()))
-            timed.append(
-                Word(
-                    word, confidence, self._seconds(start, n_frames), self._seconds(stop, n_frames)
-                )
-            )
-        return timed
-
-    def _seconds(self, frame: int, n_frames: int) -> float:
-        """The beginning of a frame: the middle between its window and the one before."""
-        if frame == 0:
-            return 0.0
-        if frame == n_frames:
-            return self.features.seconds(n_frames)
-        return frame * self.features.hop + (self.features.seconds(1) - self.features.hop) / 2
+    config = model.config.for_stack(model.config.decoder)
+    limit = config.max_positions
+    window = window or limit
+    stride = stride or max(1, window // 2)
+    at_least(1, window=window)
+    if not 1 <= stride <= window or (config.positions == "learned" and window > limit):
+        raise InputError(
+            "stride must lie in 1 ... window, and window within learned positions, but "
+            f"stride={stride}, window={window} and max_positions={limit}"
+        )
+    stream = encode_text(tokenizer, text)
+    n_tokens = len(stream) - 1
+    if n_tokens < 1:
+        raise InputError(
+            f"perplexity needs a token to predict, but the text has {len(text)} characters"
+        )
+    nats = 0.0
+    for rows, n in _windows(stream, window, stride, max(1, batch_tokens // window)):
+        ids: Int[Tensor, "B T"] = torch.from_numpy(rows.astype(np.int64)).to(model.device)
+        states = model.decoder_states(ids[:, :-1])[:, -n:].flatten(0, 1)
+        nats -= token_log_probs(model, states, ids[:, -n:].flatten()).double().sum().item()
+    n_bytes = len(text.encode())
+    if tokenizer.bos_id is None:  # the first token is not predicted
+        n_bytes -= len(tokenizer.decode([stream[:1].tolist()])[0].encode())
+    return Perplexity(nats, n_tokens, n_bytes, _signature(tokenizer, n_tokens, window, stride))
 
 
-def boundaries(
-    spikes: Sequence[FrameSpan], n_frames: int, level: Float[Tensor, " n"] | None
-) -> list[FrameSpan]:
-    """The frames of every word, given the spike of CTC, which is but some place within its word.
-
-    Words end in the pauses between their spikes, and at the ends of the sound's own pauses. Where
-    the loudness of frames is not known, words meet in the middle between their spikes.
-    """
-    if not spikes:
-        return []
-    gaps = list(pairwise([0, *(frame for spike in spikes for frame in spike), n_frames]))[::2]
-    if level is None:
-        middles = [(a + (b - a) // 2,) * 2 for a, b in gaps[1:-1]]
-        pauses = [(0, 0), *middles, (n_frames, n_frames)]
-    else:
-        ranked = level.double().sort().values
-        quiet, loud = (float(ranked[int(share * (len(ranked) - 1))]) for share in (0.05, 0.95))
-        below = loud - LOUD * (loud - quiet) - level.double()
-        pauses = [_pause(below, a, b) for a, b in gaps]
-    return [(before[1], after[0]) for before, after in pairwise(pauses)]
-
-
-def _pause(below: Float[Tensor, " n"], start: int, stop: int) -> FrameSpan:
-    """The frames of start ... stop with the greatest sum, or the greatest one if none is above 0.
-
-    At an end of the sound, the pause reaches that end.
-    """
-    total = torch.nn.functional.pad(below[start:stop].cumsum(0), (1, 0))
-    if start == 0:
-        return 0, int(total.argmax())
-    if stop == len(below):
-        return start + int(total.argmin()), stop
-    gains = total - total.cummin(0).values
-    if gains.max() <= 0:
-        quietest = start + int(below[start:stop].argmax()) if stop > start else start
-        return quietest, quietest
-    last = int(gains.argmax())
-    return start + int(total[: last + 1].argmin()), start + last
-
-
-def ctc_spans(
-    logits: Float[Tensor, "S V"], ids: Sequence[int], *, blank_id: int
-) -> list[FrameSpan]:
-    """The positions of each token in the most probable CTC path of a text.
-
-    None at all where there are fewer positions than tokens and blanks between equal ones.
-    """
-    if not ids or len(logits) < len(ids) + sum(a == b for a, b in pairwise(ids)):
-        return []
-    log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    targets = torch.tensor([list(ids)], device=logits.device)
-    (path,), (scores,) = forced_align(log_probs[None], targets, blank=blank_id)
-    return [(span.start, span.end) for span in merge_tokens(path, scores, blank=blank_id)]
-
-
-def ctc_posteriors(
-    logits: Float[Tensor, "S V"], ids: Sequence[int], spans: Sequence[FrameSpan], *, blank_id: int
-) -> Float[Tensor, " T"]:
-    """The probability of each token among all but the blank, summed up to the middles between it
-    and its neighbours."""
-    probs = logits.double().softmax(-1)
-    middles = [(before[1] + after[0] + 1) // 2 for before, after in pairwise(spans)]
-    parts = [probs[a:b].sum(dim=0) for a, b in pairwise([0, *middles, len(probs)])]
-    return torch.stack(
-        [
-            part[token] / (part.sum() - part[blank_id])
-            for part, token in zip(parts, ids, strict=True)
-        ]
+def _signature(tokenizer: Tokenizer, n_tokens: int, window: int, stride: int) -> str:
+    return "|".join(
+        (
+            f"tokens:{n_tokens}",
+            f"vocabulary:{tokenizer.vocab_size}",
+            f"window:{window}",
+            f"stride:{stride}",
+            f"first:{'given' if tokenizer.bos_id is None else 'bos'}",
+            f"eos:{'no' if tokenizer.bos_id == tokenizer.eos_id else 'yes'}",
+            f"version:{version('transduce')}",
+        )
     )
+
+
+def _windows(
+    stream: Integer[np.ndarray, " L"], window: int, stride: int, batch_size: int
+) -> Iterator[tuple[Integer[np.ndarray, "B T"], int]]:
+    """Windows with the token behind each, in batches, and how many predictions of each count: the
+    first window, whole ones, and the rest."""
+    first = stream[: window + 1]
+    yield first[None], len(first) - 1
+    starts = range(stride, len(stream) - window, stride)
+    for i in range(0, len(starts), batch_size):
+        some = starts[i : i + batch_size]
+        yield np.stack([stream[start : start + window + 1] for start in some]), stride
+    n_left = len(stream) - 1 - window - stride * len(starts)
+    if n_left > 0:
+        yield stream[None, stride * (len(starts) + 1) :], n_left

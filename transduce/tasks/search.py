@@ -32,7 +32,7 @@ from transduce.tasks.base import (
     last_position,
     padded,
 )
-from transduce.tasks.config import SearchConfig
+from transduce.tasks.config import AUTO, SearchConfig
 from transduce.tasks.outputs import Output
 
 GREEDY = SearchConfig(beam_size=1)
@@ -261,6 +261,11 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
     Raises:
         InputError: one of them is no token of this vocabulary.
     """
+    if config.target_language == AUTO:
+        raise InputError(
+            "the language must be known here, but target_language=auto, which is for transcribing "
+            "alone; name it"
+        )
     names = config.begin_with.split()
     if not names:
         tokenizer.with_eos(())  # which refuses to write in no language

@@ -1,6 +1,7 @@
 """Sound as a transcriber takes it: cut into segments, lazily, with or without speech, and its
 transcript."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,23 +12,29 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import Self
 
 from transduce.data.audio import audio_blocks, read_samples, scale
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.segments import levels, segments, split_segments
-from transduce.decode.rules import Timestamps
-from transduce.decode.scorer import at_least_float32
-from transduce.engine.select import Engine
+from transduce.decode.phrases import required, text_prefix
 from transduce.errors import InputError
-from transduce.model.transformer import Memory
-from transduce.tasks.base import Request, encoder_states
-from transduce.tasks.config import SearchConfig
-from transduce.tasks.outputs import Output
+from transduce.model.transformer import Transformer
+from transduce.tasks.base import (
+    Request,
+    Source,
+    check_list,
+    check_positions,
+    per_line,
+)
+from transduce.tasks.config import AUTO, SearchConfig
+from transduce.tasks.seq2seq import Seq2SeqTask
+from transduce.tasks.speech import detect_language, detects_speech
+
+logger = logging.getLogger("transduce")
 
 Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
 """A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats
@@ -97,42 +104,6 @@ class Sound:
     def seconds(self) -> float:
         """How long the stretch lasts."""
         return self.segments[-1].stop - self.segments[0].start if self.segments else 0.0
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A transcript between two moments, in seconds; n best outputs."""
-
-    start: float
-    stop: float
-    outputs: list[Output]
-
-
-def split_at_times(segment: Segment, times: Timestamps, tokenizer: Tokenizer) -> list[Segment]:
-    """A segment for each text between two times of its output; itself where there is none."""
-    (output,) = segment.outputs
-    parts = []
-    for begun, ended, ids in times.segments(output.tokens):
-        stop = segment.stop if ended is None else min(segment.stop, segment.start + ended)
-        part = replace(output, text=tokenizer.decode([ids])[0].strip(), tokens=ids)
-        parts.append(Segment(min(stop, segment.start + begun), stop, [part]))
-    return parts or [segment]
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """A sound as text, or the `error` for which there is none."""
-
-    path: Path | str
-    segments: list[Segment]
-    error: str = ""
-
-    @property
-    def text(self) -> str:
-        """The best text of every segment, joined by spaces."""
-        return " ".join(
-            text for segment in self.segments if (text := segment.outputs[0].text.strip())
-        )
 
 
 @runtime_checkable
@@ -255,53 +226,137 @@ def _segment_vectors(
     return SegmentedAudio(False, [b - a for a, b in spans], parts)
 
 
-def detects_speech(model: Engine, tokenizer: Tokenizer) -> bool:
-    """Whether the model has a token for no speech, as Whisper has, or a CTC head."""
-    return tokenizer.no_speech_id is not None or model.config.ctc
+class SoundTask(Seq2SeqTask[Audio]):
+    """A task of sound, which it reads in segments."""
 
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        feature_extractor: FeatureExtractor | VectorReader,
+        decoding: SearchConfig | None = None,
+        lexicon: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model, tokenizer, decoding)
+        self.feature_extractor = feature_extractor
+        self.lexicon = tuple(lexicon)
+        self.trained_seconds = self.decoding.max_seconds
+        """A little more than the longest recording of the training."""
 
-@torch.no_grad()
-def no_speech_probs(
-    model: Engine, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], batch_tokens: int
-) -> list[float | None]:
-    """The probability that nobody speaks in every sound; 1 of no frames, None if it cannot be told.
+    def read(
+        self,
+        sounds: Sequence[Audio],
+        decoding: SearchConfig | None = None,
+        *,
+        prefix: Sequence[str] | None = None,
+        require: Sequence[Sequence[str]] | None = None,
+        first_sound: int = 0,
+    ) -> Iterator[Sound]:
+        """Read one sound after the other, cut into segments of at most `decoding.max_seconds`.
 
-    Whisper's is that of its token for it, after the first token of its prompt. Of other models it
-    is 1 - q^(1/n), for the n tokens of the greedy path of their CTC head, which all alignments
-    together spell with the probability q; 1 where that path is all blank.
+        A long sound comes in several stretches of about STRETCH seconds, so that memory does not
+        grow with its length. Its file is read twice, for the cuts and for the features; if it
+        ceases to be readable, its last stretch has an error.
 
-    Args:
-        batch_tokens: source positions of a batch: speed and memory, never the figures.
-    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
-    section 4.5.
-    """
-    if not detects_speech(model, tokenizer):
-        return [None if len(frames) else 1.0 for frames in sources]
-    states = iter(
-        encoder_states(model, [frames for frames in sources if len(frames)], batch_tokens)
-    )
-    return [
-        _probability(model, tokenizer, next(states)) if len(frames) else 1.0 for frames in sources
-    ]
+        Args:
+            prefix: the beginning of each text, "" for none; its last word may go on, unless a space
+                ends it.
+            require: the phrases in each text, [] for none: of sound in one segment, as nobody knows
+                in which of several they are. A wider beam finds better places for them.
+            first_sound: the number of sounds[0], where these are a part of all sounds.
+        """
+        config = decoding or self.decoding
+        prefixes = per_line(prefix, len(sounds), "prefix", "")
+        phrases = per_line(require, len(sounds), "require", [])
+        if self.trained_seconds < config.max_seconds < UNCUT:
+            logger.warning(
+                "segments of up to %g s are longer than what the run was trained on, %g s with "
+                "some reserve; expect errors, or leave out max_seconds",
+                config.max_seconds,
+                self.trained_seconds,
+            )
+        if config.no_speech_threshold and not detects_speech(self.engine, self.tokenizer):
+            logger.warning(
+                "no_speech_threshold changes nothing: this model has neither a CTC head nor a "
+                "token for no speech"
+            )
+        if config.target_language == AUTO and not self.tokenizer.languages:
+            raise InputError(
+                "the language is found out by a Whisper of many languages, but this model has no "
+                "tokens for languages; leave auto out"
+            )
+        texts = zip(sounds, prefixes, phrases, strict=True)
+        for i, (audio, text, each) in enumerate(texts):
+            request = Request(number=first_sound + i, require=each)
+            yield from self._read(audio, audio_name(audio, f"sound {i + 1}"), request, text, config)
 
+    def _read(
+        self, audio: Audio, name: Path | str, request: Request, prefix: str, config: SearchConfig
+    ) -> Iterator[Sound]:
+        """The stretches of one sound; an error ends them."""
+        try:
+            segmented = segment_audio(audio, name, self.feature_extractor, config)
+            with errors_of(name):
+                n_positions = self.model.config.frames.out_lengths(max(segmented.n_frames))
+                check_positions(
+                    "a segment", n_positions, self.engines, source=True, way_out="lower max_seconds"
+                )
+                if request.require and len(segmented.n_frames) > 1:
+                    raise InputError(
+                        "required phrases are for sound in one segment, but it has "
+                        f"{len(segmented.n_frames)}; cut it where you know what is said, or raise "
+                        "max_seconds"
+                    )
+                required(self.tokenizer, [request.require])  # which checks the phrases
+                request = replace(request, prefix=text_prefix(self.tokenizer, prefix))
+            if segmented.silent:
+                logger.warning(
+                    "%s is silent, every sample being 0, so its text is blank; if its channels "
+                    "cancel out, take one",
+                    name,
+                )
+            for stretch in group_by_duration(segmented.segments, STRETCH):
+                speech = [segment.frames for segment in stretch if len(segment.frames)]
+                if config.target_language == AUTO and speech and not request.language:
+                    language = detect_language(self.engine, self.tokenizer, speech[0])
+                    request = replace(request, language=language)
+                sound = Sound(name, stretch, "", len(segmented.n_frames), request)
+                yield sound
+                request = sound.from_segment(len(stretch), 0).request
+        except InputError as error:
+            yield Sound(name, [], str(error), request=request)
 
-def _probability(model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "S D"]) -> float:
-    batch = states[None].to(model.device)
-    if tokenizer.no_speech_id is None:
-        return _by_ctc(
-            at_least_float32(model.ctc_logits(batch)[0]).cpu(), *tokenizer.required("pad_id")
-        )
-    bos = torch.tensor([tokenizer.required("bos_id")], device=model.device)
-    decoded = model.decoder_states(bos, memory=Memory(batch, None))
-    return float(at_least_float32(model.project(decoded))[0, 0].softmax(-1)[tokenizer.no_speech_id])
+    def sources(self, inputs: Sequence[Audio]) -> list[Source]:
+        """The frames of every sound, which is not cut.
 
+        Raises:
+            InputError: one of them cannot be used, or is silent.
+        """
+        return [segment.frames for segment in self._whole(inputs)]
 
-def _by_ctc(logits: Float[Tensor, "S V"], blank_id: int) -> float:
-    log_probs = logits.log_softmax(-1)
-    ids = log_probs.argmax(-1).unique_consecutive()
-    ids = ids[ids != blank_id]
-    if not len(ids):
-        return 1.0
-    sizes = torch.tensor(len(log_probs)), torch.tensor(len(ids))
-    log_prob = -F.ctc_loss(log_probs, ids, *sizes, blank=blank_id, reduction="sum")
-    return -float((log_prob / len(ids)).expm1())
+    def _whole(self, inputs: Sequence[Audio]) -> list[AudioSegment]:
+        """Every sound as one segment."""
+        check_list(inputs, "encode, score and align take a list of sounds")
+        whole: list[AudioSegment] = []
+        for sound in self.read(inputs, replace(self.decoding, max_seconds=UNCUT)):
+            if sound.error:
+                raise InputError(sound.error)
+            (segment,) = sound.segments
+            if not len(segment.frames):
+                raise InputError(
+                    f"a sound must have something to hear, but {sound.path} is silent; leave it out"
+                )
+            whole.append(segment)
+        return whole
+
+    def with_decoding(self, decoding: SearchConfig) -> Self:
+        """The same task with another `decoding`, in the language that it names."""
+        task = super().with_decoding(decoding)
+        if decoding.target_language not in ("", AUTO):
+            task.tokenizer = self.tokenizer.with_language(decoding.target_language)
+        return task
+
+    @property
+    def position_seconds(self) -> float:
+        """The time from one source position to the next."""
+        return self.feature_extractor.config.hop * self.model.config.frames.per_position

@@ -1,53 +1,41 @@
 """Sound in, text out."""
 
 import logging
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.decode.beams import Hypothesis, loops
-from transduce.decode.phrases import required, text_prefix
 from transduce.errors import InputError
-from transduce.model.transformer import Transformer
 from transduce.tasks.base import (
     Details,
     Request,
     Source,
     check_list,
-    check_positions,
     in_batches,
     in_order,
-    per_line,
     source_lengths,
     warn_of_lacking,
 )
-from transduce.tasks.config import SearchConfig
-from transduce.tasks.outputs import CTCAligner, Output, Word
-from transduce.tasks.search import chosen, outputs_of, timestamps
-from transduce.tasks.seq2seq import Seq2SeqTask
-from transduce.tasks.sound import (
-    CHUNK,
-    STRETCH,
-    UNCUT,
-    Audio,
+from transduce.tasks.config import AUTO, SearchConfig
+from transduce.tasks.outputs import (
+    Output,
     Segment,
-    Sound,
     Transcript,
-    audio_name,
-    detects_speech,
-    errors_of,
-    group_by_duration,
-    no_speech_probs,
-    segment_audio,
+    Word,
     split_at_times,
+    word_spans,
+    words_of_text,
 )
+from transduce.tasks.search import chosen, outputs_of, timestamps
+from transduce.tasks.sound import CHUNK, Audio, AudioSegment, Sound, SoundTask, group_by_duration
+from transduce.tasks.speech import CTCAligner, attention_starts, no_speech_probs
 
 logger = logging.getLogger("transduce")
 
@@ -57,23 +45,9 @@ AT_ONCE = 4
 """Segments that are searched together where somebody waits for the first."""
 
 
-class Transcriber(Seq2SeqTask[Audio]):
+class Transcriber(SoundTask):
     """A sound in, or a list, of files or samples with their rate, as many texts out, in the same
     order; one that cannot be used is an error, but `transcribe` goes on with the others."""
-
-    def __init__(
-        self,
-        model: Transformer,
-        tokenizer: Tokenizer,
-        feature_extractor: FeatureExtractor | VectorReader,
-        decoding: SearchConfig | None = None,
-        lexicon: Sequence[str] = (),
-    ) -> None:
-        super().__init__(model, tokenizer, decoding)
-        self.feature_extractor = feature_extractor
-        self.lexicon = tuple(lexicon)
-        self.trained_seconds = self.decoding.max_seconds
-        """A little more than the longest recording of the training."""
 
     def _texts(
         self, inputs: Sequence[Audio], decoding: SearchConfig | None, settings: dict[str, Any]
@@ -117,80 +91,6 @@ class Transcriber(Seq2SeqTask[Audio]):
         details = Details(token_scores=token_scores, word_times=word_times)
         stretches = self.read(sounds, config, prefix=prefix, require=require)
         return self.transcripts(stretches, config, progress=progress, details=details)
-
-    def read(
-        self,
-        sounds: Sequence[Audio],
-        decoding: SearchConfig | None = None,
-        *,
-        prefix: Sequence[str] | None = None,
-        require: Sequence[Sequence[str]] | None = None,
-        first_sound: int = 0,
-    ) -> Iterator[Sound]:
-        """Read one sound after the other, cut into segments of at most `decoding.max_seconds`.
-
-        A long sound comes in several stretches of about STRETCH seconds, so that memory does not
-        grow with its length. Its file is read twice, for the cuts and for the features; if it
-        ceases to be readable, its last stretch has an error.
-
-        Args:
-            prefix: the beginning of each text, "" for none; its last word may go on, unless a space
-                ends it.
-            require: the phrases in each text, [] for none: of sound in one segment, as nobody knows
-                in which of several they are. A wider beam finds better places for them.
-            first_sound: the number of sounds[0], where these are a part of all sounds.
-        """
-        config = decoding or self.decoding
-        prefixes = per_line(prefix, len(sounds), "prefix", "")
-        phrases = per_line(require, len(sounds), "require", [])
-        if self.trained_seconds < config.max_seconds < UNCUT:
-            logger.warning(
-                "segments of up to %g s are longer than what the run was trained on, %g s with "
-                "some reserve; expect errors, or leave out max_seconds",
-                config.max_seconds,
-                self.trained_seconds,
-            )
-        if config.no_speech_threshold and not detects_speech(self.engine, self.tokenizer):
-            logger.warning(
-                "no_speech_threshold changes nothing: this model has neither a CTC head nor a "
-                "token for no speech"
-            )
-        texts = zip(sounds, prefixes, phrases, strict=True)
-        for i, (audio, text, each) in enumerate(texts):
-            request = Request(number=first_sound + i, require=each)
-            yield from self._read(audio, audio_name(audio, f"sound {i + 1}"), request, text, config)
-
-    def _read(
-        self, audio: Audio, name: Path | str, request: Request, prefix: str, config: SearchConfig
-    ) -> Iterator[Sound]:
-        """The stretches of one sound; an error ends them."""
-        try:
-            segmented = segment_audio(audio, name, self.feature_extractor, config)
-            with errors_of(name):
-                n_positions = self.model.config.frames.out_lengths(max(segmented.n_frames))
-                check_positions(
-                    "a segment", n_positions, self.engines, source=True, way_out="lower max_seconds"
-                )
-                if request.require and len(segmented.n_frames) > 1:
-                    raise InputError(
-                        "required phrases are for sound in one segment, but it has "
-                        f"{len(segmented.n_frames)}; cut it where you know what is said, or raise "
-                        "max_seconds"
-                    )
-                required(self.tokenizer, [request.require])  # which checks the phrases
-                request = replace(request, prefix=text_prefix(self.tokenizer, prefix))
-            if segmented.silent:
-                logger.warning(
-                    "%s is silent, every sample being 0, so its text is blank; if its channels "
-                    "cancel out, take one",
-                    name,
-                )
-            for stretch in group_by_duration(segmented.segments, STRETCH):
-                sound = Sound(name, stretch, "", len(segmented.n_frames), request)
-                yield sound
-                request = sound.from_segment(len(stretch), 0).request
-        except InputError as error:
-            yield Sound(name, [], str(error), request=request)
 
     def transcripts(
         self,
@@ -248,8 +148,24 @@ class Transcriber(Seq2SeqTask[Audio]):
         Raises:
             InputError: with timestamps, more is asked for than one text for each of them.
         """
-        task = self.with_decoding(decoding or self.decoding)
-        return task._stream(sounds, details or Details())
+        config = decoding or self.decoding
+        details = details or Details()
+        if config.target_language != AUTO:
+            return self.with_decoding(config)._stream(sounds, details)
+        return self._stream_by_language(sounds, config, details)
+
+    def _stream_by_language(
+        self, sounds: Sequence[Sound], config: SearchConfig, details: Details
+    ) -> Iterator[tuple[int, Segment]]:
+        """What `stream` gives, of sounds whose languages were found out when they were read."""
+        rows: dict[str, list[int]] = defaultdict(list)
+        for i, sound in enumerate(sounds):
+            rows[sound.request.language].append(i)
+        for language, some in rows.items():
+            task = self.with_decoding(replace(config, target_language=language))
+            for k, segment in task._stream([sounds[i] for i in some], details):
+                outputs = [replace(output, language=language) for output in segment.outputs]
+                yield some[k], replace(segment, outputs=outputs)
 
     def _stream(self, sounds: Sequence[Sound], details: Details) -> Iterator[tuple[int, Segment]]:
         config = self.decoding
@@ -280,9 +196,12 @@ class Transcriber(Seq2SeqTask[Audio]):
         names = [f"{part.path} from {part.segments[0].start:.1f} s" for _, part, _ in speech]
         requests = [part.request for _, part, _ in speech]
         sources = [part.segments[0].frames for _, part, _ in speech]
+        timed = self._timed() if details.word_times else None
         for row, outputs in self._decode(sources, requests, names, details):
             i, part, p = speech[row]
             (segment,) = part.segments
+            if timed:
+                outputs = timed(segment, outputs)
             warn_of_lacking(names[row], requests[row].require, outputs[0].text)
             outputs = [
                 replace(
@@ -317,7 +236,6 @@ class Transcriber(Seq2SeqTask[Audio]):
         more with repetition blocked; a warning counts them, and names some.
         """
         config = self.decoding
-        aligner = self._aligner() if details.word_times else None
         looped: list[int] = []
 
         def search(rows: list[int], decoding: SearchConfig) -> list[list[Hypothesis]]:
@@ -333,10 +251,7 @@ class Transcriber(Seq2SeqTask[Audio]):
                 hypotheses.update(zip(again, blocked, strict=True))
             best = (outputs_of(self.tokenizer, hypotheses[row], config) for row in rows)
             batch = [frames[row] for row in rows]
-            outputs = self._detailed(batch, [chosen(each, config) for each in best], details)
-            if not aligner:
-                return outputs
-            return [aligner.with_words(*pair) for pair in zip(batch, outputs, strict=True)]
+            return self._detailed(batch, [chosen(each, config) for each in best], details)
 
         yield from in_batches(source_lengths(self.engine, frames), config.batch_tokens, decode)
         if looped:
@@ -356,37 +271,49 @@ class Transcriber(Seq2SeqTask[Audio]):
             InputError: there are not as many texts as sounds, one of either cannot be used, or
             there is no CTC head.
         """
-        sources = self._checked_sources(sounds)
-        targets = self._targets(sounds, texts)
-        aligner = self._aligner()
-        return [
-            aligner(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)
-        ]
+        segments = self._whole(sounds)
+        outputs = [Output("", tokens=ids[:-1]) for ids in self._targets(sounds, texts)]
+        timed = self._timed()
+        pairs = zip(segments, outputs, strict=True)
+        return [timed(segment, [output])[0].words for segment, output in pairs]
 
-    def _aligner(self) -> CTCAligner:
-        """The aligner of words by the CTC head; in an ensemble, by that of the first model."""
-        return CTCAligner(self.engine, self.tokenizer, self.feature_extractor.config)
-
-    def sources(self, inputs: Sequence[Audio]) -> list[Source]:
-        """The frames of every sound, which is not cut.
-
-        Raises:
-            InputError: one of them cannot be used, or is silent.
-        """
-        check_list(inputs, "encode, score and align take a list of sounds")
-        sources: list[Source] = []
-        for sound in self.read(inputs, replace(self.decoding, max_seconds=UNCUT)):
-            if sound.error:
-                raise InputError(sound.error)
-            ((_, _, frames),) = sound.segments
-            if not len(frames):
+    def _timed(self) -> Callable[[AudioSegment, list[Output]], list[Output]]:
+        """What gives the outputs of a segment their words, in seconds from its beginning: the CTC
+        head, or alignment heads; in an ensemble, those of the first model."""
+        heads, config = self.decoding.alignment_heads, self.model.config
+        if heads and not config.ctc:
+            assert config.decoder is not None
+            if any(
+                not 0 <= i < config.decoder.n_layers or not 0 <= k < config.n_heads
+                for i, k in heads
+            ):
                 raise InputError(
-                    f"a sound must have something to hear, but {sound.path} is silent; leave it out"
+                    f"alignment_heads are layers below {config.decoder.n_layers} and heads below "
+                    f"{config.n_heads}, but in the run's config.json they are {heads}; change them"
                 )
-            sources.append(frames)
-        return sources
+            return self._timed_by_attention
+        aligner = CTCAligner(self.engine, self.tokenizer, self.feature_extractor.config)
+        return lambda segment, outputs: aligner.with_words(segment.frames, outputs)
 
-    @property
-    def position_seconds(self) -> float:
-        """The time from one source position to the next."""
-        return self.feature_extractor.config.hop * self.model.config.frames.per_position
+    @torch.no_grad()
+    def _timed_by_attention(self, segment: AudioSegment, outputs: list[Output]) -> list[Output]:
+        frames = [segment.frames] * len(outputs)
+        targets = [self._target(output) for output in outputs]
+        heads = self.decoding.alignment_heads
+        # frames may go on behind the sound, which is padded for a Whisper
+        n = math.ceil(round(segment.seconds / self.feature_extractor.config.hop, 6))
+        n = max(1, n // self.model.config.frames.per_position)
+        timed = []
+        scores = self._token_scores(frames, targets)
+        for output, score, look in zip(outputs, scores, self._align(frames, targets), strict=True):
+            weights = torch.stack([look.weights[layer, head] for layer, head in heads])[..., :n]
+            starts = [*attention_starts(weights), n]
+            moments = [min(segment.seconds, start * self.position_seconds) for start in starts]
+            spans = word_spans(self.tokenizer, output.tokens)
+            words = words_of_text(self.tokenizer, output.tokens, score.log_probs)
+            words = [
+                replace(word, start=moments[a], stop=moments[b])
+                for word, (_, a, b) in zip(words, spans, strict=True)
+            ]
+            timed.append(replace(output, words=words))
+        return timed
