@@ -25,8 +25,6 @@ from transduce.data.text_batches import (
     MaskedBatches,
     MaskedWindows,
     TokenWindows,
-    decode_masked,
-    encode_masked,
     mask_id,
     masked_batch,
     window_batch,
@@ -34,6 +32,7 @@ from transduce.data.text_batches import (
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.layers import balance_loss
 from transduce.model.transformer import Transformer
+from transduce.tasks.fill_mask import decode_masked, encode_masked
 from transduce.train.objectives import CrossEntropy
 
 V, ROWS, CONTEXT, N = 23, 31, 47, 60

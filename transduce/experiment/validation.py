@@ -18,7 +18,7 @@ from transduce.data.language import Stream
 from transduce.data.manifest import Recording
 from transduce.data.parallel_text import ParallelText
 from transduce.data.speech_batches import SpeechPairs
-from transduce.data.text_batches import MaskedBatches, decode_masked
+from transduce.data.text_batches import MaskedBatches
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.model.transformer import Transformer
@@ -27,7 +27,7 @@ from transduce.report.documents import write_reports
 from transduce.score.measures import MEASURES, Tokenization, get_measure
 from transduce.score.score import Lines, Measure
 from transduce.tasks.config import GenerationConfig, SearchConfig
-from transduce.tasks.fill_mask import FillMask
+from transduce.tasks.fill_mask import FillMask, decode_masked
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load
 from transduce.tasks.search import GREEDY

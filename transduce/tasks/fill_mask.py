@@ -1,16 +1,18 @@
 """Text with mask words in, text without them out."""
 
+import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import overload
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import CharTokenizer, Tokenizer
 from transduce.data.batch import pad
 from transduce.data.language import encode_text
-from transduce.data.text_batches import encode_masked, mask_id
+from transduce.data.text_batches import mask_id
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
@@ -138,3 +140,44 @@ class FillMask(Task):
         logits = self.engine.project(states[places])
         logits[:, self.suppressed] = -torch.inf
         return logits.argmax(dim=-1)
+
+
+def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
+    """Ids of a line in which every mask word is the mask symbol; with the marks of beginning and
+    end, if any.
+
+    The mask word counts where it stands alone: no letter, digit or underscore touches it, so that
+    foo_bar has no mask. It includes the space before it, as tokens do. Where every character is a
+    token, it counts everywhere, for one character of a word may be masked (Sp_ak); a text that
+    holds the mask word itself needs another one.
+    """
+    by_character = isinstance(tokenizer, CharTokenizer)
+    mask = re.escape(mask_word)
+    ids: list[int] = []
+    parts = re.split(mask if by_character else rf" ?(?<!\w){mask}(?!\w)", line)
+    for i, (part, row) in enumerate(zip(parts, tokenizer.encode(parts), strict=True)):
+        if i:
+            ids.append(mask_id(tokenizer))
+            if not by_character and tokenizer.tokens(row[:1]) == ["▁"] and part[:1].strip():
+                row = row[1:]  # SentencePiece and its like begin every text with a space
+        ids += row
+    start, end = tokenizer.bos_id, tokenizer.eos_id
+    return ids if start == end else [i for i in (start, *ids, end) if i is not None]
+
+
+def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> str:
+    """The text of ids, with the mask word for every mask symbol.
+
+    `encode_masked` turns it into ids again where every masked token is a word or a sign of its own.
+    """
+    space = "" if isinstance(tokenizer, CharTokenizer) else " "
+    text = ""
+    for masked, run in groupby(ids, mask_id(tokenizer).__eq__):
+        row = [i for i in run if i not in (tokenizer.bos_id, tokenizer.eos_id)]
+        if masked:
+            text += (space + mask_word) * len(row)
+        else:
+            # SentencePiece's letter for a space
+            new_word = "".join(tokenizer.tokens(row[:1])).startswith("▁")
+            text += (space if text and new_word else "") + tokenizer.decode([row])[0]
+    return text.removeprefix(space)
