@@ -64,7 +64,7 @@ def test_a_speaker_left_out_is_the_test_and_nowhere_else(folder, valid):
         ({"leave_out": "Z"}, "leave_out must be a speaker of the manifests, but 'Z' is not: A, B, C, D, E, F"),
         (
             {"train": Path("test.tsv"), "leave_out": "F", "hold_out": "recordings"},
-            "holding out recordings takes two, but there are 0; ",
+            "training and validation need recordings, but there are 0 and 0; look at test.tsv, recordings and leave_out='F'",
         ),
         (
             {"train": Path("test.tsv"), "valid": Path("valid.tsv"), "leave_out": "F"},
@@ -79,10 +79,14 @@ def test_what_cannot_be_is_told(folder, fields, message):
     assert message.format(folder) in str(error.value)
 
 
-def test_a_test_without_texts_is_refused_before_the_training(folder):
-    write_manifest(folder / "test.tsv", [Recording("a", folder / "a.wav", 1.0, "A", " ")])
-    with pytest.raises(ValueError, match=r"a test needs texts .* none of its 1 recordings"):
-        Manifests(data=folder, valid=Path("valid.tsv")).read(1)
+def test_a_training_or_a_test_without_texts_is_refused_before_the_training(folder):
+    write_manifest(folder / "blank.tsv", [Recording("a", folder / "a.wav", 1.0, "A", " ")])
+    for part in ("test", "training"):
+        fields = {"test" if part == "test" else "train": Path("blank.tsv"), "valid": Path("valid.tsv")}
+        with pytest.raises(
+            ValueError, match=f"a {part} needs texts, but none of its 1 recordings has one; look at blank.tsv"
+        ):
+            Manifests(data=folder, **fields).read(1)
 
 
 def test_a_fingerprint_is_what_the_recordings_are_wherever_they_lie():

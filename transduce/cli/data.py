@@ -52,8 +52,8 @@ def get(
     """Fetch a corpus to where recipes look for it, DIR being their --data; a file that is there and
     right is kept.
 
-    multi30k: image captions in English, German, French and Czech, for research (Elliott et al. 2016
-    and 2017; Barrault et al. 2018). tinyshakespeare: 1.1 MB of plays, public domain. fsdd:
+    multi30k: image captions in English, German, French and Czech, for research (Elliott et al.
+    2016, 2017; Barrault et al. 2018). tinyshakespeare: 1.1 MB of plays, public domain. fsdd:
     spoken digits of 6 speakers, CC BY-SA 4.0 (Jackson et al. 2018); recordings 0 to 4 are test.
     speechocean762: read English of 250 learners, CC BY 4.0 (Zhang et al. 2021). Without a
     network, put the files there, or what the archives of the last two hold.
@@ -139,9 +139,9 @@ def manifest(
 
     SOURCE is a folder with x.txt beside x.wav, in any depth (the speaker is the folder of the
     sound), with metadata.csv, or with Kaldi's wav.scp and text; or a table in tabs, commas (x.csv)
-    or JSON lines (x.jsonl), as NeMo and Hugging Face have them. Training reads all of these itself;
-    here they are checked once, and the sound is measured. What lacks its sound or its text is left
-    out, counted and named.
+    or JSON lines (x.jsonl), as NeMo, Hugging Face and Common Voice have them. Training reads all of
+    these itself; here they are checked once, and the sound is measured. What lacks its sound or its
+    text is left out, counted and named.
 
     Args:
         source: The folder or file.

@@ -353,7 +353,7 @@ class Manifests:
                     f"leave_out must be a speaker of the manifests, but {who!r} is not: {names}"
                 )
             train, valid = ([r for r in part if r.speaker != who] for part in (train, valid))
-        if not self.valid:
+        if train and not self.valid:
             train, valid = split(train, self.hold_out, self.share, seed)
         if not train or not valid:
             raise InputError(
@@ -362,11 +362,12 @@ class Manifests:
                 f"look at {self.train}, {self.valid or self.hold_out} and "
                 f"leave_out={self.leave_out!r}"
             )
-        if test and not any(r.text.strip() for r in test):
-            raise InputError(
-                f"a test needs texts to compare with, but none of its {len(test)} recordings has "
-                "one"
-            )
+        for part, path, recordings in (("training", self.train, train), ("test", self.test, test)):
+            if recordings and not any(r.text.strip() for r in recordings):
+                raise InputError(
+                    f"a {part} needs texts, but none of its {len(recordings)} recordings has one; "
+                    f"look at {path}, and at what transduce data manifest says of it"
+                )
         return train, valid, test
 
     def _read(self, path: Path | None) -> list[Recording]:
