@@ -1,64 +1,99 @@
-"""Does a server keep its promises at four times what it can do? Its answers are compared with those of the run without it.
+"""A server beside the command: throughput, times until an answer, and whether every answer is right.
 
-    python scripts/bench serving RUN lines.en --requests 2000
+    python scripts/bench serving RUN lines.en --lines 1 4 16 --times 4 0.5
 
-The run translates the lines by itself, before and after, which is its capacity; in between it is served, and requests come
-at four times that rate, whether answers do or not. The run alone, and then the server, have one core, and the requests
-come from the others. Prints statuses, wrong and lost answers, times, memory and throughput.
+The command translates the lines file to file, which is the capacity; then the run is served, and requests of so many lines come
+at random moments (Poisson) at so many times that capacity, whether answers do or not. Command and server have the same cores and
+as many threads, and take turns. Prints statuses, wrong and lost answers, times, memory, and the throughput of both: by the clock,
+and in lines per second that the process computed, which other work on the machine changes less.
 """
 
 import argparse
 import asyncio
+import json
 import os
+import random
 import re
+import resource
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from typing import NamedTuple
 
-import httpx
 import numpy as np
 
-import transduce as td
 
-Answer = tuple[float, int, list[str]]
-"""Seconds, status (0: lost) and texts."""
+class Answer(NamedTuple):
+    """Of a request: status 0 if it was lost."""
 
-
-async def ask(client: httpx.AsyncClient, lines: list[str]) -> Answer:
-    """One request."""
-    began = time.monotonic()
-    try:
-        answer = await client.post("/translate", json={"q": lines, "source": "en", "target": "de"})
-    except httpx.HTTPError as error:
-        print(f"lost: {error!r}", file=sys.stderr)
-        return time.monotonic() - began, 0, []
-    texts = answer.json()["translatedText"] if answer.status_code == 200 else []
-    return time.monotonic() - began, answer.status_code, texts
+    seconds: float
+    status: int
+    texts: list[str]
 
 
-async def load(url: str, requests: list[list[str]], rate: float, pid: int) -> tuple[list[Answer], float, list[int]]:
-    """All requests, so many a second: their answers, the seconds from the first to the last, and the server's MiB."""
-    began, memory = time.monotonic(), list[int]()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
-        tasks = []
-        for i, lines in enumerate(requests):
-            await asyncio.sleep(max(0.0, began + i / rate - time.monotonic()))
-            tasks.append(asyncio.create_task(ask(client, lines)))
-            if i % max(1, len(requests) // 20) == 0:
-                memory.append(resident(pid))
-        answers = await asyncio.gather(*tasks)
-    return answers, time.monotonic() - began, [*memory, resident(pid)]
+class Speed(NamedTuple):
+    """Of a command or a server, without its start."""
+
+    clock: float
+    """Lines a second."""
+    computing: float
+    """Lines per second that its processes computed."""
+
+
+class Client:
+    """Connections that stay open, as many as requests are under way; far less work than a general client's."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def ask(self, lines: list[str]) -> Answer:
+        """One request."""
+        body = json.dumps({"q": lines, "source": "en", "target": "de"}).encode()
+        head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        began = time.monotonic()
+        try:
+            reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(head.encode() + b"\r\n\r\n" + body)
+            answered = (await reader.readuntil(b"\r\n\r\n")).decode()
+            size = re.search(r"content-length: (\d+)", answered, re.IGNORECASE)
+            assert size
+            answer = json.loads(await reader.readexactly(int(size[1])))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            print(f"lost: {error!r}", file=sys.stderr)
+            return Answer(time.monotonic() - began, 0, [])
+        if "connection: close" in answered.lower():
+            writer.close()
+        else:
+            self.idle.append((reader, writer))
+        return Answer(time.monotonic() - began, int(answered.split()[1]), answer.get("translatedText", []))
+
+
+async def load(port: int, requests: Sequence[list[str]], rate: float) -> tuple[list[Answer], float]:
+    """All requests, so many a second on average: their answers, and the seconds from the first to the last."""
+    draw = random.Random(1)
+    client = Client(port)
+    began = due = time.monotonic()
+    tasks = []
+    for lines in requests:
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        tasks.append(asyncio.create_task(client.ask(lines)))
+        due += draw.expovariate(rate)
+    answers = await asyncio.gather(*tasks)
+    return answers, time.monotonic() - began
 
 
 def resident(pid: int) -> int:
-    """MiB of a process (Linux)."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found
-    return int(found[1]) // 1024
+    """MiB of a process at most (Linux)."""
+    peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert peak
+    return int(peak[1]) // 1024
 
 
 def computing(pid: int) -> float:
@@ -67,63 +102,96 @@ def computing(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def offline(translator: td.Translator, lines: list[str]) -> tuple[dict[str, str], float]:
-    """Every line with its translation, and lines a second."""
-    began = time.monotonic()
-    texts = translator(lines)
-    return dict(zip(lines, texts, strict=True)), len(lines) / (time.monotonic() - began)
+def command(run: str, lines: Sequence[str], flags: Sequence[str]) -> tuple[list[str], float, float]:
+    """The translations of a file by the command, its seconds by the clock, and those that it computed."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "in"), Path(folder, "out")
+        source.write_text("".join(f"{line}\n" for line in lines))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = time.monotonic()
+        words = ["translate", run, str(source), "--output", str(target), *flags]
+        subprocess.run([sys.executable, "-m", "transduce.cli.main", *words], check=True, stderr=subprocess.DEVNULL)
+        seconds = time.monotonic() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        computed = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return target.read_text().splitlines(), seconds, computed
+
+
+def served(
+    run: str, flags: Sequence[str], requests: Sequence[list[str]], rate: float
+) -> tuple[list[Answer], Speed, int]:
+    """The answers of a server of its own, its speed, and its MiB."""
+    words = ["serve", run, "--languages", "en-de", "--port", "0", *flags]
+    with subprocess.Popen(
+        [sys.executable, "-m", "transduce.cli.main", *words], stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr
+        place = re.search(r"http://\S+:(\d+)", server.stderr.readline())
+        assert place, "the server did not start"
+        asyncio.run(load(int(place[1]), requests[:8], rate))
+        computed = computing(server.pid)
+        answers, seconds = asyncio.run(load(int(place[1]), requests, rate))
+        computed = computing(server.pid) - computed
+        memory = resident(server.pid)
+        server.terminate()
+        server.stderr.read()
+    n_lines = sum(len(answer.texts) for answer in answers)
+    return answers, Speed(n_lines / seconds, n_lines / computed), memory
+
+
+def report(requests: Sequence[list[str]], answers: Sequence[Answer], right: dict[str, str]) -> str:
+    """Statuses, wrong answers, and times of those that were accepted."""
+    statuses = dict(Counter(answer.status for answer in answers))
+    pairs = [
+        pair
+        for lines, (*_, texts) in zip(requests, answers, strict=True)
+        if texts
+        for pair in zip(lines, texts, strict=True)
+    ]
+    wrong = sum(right[line] != text for line, text in pairs)
+    times = [1000 * answer.seconds for answer in answers if answer.status == 200]
+    middle, late, latest = np.percentile(times, [50, 95, 99])
+    return f"{statuses}, wrong {wrong} of {len(pairs)}; ms until an answer {middle:.0f}, 95 % {late:.0f}, 99 % {latest:.0f}"
 
 
 def main() -> None:
-    """Read the command line, load the server and print."""
+    """Read the command line, take turns and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run that translates")
     parser.add_argument("file", type=Path, help="lines to translate")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--lines", type=int, default=4, help="of each request")
-    parser.add_argument("--times", type=float, default=4.0, help="what comes, by what can be done")
-    parser.add_argument("--deadline", type=float, default=60.0, help="of the server, in seconds")
+    parser.add_argument("--lines", type=int, nargs="+", default=[1, 4, 16], help="of each request")
+    parser.add_argument(
+        "--times", type=float, nargs="+", default=[4.0, 0.5], help="what comes, by what the command can do"
+    )
+    parser.add_argument("--total", type=int, default=8000, help="lines of a turn, repeated as often as needed")
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--serve", nargs="+", default=[], help="further flags of the server, without their dashes")
+    parser.add_argument("--workers", type=int, default=1, help="of the command")
     asked = parser.parse_args()
-    translator = td.load_translator(asked.run)
-    cores = os.sched_getaffinity(0)
-    first = {min(cores)}
-    os.sched_setaffinity(0, first)
     lines = list(dict.fromkeys(filter(None, asked.file.read_text("utf-8").splitlines())))
-    own = time.process_time()
-    right, before = offline(translator, lines)
-    own = time.process_time() - own
-    command = [sys.executable, "-m", "transduce.cli.main", "serve", asked.run, "--languages", "en-de", "--port", "0"]
-    command += ["--deadline", str(asked.deadline)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr
-        found = re.search(r"http://\S+:\d+", server.stderr.readline())
-        assert found, "the server did not start"
-        endless = cycle(lines)
-        requests = [list(islice(endless, asked.lines)) for _ in range(asked.requests)]
-        os.sched_setaffinity(0, cores - first or cores)
-        rate, computed = asked.times * before / asked.lines, computing(server.pid)
-        answers, seconds, memory = asyncio.run(load(found[0], requests, rate, server.pid))
-        computed = computing(server.pid) - computed
-        server.terminate()
-        server.stderr.read()
-    os.sched_setaffinity(0, first)
-    own -= time.process_time()
-    _, after = offline(translator, lines)
-    own += time.process_time()
-    told = Counter(status for _, status, _ in answers)
-    accepted = [took for took, status, _ in answers if status == 200]
-    texts = [(lines, texts) for lines, (*_, texts) in zip(requests, answers, strict=True) if texts]
-    pairs = [pair for lines, found in texts for pair in zip(lines, found, strict=True)]
-    wrong = sum(right[line] != text for line, text in pairs)
-    rate, alone = len(pairs) / seconds, (before + after) / 2
-    print(f"{len(requests)} requests of {asked.lines} lines at {asked.times:g} x {before:.1f} lines/s: {dict(told)}")
-    print(f"wrong {wrong} of {len(pairs)} lines, lost {told[0]}")
-    print(f"seconds of accepted: median {np.median(accepted):.1f}, p99 {np.percentile(accepted, 99):.1f}")
-    told_memory = ", ".join(str(memory[round(part * (len(memory) - 1))]) for part in (0.05, 0.25, 0.5, 0.75, 1.0))
-    print(f"MiB of the server after 5, 25, 50, 75 and 100 % of the requests: {told_memory}")
-    print(f"lines/s: served {rate:.1f}, alone {before:.1f} before and {after:.1f} after: {rate / alone:.0%}")
-    served, alone = len(pairs) / computed, 2 * len(lines) / own
-    print(f"lines a second of computing: served {served:.1f}, alone {alone:.1f}: {served / alone:.0%}")
+    flags = [f"--{word}" if word[0].isalpha() else word for word in asked.serve]
+    alone: list[Speed] = []
+    rates: dict[tuple[int, float], list[Speed]] = {}
+    for _ in range(asked.turns):
+        many = list(islice(cycle(lines), asked.total))
+        workers = ["--workers", str(asked.workers)]
+        _, start, start_computed = command(asked.run, lines[:1], workers)
+        texts, seconds, computed = command(asked.run, many, workers)
+        right = dict(zip(many, texts, strict=True))
+        alone.append(Speed(len(many) / (seconds - start), len(many) / (computed - start_computed)))
+        print(f"command: {alone[-1].clock:.0f} lines/s, {alone[-1].computing:.0f} per second of computing", flush=True)
+        for n in asked.lines:
+            for times in asked.times:
+                endless = cycle(lines)
+                requests = [list(islice(endless, n)) for _ in range(asked.total // n)]
+                answers, speed, memory = served(asked.run, flags, requests, times * alone[-1].clock / n)
+                rates.setdefault((n, times), []).append(speed)
+                print(f"{n} lines a request, {times:g} x: {report(requests, answers, right)}; {memory} MiB", flush=True)
+    for (n, times), speeds in rates.items():
+        clock, computed = (statistics.median(speed[i] for speed in speeds) for i in range(2))
+        shares = [value / statistics.median(each[i] for each in alone) for i, value in enumerate((clock, computed))]
+        print(f"{n} lines a request, {times:g} x: {clock:.0f} lines/s, {shares[0]:.0%} of the command's; ", end="")
+        print(f"{computed:.0f} per second of computing, {shares[1]:.0%}")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import time
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException
+import fastapi
+from fastapi import APIRouter, HTTPException
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 
@@ -19,10 +20,10 @@ from transduce.serve.http import (
     OpenAIError,
     Served,
     State,
-    body,
     body_schema,
     check_bound,
     events,
+    read_body,
     responses,
 )
 from transduce.tasks.base import last_position
@@ -124,10 +125,9 @@ def _model(run: Served[Any]) -> Json:
     openapi_extra=body_schema(CompletionBody, "application/json"),
     response_model=None,
 )
-async def complete(
-    state: State, query: Annotated[CompletionBody, Depends(body(CompletionBody))]
-) -> Response:
+async def complete(http: fastapi.Request, state: State) -> Response:
     """The texts that continue each prompt."""
+    query = await read_body(http, state, CompletionBody)
     run = state.find(query.model, TextGenerator)
     config = query.generation(state.config)
     n_read = _count_tokens(run.task, query.prompts)

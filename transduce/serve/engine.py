@@ -4,8 +4,8 @@ import asyncio
 import logging
 import math
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -77,6 +77,11 @@ class Request:
         """The cost of the inputs that wait."""
         return sum(self.costs[self.n_taken :])
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has inputs that wait."""
+        return self.n_taken < len(self.inputs)
+
     def take(self) -> "Input":
         """The next input, which waits no longer."""
         self.n_taken += 1
@@ -87,16 +92,26 @@ class Request:
         self.seconds = seconds
         self.deadline = monotonic() + seconds
 
-    def put(self, i: int, piece: Any) -> None:
-        """Send a piece of an output, END or an exception from the thread of the model."""
+    def put(self, i: int, *pieces: Any) -> None:
+        """Send pieces of an output, END or an exception from the thread of the model."""
         self.extend(self.seconds)
         with suppress(RuntimeError):  # the loop is closed: nobody reads
-            self._loop.call_soon_threadsafe(self._pieces.put_nowait, (i, piece))
+            self._loop.call_soon_threadsafe(self._receive, i, pieces)
+
+    def _receive(self, i: int, pieces: Iterable[Any]) -> None:
+        for piece in pieces:
+            self._pieces.put_nowait((i, piece))
 
     @property
     def expired(self) -> bool:
         """Whether nobody waits for the outputs any more."""
         return self.cancelled or monotonic() > self.deadline
+
+    async def _next(self) -> tuple[int, Any]:
+        if not self._pieces.empty():
+            return self._pieces.get_nowait()
+        with anyio.fail_after(self.seconds):
+            return await self._pieces.get()
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
         """Yield the number of an input and a piece of its output, as they come; those of streams in
@@ -109,8 +124,7 @@ class Request:
         n_open = len(self.inputs)
         try:
             while n_open:
-                with anyio.fail_after(self.seconds):
-                    i, piece = await self._pieces.get()
+                i, piece = await self._next()
                 if isinstance(piece, Exception):
                     raise piece
                 if piece is END:
@@ -137,7 +151,9 @@ class Engine(threading.Thread):
         self.on_batch: Callable[[int], object] = lambda n: None
         """Called with the number of inputs of every batch."""
         self._queue: list[Request] = []
-        """Requests with inputs that wait, in the order of their turns."""
+        """Requests with inputs that wait for a batch, in the order of their turns."""
+        self._streams: list[Request] = []
+        """Those that wait to be computed beside it."""
         self._jobs: dict[Generator[None, None, None], Request] = {}
         """Batches and streams that are being computed, each with the request of its first input."""
         self._changed = threading.Condition()
@@ -146,7 +162,11 @@ class Engine(threading.Thread):
     @property
     def waiting(self) -> int:
         """The cost of the inputs that wait, in texts."""
-        return sum(each.cost for each in self._queue if not each.expired)
+        return sum(each.cost for each in self._waiting)
+
+    @property
+    def _waiting(self) -> list[Request]:
+        return [each for each in (*self._queue, *self._streams) if not each.expired]
 
     def check_room(self, cost: int = 1) -> None:
         """Raise Busy unless so much more fits into the queue.
@@ -154,9 +174,7 @@ class Engine(threading.Thread):
         An empty queue takes everything. A large request does not fill the queue for others.
         """
         capacity = self.config.queue * self.config.batch
-        waiting = [
-            min(each.cost, QUEUE_SHARE * capacity) for each in self._queue if not each.expired
-        ]
+        waiting = [min(each.cost, QUEUE_SHARE * capacity) for each in self._waiting]
         if waiting and sum(waiting) + cost > capacity:
             raise Busy
 
@@ -169,7 +187,7 @@ class Engine(threading.Thread):
         with self._changed:
             self.check_room(request.cost)
             request.extend(self.config.deadline)
-            self._queue.append(request)
+            (self._streams if request.stream else self._queue).append(request)
             self._changed.notify()
         return request.pieces()
 
@@ -196,13 +214,17 @@ class Engine(threading.Thread):
     def _compute(self, inputs: list[Input]) -> Generator[None, None, None]:
         """Hand over one piece a step; if one of several inputs fails, compute each by itself."""
         pending = dict(enumerate(inputs))
+        held = defaultdict[int, list[Any]](list)
         kind = inputs[0][0].kind
         try:
             with closing(self.work(kind, [each.inputs[i] for each, i in inputs])) as pieces:
                 for k, piece in pieces:
                     request, i = inputs[k]
-                    request.put(i, piece)
-                    if piece is END or isinstance(piece, Exception):
+                    held[k].append(piece)
+                    is_last = piece is END or isinstance(piece, Exception)
+                    if is_last or request.stream:
+                        request.put(i, *held.pop(k))
+                    if is_last:
                         del pending[k]
                     yield
                     if all(request.expired for request, _ in pending.values()):
@@ -220,13 +242,20 @@ class Engine(threading.Thread):
 
     def _admit(self) -> bool:
         """Wait for inputs, and begin those that fit beside the running jobs; False at the end."""
+        batch_runs = any(not request.stream for request in self._jobs.values())
+        if batch_runs and not self._streams:
+            return True
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._queue or self._stopping)
-            if not (self._jobs or self._queue):
+            self._changed.wait_for(
+                lambda: self._jobs or self._queue or self._streams or self._stopping
+            )
+            if not (self._jobs or self._queue or self._streams):
                 return False
             if not self._jobs:
                 self._wait_for_more()
-            groups = self._take()
+            groups = self._take_streams() if self._streams else []
+            if not batch_runs:
+                groups += self._take_batch()
         for inputs in groups:
             self.on_batch(len(inputs))
             self._jobs[self._compute(inputs)] = inputs[0][0]
@@ -234,25 +263,24 @@ class Engine(threading.Thread):
 
     def _wait_for_more(self) -> None:
         """Let a batch that is not full wait a few milliseconds for others."""
-        left = self._queue[0].arrived + self.config.wait_ms / 1000 - monotonic()
+        first = min(each.arrived for each in (*self._queue[:1], *self._streams[:1]))
+        left = first + self.config.wait_ms / 1000 - monotonic()
         self._changed.wait_for(lambda: self._stopping or self.waiting >= self.config.batch, left)
 
-    def _take(self) -> list[list[Input]]:
-        """Take a batch of one kind, one input of each request in turn, and a stream of each
-        request.
-
-        Whoever had a turn comes behind the others. Expired requests are dropped.
-        """
-        requests = [each for each in self._queue if not each.expired]
+    def _take_streams(self) -> list[list[Input]]:
+        """Take an input of each request that has none among the running jobs."""
         streams = {request for request in self._jobs.values() if request.stream}
-        batch_runs = len(streams) < len(self._jobs)
-        groups: list[list[Input]] = []
-        for request in requests:
-            if request.stream and request not in streams and len(streams) < MAX_STREAMS:
-                streams.add(request)
-                groups.append([request.take()])
+        requests = [each for each in self._streams if not each.expired]
+        ready = [each for each in requests if each not in streams]
+        groups = [[each.take()] for each in ready[: MAX_STREAMS - len(streams)]]
+        self._streams = _in_turn(requests, groups)
+        return groups
+
+    def _take_batch(self) -> list[list[Input]]:
+        """Take a batch of one kind, one input of each request in turn."""
+        requests = [each for each in self._queue if not each.expired]
         batch: list[Input] = []
-        ready = deque(each for each in requests if not (each.stream or batch_runs))
+        ready = deque(requests)
         cost = 0
         while ready and cost < self.config.batch:
             request = ready.popleft()
@@ -260,10 +288,13 @@ class Engine(threading.Thread):
                 continue
             cost += request.costs[request.n_taken]
             batch.append(request.take())
-            if request.cost:
+            if request.waits:
                 ready.append(request)
-        groups += [batch] if batch else []
-        served = {request for inputs in groups for request, _ in inputs}
-        requests.sort(key=served.__contains__)
-        self._queue = [each for each in requests if each.cost]
-        return groups
+        self._queue = _in_turn(requests, [batch])
+        return [batch] if batch else []
+
+
+def _in_turn(requests: list[Request], groups: list[list[Input]]) -> list[Request]:
+    """The requests of which inputs wait; whoever had a turn comes behind the others."""
+    served = {request for inputs in groups for request, _ in inputs}
+    return sorted((each for each in requests if each.waits), key=served.__contains__)

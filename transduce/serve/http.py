@@ -5,7 +5,7 @@ Heads, bodies and answers are bounded in size and time; bodies are checked by py
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hmac import compare_digest
@@ -203,15 +203,6 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
-def body(model: type[BodyT]) -> Callable[[Request, ServerState], Awaitable[BodyT]]:
-    """A dependency that reads a body of text as this model."""
-
-    async def read(request: Request, state: State) -> BodyT:
-        return await read_body(request, state, model, state.config.text_bytes)
-
-    return read
-
-
 def body_schema(model: type[BaseModel], *content_types: str) -> Json:
     """The description of such a body in OpenAPI."""
     schema = model.model_json_schema()
@@ -220,15 +211,15 @@ def body_schema(model: type[BaseModel], *content_types: str) -> Json:
 
 
 async def read_body(
-    request: Request, state: ServerState, model: type[BodyT], n_bytes: int
+    request: Request, state: ServerState, model: type[BodyT], n_bytes: int = 0
 ) -> BodyT:
-    """Read JSON or a form of at most so many bytes.
+    """Read JSON or a form of at most so many bytes; of a body of text, if they are 0.
 
     Raises:
         HTTPException: it lacks the token, or is neither, too large, too slow, or has wrong fields.
     """
     fields: Any = None
-    bounded = Request(request.scope, _bounded(request, n_bytes))
+    bounded = Request(request.scope, _bounded(request, n_bytes or state.config.text_bytes))
     try:
         with anyio.fail_after(state.config.deadline):
             fields = await _read_fields(bounded)

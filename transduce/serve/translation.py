@@ -3,9 +3,10 @@
 import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException
+import fastapi
+from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, Field
 
 from transduce.errors import InputError
@@ -18,9 +19,9 @@ from transduce.serve.http import (
     Served,
     ServerState,
     State,
-    body,
     body_schema,
     check_bound,
+    read_body,
     responses,
 )
 from transduce.tasks.outputs import Output
@@ -162,10 +163,9 @@ async def languages(state: State) -> list[Language]:
 
 
 @router.post("/detect", openapi_extra=body_schema(DetectionBody, "application/json"))
-async def detect(
-    state: State, query: Annotated[DetectionBody, Depends(body(DetectionBody))]
-) -> list[Detection]:
+async def detect(http: fastapi.Request, state: State) -> list[Detection]:
     """The language of a text, where the server reads one language alone."""
+    await read_body(http, state, DetectionBody)
     return [Detection(language=_only_source(state))]
 
 
@@ -175,12 +175,11 @@ async def detect(
         TranslationBody, "application/json", "application/x-www-form-urlencoded"
     ),
 )
-async def translate(
-    state: State, query: Annotated[TranslationBody, Depends(body(TranslationBody))]
-) -> Json:
+async def translate(http: fastapi.Request, state: State) -> Json:
     """Translate a text or a list of texts, line by line: the field translatedText, and
     alternatives and detectedLanguage where they are wanted; a list of texts has lists of them.
     """
+    query = await read_body(http, state, TranslationBody)
     texts = [query.q] if isinstance(query.q, str) else query.q
     check_bound(sum(map(len, texts)), state.config.characters, "characters")
     if query.format != "text":
@@ -234,12 +233,13 @@ async def settings(state: State) -> Json:
 
 
 @page.post("/page/translate", openapi_extra=body_schema(LineBody, "application/json"))
-async def translate_line(state: State, query: Annotated[LineBody, Depends(body(LineBody))]) -> Json:
+async def translate_line(http: fastapi.Request, state: State) -> Json:
     """The n best translations of a line, the best first, with their scores and the decoder's
     attention: a row of weights per target token, which sum to 1.
 
     The attention is null for a blank line, one that is too long to be drawn, and an ensemble.
     """
+    query = await read_body(http, state, LineBody)
     run = state.find(query.model, Translator)
     check_bound(len(query.line), state.config.characters, "characters")
     kind = TranslationRequest(query.n_best, attention=True)
