@@ -311,7 +311,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_siz
 def test_a_broken_gpt2_is_refused(tmp_path, capsys, name, content, told):
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
     (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    assert main(["import", "gpt2", str(tmp_path), str(tmp_path / "run")]) == 2
+    assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 2
     err = capsys.readouterr().err
     assert told in err and str(tmp_path) in err
     assert err.startswith("transduce: ") and err.count("\n") == 1

@@ -167,7 +167,7 @@ def test_logits_and_outputs_are_those_of_transformers(tmp_path, family, seed):
 def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
     theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     run, chosen = tmp_path / "run", {"source_language": "fra_Latn", "target_language": "eng_Latn"}
-    assert main(["import", "m2m_100", str(tmp_path / "theirs"), str(run)]) == 0
+    assert main(["import", str(tmp_path / "theirs"), str(run)]) == 0
     tokenizer.src_lang = "fra_Latn"
     forced = tokenizer.convert_tokens_to_ids("eng_Latn")
     batch = tokenizer(ENGLISH[:5], return_tensors="pt", padding=True)
@@ -190,7 +190,7 @@ def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
 def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys):
     theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     theirs.set_attn_implementation("eager")
-    assert main(["import", "m2m_100", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
     for name, line in (("in", ENGLISH[0]), ("out", GERMAN[0])):
         (tmp_path / name).write_text(line + "\n")
     translator, found = td.load_translator(tmp_path / "run"), set()

@@ -175,7 +175,7 @@ def learned(folder: Path) -> None:
         theirs(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
     theirs.save_pretrained(directory)
-    assert main(["import", "gpt2", str(directory), str(folder / "run")]) == 0
+    assert main(["import", str(directory), str(folder / "run")]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -350,12 +350,12 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     theirs = tmp_path / "theirs"
     rival(theirs, vocab_size=300, eos_token_id=7)
     new = tmp_path / "run"
-    assert main(["import", "gpt2", str(theirs / "config.json"), str(new)]) == 2
+    assert main(["import", str(theirs / "config.json"), str(new)]) == 2
     assert capsys.readouterr().err == f"transduce: {theirs}/config.json/config.json does not exist\n"
-    assert main(["import", "gpt2", str(theirs), str(new)]) == 2
+    assert main(["import", str(theirs), str(new)]) == 2
     assert f"tokenizer.json, or vocab.json and merges.txt, but {theirs} has neither" in capsys.readouterr().err
     pieces(theirs)
-    for command in (["import", "gpt2", str(theirs), str(run[1])], ["export", str(run[1]), str(theirs), "--to", "gpt2"]):
+    for command in (["import", str(theirs), str(run[1])], ["export", str(run[1]), str(theirs), "--to", "gpt2"]):
         assert main(command) == 2
         taken = command[-1] if command[0] == "import" else command[2]
         assert capsys.readouterr().err.startswith(f"transduce: {taken} already holds a config.json")

@@ -116,7 +116,7 @@ def without(path: Path, piece: str) -> None:
 def test_what_does_not_go_together_is_named(tmp_path, capsys, saved, harm, message):
     shutil.copytree(saved, tmp_path / "theirs")
     harm(tmp_path / "theirs")
-    assert main(["import", "marian", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
     assert message.format(tmp_path / "theirs") in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

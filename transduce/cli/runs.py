@@ -28,9 +28,9 @@ BEFORE = "model.before.safetensors"
 
 Text = Annotated[Path, arg(metavar="FILE")]
 Name = Annotated[
-    str, arg(metavar="USER/NAME", help="The repository, which is made where there is none.")
+    str,
+    arg(metavar="USER/NAME[@BRANCH]", help="The repository and branch, made where there is none."),
 ]
-Revision = Annotated[str | None, arg(metavar="BRANCH", help_behavior_hint="")]
 
 
 def describe(run: Run, *, all: Flag = False) -> None:
@@ -111,7 +111,6 @@ def publish(
     name: Positional[Name],
     *,
     private: Flag = False,
-    revision: Revision = None,
 ) -> None:
     """Put a finished run on the Hugging Face hub, for RUN or td.load to be hub:USER/NAME anywhere
     else.
@@ -121,18 +120,12 @@ def publish(
 
     Args:
         private: Only you see the repository.
-        revision: The branch to write to, made where there is none, instead of main.
     """
     from transduce.hub import CARD, repository, upload
     from transduce.report.documents import is_unchanged, write_card
     from transduce.run import PUBLISHED, WEIGHTS, load_model
 
     identifier, branch = repository(name)
-    if branch is not None:
-        raise InputError(
-            f"a branch is named by --revision, but this is {name}; use {identifier} --revision "
-            f"{branch}"
-        )
     if not (run / WEIGHTS).is_file():
         raise InputError(
             f"a finished run has {WEIGHTS}, but {run} has none; let its training end, or make it "
@@ -149,13 +142,12 @@ def publish(
             print(f"  {CARD} was changed there, and stays as it is", flush=True)
         return keep
 
-    print(f"to hub:{identifier}:", flush=True)
+    address = f"{PREFIX}{identifier}{f'@{branch}' if branch else ''}"
+    print(f"to {address}:", flush=True)
     for each, path in files.items():
         print(f"  {each}  {path.stat().st_size / 1e6:,.1f} MB", flush=True)
-    url = upload(
-        identifier, files, known=PUBLISHED, keeps=keeps, private=private, revision=revision
-    )
-    print(f"{url}: transduce describe hub:{identifier}{f'@{revision}' if revision else ''}")
+    url = upload(identifier, files, known=PUBLISHED, keeps=keeps, private=private, revision=branch)
+    print(f"{url}: transduce describe {address}")
 
 
 def shortlist(
@@ -293,35 +285,26 @@ def export(
 
 
 def import_run(
-    words: Positional[
-        Annotated[tuple[str, ...], arg(metavar="[KIND] HF_DIRECTORY RUN", help_behavior_hint="")]
-    ],
+    directory: Positional[Annotated[Path, arg(metavar="HF_DIRECTORY")]],
+    run: Positional[Annotated[Path, arg(metavar="RUN")]],
 ) -> None:
     """Make a run directory from a model as transformers saves it: config.json, weights and its
     tokenizer.
 
     Args:
-        words: The directory, and a run directory to make. KIND before them says what model_type
-            config.json must have: gpt2, llama (also SmolLM2), qwen2, qwen3, mistral, gemma, phi3,
-            olmo, opt, xglm, marian (opus-mt), m2m_100 (also NLLB), bart, mbart, pegasus,
+        directory: The model, of the type gpt2, llama (also SmolLM2), qwen2, qwen3, mistral, gemma,
+            phi3, olmo, opt, xglm, marian (opus-mt), m2m_100 (also NLLB), bart, mbart, pegasus,
             blenderbot, whisper or speech_to_text.
+        run: The run directory to make.
     """
     from transduce.config import from_dict
     from transduce.files import save_weights
     from transduce.interop.families import read_run
     from transduce.interop.pretrained import read_settings
-    from transduce.interop.settings import SETTINGS
     from transduce.run import WEIGHTS, Run, save_run
     from transduce.tasks.config import GenerationConfig, SearchConfig
 
-    if len(words) not in (2, 3):
-        raise InputError(
-            f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}"
-        )
-    directory, run = map(Path, words[-2:])
-    if unknown := {*words[:-2]} - {*SETTINGS}:
-        raise InputError(f"KIND must be one of {', '.join(SETTINGS)}, but it is {unknown.pop()!r}")
-    settings = read_settings(directory, words[:-2] or SETTINGS)
+    settings = read_settings(directory)
     check_new(run)
     model, source, target, decoding, features = read_run(directory, settings)
     experiment = {"imported": settings.model_type} | ({"decoding": decoding} if decoding else {})

@@ -5,7 +5,7 @@ settings that have their defaults, and anybody may have written it. So it is rea
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -137,11 +137,8 @@ EQUAL = {
 """Settings that must be equal, for a Transformer here has one field for both."""
 
 
-def read_settings(directory: Path, kinds: Iterable[str] = SETTINGS) -> Settings:
+def read_settings(directory: Path) -> Settings:
     """Read config.json.
-
-    Args:
-        kinds: The values that model_type may have.
 
     Raises:
         InputError: the directory holds another kind of model, a setting has another type, or it
@@ -149,8 +146,10 @@ def read_settings(directory: Path, kinds: Iterable[str] = SETTINGS) -> Settings:
     """
     plain = read_json(directory / CONFIG)
     kind = plain.get("model_type")
-    if kind not in (known := [*kinds]):
-        raise InputError(f"model_type must be {one_of(known)}, but in {directory} it is {kind!r}")
+    if kind not in SETTINGS:
+        raise InputError(
+            f"model_type must be {one_of(SETTINGS)}, but in {directory} it is {kind!r}"
+        )
     settings = known_fields(SETTINGS[kind], plain, directory / CONFIG)
     for name, allowed in FIXED.items():
         if hasattr(settings, name):
