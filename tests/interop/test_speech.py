@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +20,13 @@ from torch import Tensor
 
 import transduce as td
 from transduce.cli.main import main
+from transduce.config import to_dict
+from transduce.data.features import FeatureExtractor
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop.families import read_run
 from transduce.interop.pretrained import Imported, read_settings
 from transduce.interop.speech import NAMES
+from transduce.interop.whisper import export_whisper
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -379,6 +383,92 @@ def test_a_language_that_is_found_out_is_that_of_transformers(rival, tmp_path, c
     assert [row["text"] for row in rows] == [
         transcriber(path, target_language=language) for path, language in zip(files, want, strict=True)
     ]
+
+
+def test_a_whisper_goes_out_as_it_came_in(rival, tmp_path, capsys):
+    """Weights bit for bit, the tokenizer, texts that transformers writes of it, and how it is searched when read again."""
+    import transformers
+
+    there, again = tmp_path / "theirs", tmp_path / "run"
+    code = main(["export", str(rival.run), str(there), "--to", "whisper"])
+    if not rival.task:
+        assert code == 2 and "transduce: a Whisper has its own tokenizer, but this run has" in capsys.readouterr().err
+        return
+    assert code == 0
+    want, got = (load_file(each / "model.safetensors") for each in (rival.directory, there))
+    assert want.keys() == got.keys() and all(torch.equal(want[name], got[name]) for name in want)
+    want, got = (json.loads((each / "tokenizer.json").read_text()) for each in (rival.directory, there))
+    assert want == got
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(there)
+    processor = transformers.WhisperProcessor.from_pretrained(there)
+    for path in rival.sounds:
+        inputs = processor(read(path), sampling_rate=RATE, return_tensors="pt")
+        row = model.generate(**inputs, max_new_tokens=BOUND)
+        assert processor.batch_decode(row, skip_special_tokens=True)[0].strip() == rival.generate(read(path))
+    assert main(["import", str(there), str(again)]) == 0
+    files = {path.name: path.read_bytes() for path in rival.run.iterdir()}
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == files and len(files) > 2
+
+
+def test_a_whisper_that_has_learned_more_goes_out(rival, tmp_path):
+    """Its keys' biases, which it has not there, change no logit. CTranslate2, which runs it in faster-whisper, hears the same."""
+    if not rival.task:
+        return
+    import ctranslate2
+    import transformers
+
+    run, there = tmp_path / "run", tmp_path / "theirs"
+    shutil.copytree(rival.run, run)
+    weights = load_file(run / "model.safetensors")
+    rng = torch.Generator().manual_seed(SEED)
+    save_file(
+        {name: w + 0.02 * torch.randn(w.shape, generator=rng) for name, w in weights.items()}, run / "model.safetensors"
+    )
+    plain = json.loads((run / "config.json").read_text())
+    plain["experiment"]["decoding"] |= {"no_repeat_ngram": 3, "min_length": 2, "length_ratio": 0.0, "length_extra": 9}
+    (run / "config.json").write_text(json.dumps(plain))
+    assert main(["export", str(run), str(there), "--to", "whisper"]) == 0
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(there)
+    for found in differences(rival._replace(model=model), td.load_model(run)):
+        assert found.abs().max() < 1e-4
+    transcriber, texts = td.load_transcriber(run), []
+    for path in rival.sounds:
+        texts.append(
+            rival.tokenizer.decode(model.generate(**rival.heard(read(path)))[0], skip_special_tokens=True).strip()
+        )
+    assert transcriber(rival.sounds) == texts and len({*texts}) > 2
+    ctranslate2.converters.TransformersConverter(str(there), copy_files=["tokenizer.json"]).convert(
+        str(tmp_path / "ct2")
+    )
+    engine = ctranslate2.models.Whisper(str(tmp_path / "ct2"))
+    names = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    for path, text in zip(
+        rival.sounds,
+        transcriber(rival.sounds, suppress=(), suppress_first=(), no_repeat_ngram=0, min_length=0),
+        strict=True,
+    ):
+        heard = ctranslate2.StorageView.from_array(rival.heard(read(path))["input_features"].numpy())
+        ids = rival.tokenizer.convert_tokens_to_ids(names)
+        (row,) = engine.generate(
+            heard, [ids], beam_size=1, max_length=len(ids) + 9, suppress_blank=False, suppress_tokens=[]
+        )[0].sequences_ids
+        assert rival.tokenizer.decode(row, skip_special_tokens=True).strip() == text
+
+
+def test_what_is_no_whisper_is_not_written_as_one(rival, tmp_path):
+    if not rival.task:
+        return
+    model, _, tokenizer, _, features = imported(rival.directory)
+    decoding = to_dict(td.SearchConfig())
+    for changed_features in (None, FeatureExtractor(replace(features.config, normalize="utterance"))):
+        with pytest.raises(
+            ValueError, match=r"^a Whisper has its own features of sound, but this run has others; export"
+        ):
+            export_whisper(model, tmp_path / "a", tokenizer=tokenizer, features=changed_features, decoding=decoding)
+    model.config = replace(model.config, ctc=True)
+    with pytest.raises(ValueError, match=r"^a Whisper has fields of one value, but in this model they differ: ctc"):
+        export_whisper(model, tmp_path / "a", tokenizer=tokenizer, features=features, decoding=decoding)
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.fixture(scope="module")

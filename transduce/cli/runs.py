@@ -231,7 +231,7 @@ def export(
     run: OwnRun,
     directory: Theirs,
     *,
-    to: Literal["argos", "ctranslate2", "gpt2", "llama", "marian", "onnx"],
+    to: Literal["argos", "ctranslate2", "gpt2", "llama", "marian", "onnx", "whisper"],
     languages: tuple[str, str] | None = None,
 ) -> None:
     """Write the model of a run, with its tokenizers, as a directory that another library loads.
@@ -241,11 +241,12 @@ def export(
             (pip install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2,
             llama, which gives a Qwen2 or Qwen3 where their parts are needed, or marian. onnx (the
             extra onnx) for onnxruntime: the encoder and a step of the decoder. argos for Argos
-            Translate and LibreTranslate: one file, which is named *.argosmodel.
+            Translate and LibreTranslate: one file, which is named *.argosmodel. whisper for
+            from_pretrained, too, and so for the converters of faster-whisper and whisper.cpp.
         languages: Codes of the source and the target language, which argos has to know: en de.
     """
     from transduce.config import to_dict
-    from transduce.interop import encoder_decoder, exports, language_models
+    from transduce.interop import encoder_decoder, exports, language_models, whisper
     from transduce.run import load_run, read_model
     from transduce.tasks.config import SearchConfig
     from transduce.tasks.load import run_decoding
@@ -272,6 +273,11 @@ def export(
     elif to == "onnx":
         suppress = decoding.get("suppress", ())
         exports.export_onnx(model, directory, source=source, target=target, suppress=suppress)
+    elif to == "whisper":
+        features = contents.feature_extractor
+        whisper.export_whisper(
+            model, directory, tokenizer=target, features=features, decoding=decoding
+        )
     elif to == "marian":
         is_written = encoder_decoder.export_marian(
             model, directory, source=source, target=target, decoding=decoding

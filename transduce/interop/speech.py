@@ -20,7 +20,11 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json
-from transduce.interop.generation import Generation, read_decoding, refusal
+from transduce.interop.generation import (
+    Generation,
+    read_decoding,
+    refusal,
+)
 from transduce.interop.pretrained import (
     TOKENIZER,
     Imported,
@@ -33,13 +37,24 @@ from transduce.interop.pretrained import (
     require_value,
 )
 from transduce.interop.settings import Speech2TextSettings, SpeechSettings, WhisperSettings
-from transduce.interop.weights import SPEECH2TEXT, WHISPER, fill_transformer, read_tensors
+from transduce.interop.weights import (
+    SPEECH2TEXT,
+    WHISPER,
+    fill_transformer,
+    read_tensors,
+)
+from transduce.model.config import TransformerConfig
 from transduce.model.inputs import ConvolvedInput
 from transduce.model.transformer import Transformer
+
+FEATURES = "preprocessor_config.json"
 
 START, PLAIN = "<|startoftranscript|>", "<|notimestamps|>"
 """What stands first before every transcript of a Whisper, and last before one without times.
 Between them one of many languages has the language of the speech, and what to do."""
+
+KEY_BIAS = r"k_proj\.bias"
+"""The parameters that a Whisper lacks: they add the same to all weights of a query."""
 
 MARK = re.compile(r"<\|.*\|>")
 """Whisper's tokens that are no text: those of time, too."""
@@ -91,28 +106,35 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
     et al. (2020), fairseq S2T; file format of transformers' save_pretrained.
     """
     require_value(settings, "tie_word_embeddings", [True], directory)
-    ours = our_fields(settings)
-    ours["max_positions"] = settings.max_target_positions
-    ours["encoder"] |= {"positions": "sinusoidal", "max_positions": settings.max_source_positions}
+    config = speech_config(settings, directory)
     weights = read_tensors(directory)
     if isinstance(settings, WhisperSettings):
-        ours["encoder"]["input"] = {"n_features": settings.num_mel_bins, "conv_strides": [1, 2]}
-        optional = r"k_proj\.bias"  # which would change nothing
-        config = our_config(ours, directory)
+        optional = f"{KEY_BIAS}$"
         return fill_transformer(config, WHISPER, weights, directory, optional=optional)
+    model = fill_transformer(config, SPEECH2TEXT, weights, directory)
     assert isinstance(settings, Speech2TextSettings)
-    ours["encoder"]["input"] = _convolutions(settings, directory)
-    ours |= {
-        "max_positions": settings.max_source_positions,
-        "first_position": settings.pad_token_id + 1,
-    }
-    model = fill_transformer(our_config(ours, directory), SPEECH2TEXT, weights, directory)
     if settings.scale_embedding:  # of the two halves of a gated convolution, that without gate
         assert isinstance(model.source_input, ConvolvedInput)
         with torch.no_grad():
             for parameter in model.source_input.convolutions[-1].parameters():
                 parameter[: settings.d_model] *= settings.d_model**0.5
     return model
+
+
+def speech_config(settings: SpeechSettings, directory: Path) -> TransformerConfig:
+    """Translate the settings of config.json."""
+    ours = our_fields(settings)
+    ours["max_positions"] = settings.max_target_positions
+    ours["encoder"] |= {"positions": "sinusoidal", "max_positions": settings.max_source_positions}
+    if isinstance(settings, Speech2TextSettings):
+        ours["encoder"]["input"] = _convolutions(settings, directory)
+        ours |= {
+            "max_positions": settings.max_source_positions,
+            "first_position": settings.pad_token_id + 1,
+        }
+    if isinstance(settings, WhisperSettings):
+        ours["encoder"]["input"] = {"n_features": settings.num_mel_bins, "conv_strides": [1, 2]}
+    return our_config(ours, directory)
 
 
 def _convolutions(settings: Speech2TextSettings, directory: Path) -> dict[str, Any]:
@@ -152,18 +174,7 @@ Parts = tuple[FeatureConfig, ImportedTokenizer, dict[str, Any]]
 def _whisper(directory: Path, settings: SpeechSettings, generation: Generation) -> Parts:
     plain = _read_features(directory)
     require_value(plain, "do_normalize", [None, False], directory)
-    features = FeatureConfig(
-        sample_rate=plain.sampling_rate,
-        frame=plain.n_fft / plain.sampling_rate,
-        hop=plain.hop_length / plain.sampling_rate,
-        n_mels=plain.feature_size,
-        n_coefficients=0,
-        low=0.0,
-        high=8000.0,
-        log_mel="whisper",
-        pad_to=float(plain.chunk_length),
-        normalize="none",
-    )
+    features = whisper_features(plain)
     tokenizer = _whisper_tokenizer(directory, generation, settings.vocab_size)
     timestamps = generation.return_timestamps
     decoding = read_decoding(
@@ -182,6 +193,21 @@ def _whisper(directory: Path, settings: SpeechSettings, generation: Generation) 
             "timestamps": timestamps,
             "alignment_heads": [*map(list, generation.alignment_heads)],
         },
+    )
+
+
+def whisper_features(settings: FeatureSettings) -> FeatureConfig:
+    return FeatureConfig(
+        sample_rate=settings.sampling_rate,
+        frame=settings.n_fft / settings.sampling_rate,
+        hop=settings.hop_length / settings.sampling_rate,
+        n_mels=settings.feature_size,
+        n_coefficients=0,
+        low=0.0,
+        high=8000.0,
+        log_mel="whisper",
+        pad_to=float(settings.chunk_length),
+        normalize="none",
     )
 
 
@@ -219,7 +245,7 @@ def _read_features(directory: Path) -> FeatureSettings:
     path = directory / "processor_config.json"
     plain = read_optional(path).get("feature_extractor")
     if not isinstance(plain, dict):
-        path = directory / "preprocessor_config.json"
+        path = directory / FEATURES
         plain = read_json(path)
     settings = known_fields(FeatureSettings, plain, path)
     for name in ("padding_value", "dither"):

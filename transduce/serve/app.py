@@ -279,7 +279,7 @@ async def runs(state: State) -> PageInfo:
             does=VERBS[type(run.task)],
             source=languages.source,
             target=languages.target,
-            word_times=isinstance(run.task, Transcriber) and run.task.model.config.ctc,
+            word_times=isinstance(run.task, Transcriber) and run.task.has_word_times,
         )
         infos.append(info)
     return PageInfo(

@@ -88,9 +88,11 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
     body = await read_body(http, state, AudioBody, state.config.upload_bytes)
     with body.file.file:
         run = find_transcriber(state, body.model)
-        if body.word_times and not run.task.model.config.ctc:
+        if body.word_times and not run.task.has_word_times:
             raise HTTPException(
-                400, f"times of words come from CTC, but {run.name} has none; leave them out"
+                400,
+                "times of words come from CTC, or from a Whisper's alignment_heads, but "
+                f"{run.name} has neither; leave them out",
             )
         run.engine.check_room()
         async with state.decoders:

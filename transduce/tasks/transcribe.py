@@ -277,6 +277,11 @@ class Transcriber(SoundTask):
         pairs = zip(segments, outputs, strict=True)
         return [timed(segment, [output])[0].words for segment, output in pairs]
 
+    @property
+    def has_word_times(self) -> bool:
+        """Whether the model tells when words are said."""
+        return self.model.config.ctc or bool(self.decoding.alignment_heads)
+
     def _timed(self) -> Callable[[AudioSegment, list[Output]], list[Output]]:
         """What gives the outputs of a segment their words, in seconds from its beginning: the CTC
         head, or alignment heads; in an ensemble, those of the first model."""

@@ -1,0 +1,212 @@
+"""Write Whisper models as transformers saves them: what speech.py reads."""
+
+import json
+import math
+import re
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.config import FeatureConfig, VectorConfig
+from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.tokenizer_files import ImportedTokenizer
+from transduce.errors import InputError
+from transduce.files import write_file
+from transduce.interop.generation import (
+    GENERATION,
+    generation_settings,
+)
+from transduce.interop.pretrained import (
+    check_same,
+    known_fields,
+    their_settings,
+    write_model,
+    write_settings,
+    write_tokenizer_settings,
+)
+from transduce.interop.settings import WhisperSettings
+from transduce.interop.speech import (
+    FEATURES,
+    KEY_BIAS,
+    PLAIN,
+    FeatureSettings,
+    speech_config,
+    whisper_features,
+)
+from transduce.interop.weights import (
+    WHISPER,
+    named_weights,
+    reorder_residual,
+    residual_order,
+)
+from transduce.model.config import Frames, TransformerConfig
+from transduce.model.transformer import Transformer
+
+TIME = re.compile(r"<\|\d+\.\d\d\|>")
+"""Whisper's tokens of time, which are no special ones in its files."""
+
+
+def export_whisper(
+    model: Transformer,
+    directory: Path,
+    *,
+    tokenizer: Tokenizer,
+    features: FeatureExtractor | VectorReader | None,
+    decoding: dict[str, Any],
+) -> None:
+    """Write what WhisperForConditionalGeneration and WhisperProcessor read with from_pretrained.
+
+    Args:
+        decoding: how the run searches, as fields of SearchConfig.
+
+    Raises:
+        InputError: the model, its features or its tokenizer are no Whisper's; the message says why.
+    """
+    stored = tokenizer.tokenizer_json() if isinstance(tokenizer, ImportedTokenizer) else None
+    if stored is None or tokenizer.timestamp_begin_id is None:
+        raise InputError(
+            "a Whisper has its own tokenizer, but this run has another one; export a run that "
+            "went on from an imported Whisper (--start-from)"
+        )
+    theirs = _their_settings(model.config, tokenizer, directory)
+    sound = _their_features(features.config if features else None)
+    model = deepcopy(model)
+    reorder_residual(model, residual_order(model.config.d_model, "tensor2tensor").argsort())
+    weights = {
+        name: weight
+        for name, weight in named_weights(model, WHISPER).items()
+        if not re.search(f"{KEY_BIAS}$|^proj_out", name)
+    }
+    weights["model.encoder.embed_positions.weight"] = _sinusoids(
+        theirs["max_source_positions"], model.config.d_model
+    )
+    write_model(directory, theirs, weights)
+    write_settings(directory / FEATURES, sound)
+    plain = json.loads(stored)
+    for token in plain["added_tokens"]:
+        token["special"] = token["special"] and TIME.fullmatch(token["content"]) is None
+    added = {token["content"]: token["id"] for token in plain["added_tokens"]}
+    for name, content in {  # the last two are for whisper.cpp's converter
+        "tokenizer.json": plain,
+        "vocab.json": plain["model"]["vocab"],
+        "added_tokens.json": added,
+    }.items():
+        write_file(directory / name, json.dumps(content, ensure_ascii=False))
+    (end,) = tokenizer.tokens(tokenizer.required("eos_id"))
+    names = tokenizer.tokens(tokenizer.opening)
+    spoken = [name.strip("<|>") for name in names[:-1]]  # language and task, if there are several
+    said = dict(zip(("language", "task"), spoken, strict=False))
+    ends = {f"{role}_token": end for role in ("bos", "eos", "pad", "unk")}
+    write_tokenizer_settings(directory, "WhisperTokenizer", model.config.max_positions, ends | said)
+    _write_generation(directory, theirs, tokenizer, decoding, said)
+
+
+def _write_generation(
+    directory: Path,
+    theirs: dict[str, Any],
+    tokenizer: Tokenizer,
+    decoding: dict[str, Any],
+    said: dict[str, str],
+) -> None:
+    """Write generation_config.json.
+
+    Args:
+        theirs: the settings of config.json.
+        said: the language and the task of texts where a call names none.
+    """
+    ids = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
+    tasks = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
+    settings = {name: theirs[name] for name in theirs if name.endswith("token_id")} | {
+        "is_multilingual": bool(tokenizer.languages),
+        "no_timestamps_token_id": ids[PLAIN],
+        "return_timestamps": decoding["timestamps"],
+        "max_length": theirs["max_target_positions"],
+        **generation_settings(decoding, tokenizer.suppressed),
+    }
+    n_prefix = len(tokenizer.opening) + 1 - decoding["timestamps"]
+    if decoding["length_ratio"] == 0:
+        settings["max_length"] = min(
+            theirs["max_target_positions"], decoding["length_extra"] + n_prefix
+        )
+    if decoding["min_length"]:
+        settings["min_length"] = decoding["min_length"] + n_prefix
+    if tokenizer.languages:
+        languages = {f"<|{name}|>": i for name, i in tokenizer.languages.items()}
+        settings |= {"lang_to_id": languages, "task_to_id": tasks} | said
+    if decoding["alignment_heads"]:
+        settings["alignment_heads"] = decoding["alignment_heads"]
+    write_settings(directory / GENERATION, settings)
+
+
+def _their_settings(
+    config: TransformerConfig, tokenizer: Tokenizer, directory: Path
+) -> dict[str, Any]:
+    """Translate our fields into the settings of config.json.
+
+    Raises:
+        InputError: a Whisper has other parts.
+    """
+    encoder = config.encoder
+    if encoder is None or config.decoder is None or not isinstance(encoder.input, Frames):
+        raise InputError(
+            "a Whisper turns sound into text, but this model does not; it cannot be exported as one"
+        )
+    start, end = tokenizer.required("bos_id", "eos_id")
+    theirs = their_settings(config, "whisper", "WhisperForConditionalGeneration") | {
+        "encoder_layers": encoder.n_layers,
+        "max_source_positions": config.for_stack(encoder).max_positions,
+        "max_target_positions": config.max_positions,
+        "num_mel_bins": encoder.input.n_features,
+        "decoder_start_token_id": start,
+        **{f"{role}_token_id": end for role in ("bos", "eos", "pad")},
+    }
+    del theirs["max_position_embeddings"]
+    stored = known_fields(WhisperSettings, theirs, directory)
+    check_same(speech_config(stored, directory), config, set(), "Whisper")
+    return theirs
+
+
+def _their_features(features: FeatureConfig | VectorConfig | None) -> dict[str, Any]:
+    """The settings of preprocessor_config.json.
+
+    Raises:
+        InputError: the features are no Whisper's.
+    """
+    settings = None
+    if isinstance(features, FeatureConfig):
+        rate = features.sample_rate
+        settings = FeatureSettings(
+            feature_size=features.n_mels,
+            sampling_rate=rate,
+            hop_length=features.hop_samples,
+            chunk_length=int(features.pad_to),
+            n_fft=round(features.frame * rate),
+        )
+    if settings is None or whisper_features(settings) != features:
+        raise InputError(
+            "a Whisper has its own features of sound, but this run has others; export a run that "
+            "went on from an imported Whisper (--start-from)"
+        )
+    names = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
+    n_samples = settings.chunk_length * settings.sampling_rate
+    return {name: getattr(settings, name) for name in names} | {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "processor_class": "WhisperProcessor",
+        "n_samples": n_samples,
+        "nb_max_frames": n_samples // settings.hop_length,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": False,
+    }
+
+
+def _sinusoids(n_positions: int, d_model: int) -> Float[Tensor, "S D"]:
+    """The table of Whisper's encoder, as its program computes it: ours differs in rounding."""
+    rates = torch.exp(-math.log(10000) / (d_model // 2 - 1) * torch.arange(d_model // 2))
+    angles = torch.arange(n_positions).view(-1, 1) * rates.view(1, -1)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
