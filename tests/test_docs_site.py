@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from dataclasses import fields
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -13,6 +14,7 @@ from scripts.ops.build_docs import (
     TUTORIALS,
     Cell,
     command_help,
+    command_tables,
     make_site,
     module_page,
     read_cells,
@@ -20,6 +22,7 @@ from scripts.ops.build_docs import (
     write_notebooks,
     write_pages,
 )
+from transduce.decode.config import BeamConfig, SamplingConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = """\
@@ -209,7 +212,11 @@ def test_the_reference_has_every_public_name_and_every_flag():
     page = module_page("transduce", "import transduce as td")
     assert ".. autofunction:: transduce.load\n" in page
     assert ".. autoclass:: transduce.Transformer\n   :members:" in page
-    assert "--length-ratio" in command_help("translate")  # --help-all shows it, and --help does not
+    rows = dict(re.findall(r"^\| `(--[\w-]+).*?` \| (.+) \|$", command_tables(command_help("translate")), re.MULTILINE))
+    assert {f"--{field.name.replace('_', '-')}" for field in fields(BeamConfig) + fields(SamplingConfig)} <= set(rows)
+    assert (
+        rows["--n-best"] == "Outputs per source, best first; samples in the order in which they are drawn. (the run's)"
+    )
 
 
 @pytest.mark.long

@@ -273,7 +273,7 @@ def write_reference(into: Path) -> None:
     contents = fenced("{toctree}", "\n".join(name.replace(" ", "_") for name in COMMANDS))
     (into / "commands" / "index.md").write_text(f"# Command line\n\n{contents}\n", "utf-8")
     for name, (_, line) in COMMANDS.items():
-        text = f"# transduce {name}\n\n{line}\n\n{fenced('text', command_help(name))}\n"
+        text = f"# transduce {name}\n\n{line}\n\n{command_tables(command_help(name))}\n"
         (into / "commands" / f"{name.replace(' ', '_')}.md").write_text(text, "utf-8")
 
 
@@ -302,13 +302,33 @@ def command_help(name: str) -> str:
     """What a command says of itself, on a page of 88 columns, without the paths of this machine."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "88"
+    page = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # an encoding that has the lines of boxes
     try:
-        with redirect_stdout(io.StringIO()) as page, suppress(SystemExit):
+        with redirect_stdout(page), suppress(SystemExit):
             transduce([*name.split(), "--help-all"])
     finally:
         os.environ.pop("COLUMNS")
         os.environ.update({} if before is None else {"COLUMNS": before})
-    return page.getvalue().replace(f"{ROOT}{os.sep}", "").strip()
+    page.seek(0)
+    return page.read().replace(f"{ROOT}{os.sep}", "").strip()
+
+
+def command_tables(page: str) -> str:
+    """A page of help as Markdown: what stands in its boxes becomes tables of flags and what they mean."""
+    usage, text = page.split("\n\n", 1)
+    parts: list[str] = [fenced("text", usage), ""]
+    for line in text.replace("<", r"\<").splitlines():
+        inside = line.strip("│ ").replace("|", r"\|")
+        if line.startswith("╭"):
+            parts += [f"## {line.strip('╭─╮ ')}", "", "| | |", "|---|---|"]
+        elif line.startswith("│ ") and line[2] != " ":
+            flag, _, meaning = inside.partition("  ")
+            parts.append(f"| `{flag}` | {meaning.strip()} |")
+        elif line.startswith("│"):  # goes on with what the flag above means
+            parts[-1] = f"{parts[-1].removesuffix('|').rstrip()} {inside} |"
+        elif not line.startswith(("╰", "  --help-all")):
+            parts.append(line)
+    return "\n".join(parts).strip()
 
 
 def make_site(source: Path, out: Path, builder: str = "html") -> None:

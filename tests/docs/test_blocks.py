@@ -24,7 +24,7 @@ GUIDES = [
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
     *(ROOT / "docs" / name for name in ("large_files.md", "serving.md")),
 ]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *GUIDES]
+PAGES = [ROOT / "README.md", ROOT / "SKILL.md", ROOT / "docs" / "index.md", *GUIDES]
 LEFT_OUT = {
     r"pip install|uv venv|hf |hub:|transduce publish|data get|git |docker|curl": "asks the network",
     r"transduce (serve|watch)\b|jupyter|--interactive|--microphone": "does not end",

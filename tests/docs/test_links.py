@@ -33,3 +33,19 @@ def test_links_lead_somewhere(page):
 def test_a_heading_has_its_anchor(tmp_path):
     (tmp_path / "page.md").write_text("# From the paper's layers, to `c_d`\n\n```\n# no heading\n```\n\n## Read-me\n")
     assert anchors(tmp_path / "page.md") == {"from-the-papers-layers-to-c_d", "read-me"}
+
+
+def test_llms_txt_has_the_form_of_llmstxt_org_and_leads_to_every_guide():
+    """A title, a quoted summary, prose, and sections of links with notes: https://llmstxt.org."""
+    docs = ROOT / "docs"
+    title, summary, *parts = re.split(r"\n\n", (docs / "llms.txt").read_text("utf-8").strip())
+    assert re.fullmatch(r"# \w+", title) and all(line.startswith("> ") for line in summary.splitlines())
+    sections = parts[next(i for i, part in enumerate(parts) if part.startswith("## ")) :]
+    assert all(re.fullmatch(r"## [\w ]+", heading) for heading in sections[::2])
+    links = [
+        re.fullmatch(r"- \[[^\]]+\]\(([^)]+)\): .+", line) for part in sections[1::2] for line in part.splitlines()
+    ]
+    assert all(links)
+    paths = {(docs / link[1]).resolve() for link in links if link}
+    assert all(path.is_file() for path in paths)
+    assert paths >= {path.resolve() for path in (docs / "guides").glob("*.md")}
