@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from bench import gpt2 as bench_gpt2, training as bench_training, turns
 
 from scripts.ops import compare_runs
+from transduce.model.meta import flops_per_token
 from transduce.model.transformer import Transformer
-from transduce.train.log import flops_per_token
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 HELP = [path for path in sorted(SCRIPTS.glob("*/[a-z]*.py")) if "ArgumentParser(" in path.read_text()]

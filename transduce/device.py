@@ -150,3 +150,28 @@ class Taps:
 
 NO_TAPS = Taps()
 """Keeps nothing."""
+
+
+PEAKS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+}
+"""Dense bf16 operations a second, from NVIDIA's data sheets, by part of the device's name."""
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return the peak of a GPU in dense bf16 operations a second; None: it is not in PEAKS."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def full_speed(device: torch.device, flops_per_token: float | None) -> float | None:
+    """Tokens a second that would use the whole device; None: unknown."""
+    peak = peak_flops(device)
+    return peak / flops_per_token if peak and flops_per_token else None

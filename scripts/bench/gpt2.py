@@ -35,9 +35,11 @@ from torch import Tensor, nn
 import transduce as td
 from transduce.data.batch import Batch
 from transduce.data.text_batches import Stream, TokenWindows
+from transduce.device import peak_flops
+from transduce.model.meta import flops_per_token
 from transduce.model.presets import gpt2
 from transduce.train.host import prefetch
-from transduce.train.log import flops_per_token, peak_flops, standard_sinks
+from transduce.train.log import standard_sinks
 from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Validation

@@ -16,10 +16,10 @@ from transduce.experiment.config import Experiment
 from transduce.experiment.run import Processor, new_model
 from transduce.files import save_weights, weights_of
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.meta import flops_per_token
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
 from transduce.train.distributed import World
-from transduce.train.log import flops_per_token
 from transduce.train.trainer import TrainingConfig
 
 DECODER = TransformerConfig(

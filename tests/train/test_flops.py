@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from tests.train import toy
-from transduce.train.log import ProgressBar, full_speed, peak_flops
+from transduce.device import full_speed, peak_flops
+from transduce.train.log import ProgressBar
 
 
 def test_the_share_of_the_device_is_shown_where_it_is_known(tmp_path, monkeypatch, capsys):
     """A device that could do a thousand operations a second, ten of them a token: its full speed is 100 tokens/s."""
-    monkeypatch.setattr("transduce.train.log.peak_flops", lambda device: 1000.0)
+    monkeypatch.setattr("transduce.device.peak_flops", lambda device: 1000.0)
     bar = ProgressBar(3, full_speed(torch.device("cpu"), 10.0))
     toy.trainer(tmp_path, config=toy.config(max_updates=3), sinks=[bar]).run()
     shown = bar.shown

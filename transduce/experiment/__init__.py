@@ -113,6 +113,7 @@ if TYPE_CHECKING:
         speech_validator as speech_validator,
         translation_validator as translation_validator,
     )
+    from transduce.model.meta import flops_per_token as flops_per_token
     from transduce.model.presets import (
         conformer_small as conformer_small,
         conformer_tiny as conformer_tiny,
@@ -136,7 +137,6 @@ if TYPE_CHECKING:
         OptimConfig as OptimConfig,
         TrainingConfig as TrainingConfig,
     )
-    from transduce.train.log import flops_per_token as flops_per_token
     from transduce.train.objectives import (
         CrossEntropy as CrossEntropy,
         HybridCTC as HybridCTC,

@@ -17,13 +17,13 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.phrases import save_lexicon
-from transduce.device import torch_device, trains_in
+from transduce.device import full_speed, torch_device, trains_in
 from transduce.errors import InputError
 from transduce.experiment.config import Experiment, SpeechExperiment
 from transduce.experiment.start import take_weights
 from transduce.experiment.validation import Validator, draw_attention
 from transduce.files import HOLDER, copy_weights, set_weights, weights_of, write_file
-from transduce.model.meta import INFERENCE, TRAINING, check_fits
+from transduce.model.meta import INFERENCE, TRAINING, check_fits, flops_per_token
 from transduce.model.transformer import Transformer
 from transduce.report.documents import write_reports
 from transduce.run import (
@@ -45,7 +45,7 @@ from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
-from transduce.train.log import Sink, flops_per_token, full_speed, standard_sinks
+from transduce.train.log import Sink, standard_sinks
 from transduce.train.objectives import Objective
 from transduce.train.optim import merge, merged
 from transduce.train.state import Progress, Validation, gathered, parts_like

@@ -1,4 +1,5 @@
-"""Models on the device meta, without memory: counted, or filled with given weights."""
+"""Models on the device meta, without memory: counted, or filled with given weights; the operations
+of a training."""
 
 from collections.abc import Mapping
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from transduce.device import memory
 from transduce.errors import InputError
 from transduce.files import check_weights, weights_of
-from transduce.model.config import TransformerConfig
+from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.inputs import Positions
 from transduce.model.transformer import Transformer
 
@@ -70,6 +71,37 @@ def _gib(n_bytes: int) -> str:
     return (
         f"{n_bytes // 2**20 / 2**10:,.1f} GiB" if n_bytes < 2**60 else f"{n_bytes // 2**30:,} GiB"
     )
+
+
+def flops_per_token(model: Transformer) -> float:
+    """Operations of training a decoder on one token of a full context: 6 N + 12 L d T.
+
+    With linear attention, the width of a head stands for T: each token is added to a state, and
+    reads it.
+
+    N counts the parameters that a token is multiplied with: not the tables that are only looked up,
+    nor the experts that a token does not visit. T is max_positions.
+
+    Raises:
+        InputError: the model has an encoder, so that the lengths of two sides matter.
+    Source: Chowdhery et al. (2022), PaLM, appendix B.
+    """
+    config = model.config
+    stack = config.decoder
+    if stack is None or not isinstance(stack.input, Tokens) or config.encoder is not None:
+        raise InputError(f"flops_per_token() takes a decoder alone, but the model is {config}")
+    config = config.for_stack(stack)
+    n = sum(p.numel() for p in model.parameters())
+    if config.positions == "learned":
+        n -= config.max_positions * config.d_model
+    if config.tie == "none":
+        n -= stack.input.padded_size * config.d_model
+    if config.n_experts:
+        experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+        n -= experts * (config.n_experts - config.experts_per_token) // config.n_experts
+    width = config.n_heads * config.d_head
+    seen = config.max_positions if config.attention == "softmax" else config.d_head
+    return 6.0 * n + 12.0 * stack.n_layers * width * seen
 
 
 def filled_transformer(
