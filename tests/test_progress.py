@@ -3,9 +3,11 @@
 import io
 import sys
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tqdm import tqdm
 
 from transduce import process
@@ -45,7 +47,32 @@ def test_a_training_of_two_minutes_is_five_lines_of_progress_in_a_log_file(tmp_p
     *shown, last = [int(line.split("%|")[0]) for line in bars]
     assert shown and last == 100 and all(b - a >= 25 for a, b in pairwise([0, *shown]))  # 25 % take 30 seconds
     others = [line for line in lines if line not in bars]
+    assert " s an update: about " in others.pop(0)
     assert len(others) == 6 * (1 + 3 * 3) and all(line.startswith(("update ", "  ")) for line in others)
+
+
+@pytest.mark.parametrize(
+    ("max_minutes", "ends", "eta"),
+    [(None, "about 2.7 min for the 80 to come", "03:08"), (1.0, "about 6 of the 80 to come, by max_minutes", "00:13")],
+)
+def test_a_training_says_how_long_it_will_take_and_its_memory(max_minutes, ends, eta, monkeypatch, capsys):
+    """A first update of 9 s and 19 of 2 s: 47 s, or 2.35 s an update in the mean, and 80 to come."""
+    now = [0.0]
+    monkeypatch.setattr("transduce.train.log.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    bar = ProgressBar(103, max_minutes=max_minutes and max_minutes + 0.5)
+    bar.open(Progress(update=3, seconds=30.0))
+    for seconds in (9.0, *[2.0] * 19):
+        now[0] += seconds
+        bar.update({"loss": 2.0}, 7.0)
+    bar.close()
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = (line for line in lines if " s an update: " in line)
+    assert line.startswith(f"2 s an update: {ends}, validations apart; host memory so far: ")
+    assert f", ETA={eta}, loss=2.000" in lines[-1]
+    gib = float(line.split()[-2])
+    status = dict(row.split(":\t", 1) for row in Path("/proc/self/status").read_text().splitlines())
+    assert gib == pytest.approx(int(status["VmHWM"].split()[0]) / 2**20, abs=0.06)
 
 
 def test_on_a_terminal_it_is_tqdms(monkeypatch):

@@ -1,6 +1,8 @@
 """Where to compute, in which numbers, with which attention kernels; what a forward pass keeps."""
 
 import os
+import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -175,3 +177,12 @@ def full_speed(device: torch.device, flops_per_token: float | None) -> float | N
     """Tokens a second that would use the whole device; None: unknown."""
     peak = peak_flops(device)
     return peak / flops_per_token if peak and flops_per_token else None
+
+
+def peak_memory() -> tuple[str, int]:
+    """The most bytes that this process has taken so far, of a GPU if it uses one, else of the
+    host."""
+    if torch.cuda.is_initialized():
+        return "GPU", torch.cuda.max_memory_reserved()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return "host", unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -53,7 +53,7 @@ FORMAT = 1
 """Of config.json. It grows by one whenever a field gets another name or meaning."""
 
 MAY_CHANGE = (
-    "run.", "name.", "device.", "corpus.", "pronunciations.", "test.", "cache.", "workers.",
+    "run.", "name.", "device.", "log.", "corpus.", "pronunciations.", "test.", "cache.", "workers.",
     "decoding.", "shortlist.", "tokenize.", "normalization.", "generation.", "model.recompute.",
     "training.data_workers.", "training.max_updates.", "training.max_minutes.", "training.shard.",
     "training.save_every_minutes.",

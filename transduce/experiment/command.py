@@ -74,7 +74,7 @@ def _check_machine(x: Experiment) -> None:
     from transduce.train.distributed import world
     from transduce.train.log import require_libraries
 
-    require_libraries()
+    require_libraries(x.log)
     x.training.check_processes(world().size)
     if not world().first:
         world().barrier()

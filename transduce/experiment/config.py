@@ -52,6 +52,9 @@ class Experiment:
     training: Common[TrainingConfig] = field(default_factory=TrainingConfig)
     device: Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
+    log: tuple[Literal["wandb", "mlflow"], ...] = ()
+    """Services that receive what TensorBoard does: Weights & Biases, MLflow. Variables of their own
+    say where they are, such as WANDB_MODE=offline and MLFLOW_TRACKING_URI."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
-from transduce.train.log import Sink, standard_sinks
+from transduce.train.log import TRACKERS, Sink, standard_sinks
 from transduce.train.objectives import Objective
 from transduce.train.optim import merge, merged
 from transduce.train.state import Progress, Validation, gathered, parts_like
@@ -235,7 +235,9 @@ def _sinks(x: Experiment, model: Transformer) -> list[Sink]:
     if model.config.encoder is None:
         flops = flops_per_token(model) * (2 if x.training.consistency else 1)
     speed = full_speed(model.device, flops)
-    return [*standard_sinks(x.run, x.training.max_updates, speed), Reports(x.run)]
+    sinks = standard_sinks(x.run, x.training.max_updates, speed, x.training.max_minutes)
+    trackers = [TRACKERS[name](x.run, to_dict(x)) for name in x.log]
+    return [*sinks, *trackers, Reports(x.run)]
 
 
 def _check_alike(x: Experiment, run: Run) -> None:

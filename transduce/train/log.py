@@ -1,17 +1,21 @@
 """The log of a training, a list of sinks: a progress bar with the use of the device (MFU), files of
-the run, TensorBoard, others."""
+the run, TensorBoard, Weights & Biases, MLflow, others."""
 
 import json
 import math
+import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from transduce.config import flatten
+from transduce.device import peak_memory
 from transduce.errors import require
 from transduce.files import read_json_lines, write_file
 from transduce.plot import learning_curve
@@ -115,17 +119,27 @@ class Log:
         return (sum(n for _, n in self.recent) - self.recent[0][1]) / max(seconds, 1e-9)
 
 
+MEASURED = 20
+"""Updates after which the time and the memory of a training are estimated."""
+
+
 class ProgressBar(Sink):
-    """Shows updates in a progress bar, and validations in lines above it.
+    """Shows updates in a progress bar with the time to the end, and validations in lines above it.
+
+    After MEASURED updates a line says how long the training will take, and its memory so far.
 
     Args:
         full_speed: the tokens/s that would use the whole device; MFU is the share of it that the
             training reaches (Chowdhery et al. 2022, PaLM). None: unknown.
+        max_minutes: ends the training, too; see TrainingConfig.
     """
 
-    def __init__(self, max_updates: int, full_speed: float | None = None) -> None:
+    def __init__(
+        self, max_updates: int, full_speed: float | None = None, max_minutes: float | None = None
+    ) -> None:
         self.max_updates = max_updates
         self.full_speed = full_speed
+        self.max_minutes = max_minutes
         self.bar: Any = None
         self.shown: dict[str, str] = {}
 
@@ -133,17 +147,51 @@ class ProgressBar(Sink):
         """Draw the bar."""
         if progress.update:
             self.message(f"resuming after update {progress.update}")
+        self.opened = time.monotonic()
+        self.seconds_before = progress.seconds
+        self.first_update = 0.0
+        """The time of the first update, which takes longer than others."""
         self.bar = Bar(
-            total=self.max_updates, initial=progress.update, unit="update", mininterval=0.5
+            total=self.max_updates,
+            initial=progress.update,
+            unit="update",
+            mininterval=0.5,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]",
         )
 
     def update(self, losses: dict[str, float], tokens_per_second: float) -> None:
         """Move the bar."""
         self.bar.update()
-        self.shown |= {"loss": f"{losses['loss']:.3f}", "tokens/s": f"{tokens_per_second:,.0f}"}
+        n, now = self.bar.n - self.bar.initial, time.monotonic()
+        each = (now - self.opened) / n
+        left = min(each * (self.max_updates - self.bar.n), self._allowed(now))
+        self.shown |= {
+            "ETA": tqdm.format_interval(max(0.0, left)),
+            "loss": f"{losses['loss']:.3f}",
+            "tokens/s": f"{tokens_per_second:,.0f}",
+        }
         if self.full_speed:
             self.shown["MFU"] = f"{tokens_per_second / self.full_speed:.1%}"
         self.bar.set_postfix(self.shown, refresh=False)
+        if n == 1:
+            self.first_update = now
+        elif n == MEASURED:
+            self.message(self._estimate((now - self.first_update) / (n - 1), now))
+
+    def _allowed(self, now: float) -> float:
+        """The seconds that max_minutes leaves."""
+        used = self.seconds_before + now - self.opened
+        return 60 * self.max_minutes - used if self.max_minutes else math.inf
+
+    def _estimate(self, each: float, now: float) -> str:
+        """What a training takes whose updates take so many seconds each."""
+        left = self.max_updates - self.bar.n
+        ends = f"about {each * left / 60:,.1f} min for the {left:,} to come"
+        if (allowed := self._allowed(now)) < each * left:
+            ends = f"about {round(allowed / each):,} of the {left:,} to come, by max_minutes"
+        where, n_bytes = peak_memory()
+        memory = f"{where} memory so far: {n_bytes / 2**30:.1f} GiB"
+        return f"{each:.3g} s an update: {ends}, validations apart; {memory}"
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Print metrics and samples."""
@@ -166,6 +214,11 @@ class ProgressBar(Sink):
     def close(self) -> None:
         """Finish the bar."""
         self.bar.close()
+
+
+def as_table(validation: Validation) -> str:
+    """The samples, a line each: source, reference and output, separated by tabs."""
+    return "".join("\t".join(sample) + "\n" for sample in validation.samples)
 
 
 class RunFiles(Sink):
@@ -204,8 +257,7 @@ class RunFiles(Sink):
         samples = self.directory / "samples"
         samples.mkdir(exist_ok=True)
         if validation.samples:
-            text = "".join("\t".join(sample) + "\n" for sample in validation.samples)
-            write_file(samples / f"{progress.update:08d}.tsv", text)
+            write_file(samples / f"{progress.update:08d}.tsv", as_table(validation))
         learning_curve(read_json_lines(self.metrics), self.directory / "learning_curve.png")
 
 
@@ -245,15 +297,104 @@ class TensorBoard(Sink):
         self.board.close()
 
 
-def require_libraries() -> None:
+class Tracker(Sink):
+    """Sends numbers and samples to a service, as variables of the service's own library say.
+
+    Args:
+        directory: of the run; its name is the name there, and a file in it has the id, by which a
+            training that is resumed goes on there, too.
+        config: the experiment, as `to_dict` gives it.
+    """
+
+    name = ""
+    """Of the library, and of the extra that brings it."""
+    log: Callable[[dict[str, Any], int], object]
+    finish: Callable[[], object]
+
+    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+        self.directory, self.config = directory, config
+
+    def open(self, progress: Progress) -> None:
+        """Begin a run there, or go on with the one that was begun."""
+        self.library: Any = import_module(self.name)
+        path = self.directory / f"{self.name}.id"
+        write_file(path, self.begin(path.read_text() if path.is_file() else None))
+
+    def begin(self, run_id: str | None) -> str:
+        """Begin a run, or go on with the one of this id; set `log` and `finish`; return its id."""
+        raise NotImplementedError
+
+    def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
+        """Send them."""
+        self.log({f"{kind}/{name}": value for name, value in values.items()}, progress.update)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self.finish()
+
+
+class WeightsAndBiases(Tracker):
+    """Weights & Biases; WANDB_MODE=offline leaves all in the run's directory, to be sent later."""
+
+    name = "wandb"
+
+    def begin(self, run_id: str | None) -> str:
+        """Begin or go on."""
+        os.environ.setdefault("WANDB_PROJECT", "transduce")
+        run = self.library.init(
+            dir=self.directory,
+            name=self.directory.name,
+            config=self.config,
+            id=run_id,
+            resume="allow",
+        )
+        self.log, self.finish = run.log, run.finish
+        return str(run.id)
+
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """Send samples as a table."""
+        rows = [list(sample) for sample in validation.samples]
+        table = self.library.Table(columns=["source", "reference", "output"], data=rows)
+        self.log({"valid/samples": table}, progress.update)
+
+
+class MLflow(Tracker):
+    """MLflow; MLFLOW_TRACKING_URI names the server."""
+
+    name = "mlflow"
+
+    def begin(self, run_id: str | None) -> str:
+        """Begin or go on."""
+        run = self.library.start_run(run_id=run_id, run_name=self.directory.name)
+        self.log, self.finish = self.library.log_metrics, self.library.end_run
+        if run_id is None:  # parameters cannot be changed there
+            self.library.log_params(flatten(self.config))
+        return str(run.info.run_id)
+
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """Send samples as a file."""
+        self.library.log_text(as_table(validation), f"samples/{progress.update:08d}.tsv")
+
+
+TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (WeightsAndBiases, MLflow)}
+"""By what --log names."""
+
+
+def require_libraries(trackers: Sequence[str] = ()) -> None:
     """Raise InputError unless the libraries of a training are installed."""
     for library in ("matplotlib", "tensorboard"):
         require(library, "training", "train")
+    for library in trackers:
+        require(library, f"--log {library}", library)
 
 
 def standard_sinks(
-    directory: Path, max_updates: int, full_speed: float | None = None
+    directory: Path,
+    max_updates: int,
+    full_speed: float | None = None,
+    max_minutes: float | None = None,
 ) -> list[Sink]:
     """Make the sinks of every recipe; see `ProgressBar`."""
     require_libraries()
-    return [ProgressBar(max_updates, full_speed), RunFiles(directory), TensorBoard(directory)]
+    files = RunFiles(directory), TensorBoard(directory)
+    return [ProgressBar(max_updates, full_speed, max_minutes), *files]

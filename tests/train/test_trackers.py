@@ -1,0 +1,110 @@
+"""What a service of others receives of a training, as its own library reads it."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes.translation import SETTINGS
+from tests.train import toy
+from transduce.experiment.command import main
+from transduce.train.log import TRACKERS
+from transduce.train.state import Validation
+
+CONFIG = {"training": {f"field {i}": i for i in range(150)}, "log": ["wandb"]}
+"""More fields than MLflow takes at once."""
+
+
+BLOCK = 32768
+"""Bytes of a block of LevelDB's log format, in which Weights & Biases writes."""
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The records of a file in that format, behind its 7 bytes of header."""
+    raw, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(raw):
+        if BLOCK - at % BLOCK < 7:  # no room for a header
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack("<IHB", raw[at : at + 7])
+        record += raw[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole one, or the last part
+            yield record
+            record = b""
+
+
+def wandb_numbers(directory: Path) -> dict[tuple[str, int], float]:
+    """All that the files of an offline run hold, by name and step."""
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.teardown()  # waits for its process, which writes them
+    numbers = {}
+    for path in directory.glob("wandb/offline-run-*/*.wandb"):
+        for history in (Record.FromString(record).history for record in records(path)):
+            items = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in history.item}
+            numbers |= {(name, history.step.num): value for name, value in items.items()}
+    return numbers
+
+
+def mlflow_numbers(directory: Path) -> dict[tuple[str, int], float]:
+    """All that its store holds, by name and step."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    (run,) = client.search_runs(["0"])
+    assert run.info.run_name == directory.name and run.data.params["training.field 149"] == "149"
+    assert client.list_artifacts(run.info.run_id, "samples")[0].path == "samples/00000002.tsv"
+    histories = [client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
+    return {(metric.key, metric.step): metric.value for history in histories for metric in history}
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """The services' local modes."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr("transduce.train.log.EVERY", 1)
+
+
+@pytest.mark.process  # the library of Weights & Biases starts one
+@pytest.mark.filterwarnings("default")  # of the libraries
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(("name", "numbers"), [("wandb", wandb_numbers), ("mlflow", mlflow_numbers)])
+def test_a_service_receives_the_numbers_of_the_runs_own_file(name, numbers, tmp_path):
+    """Also of a training that goes on, which is one run there."""
+    pytest.importorskip(name)
+    run = tmp_path / "run"
+    samples = [("a", "b", "c")]
+
+    def validate(model):
+        return Validation({"loss": 2.5, "bleu": 41.5}, 41.5, samples)
+
+    ids = set()
+    for n in (2, 4):
+        sinks = [TRACKERS[name](run, CONFIG)]
+        toy.trainer(run, sinks=sinks, validate=validate, config=toy.config(max_updates=n, validate_every=2)).run()
+        ids.add((run / f"{name}.id").read_text())
+    assert len(ids) == 1
+    want = {}
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        values = {key: line[key] for key in ("loss", "rate", "gradient_norm", "bleu") if key in line}
+        want |= {(f"{line['kind']}/{key}", line["update"]): value for key, value in values.items()}
+    found = numbers(run)
+    assert len(want) == 3 * 4 + 2 * 2 and {key: found[key] for key in want} == pytest.approx(want)
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_service_whose_library_is_missing_is_refused_before_the_data_is_read(name, monkeypatch, capsys):
+    monkeypatch.setattr("transduce.errors.find_spec", lambda library: library != name or None)
+    code = main(pytest.fail, SETTINGS, default="commands", description="", arguments=["--log", name])
+    assert code == 2
+    assert capsys.readouterr().err == (
+        f"transduce: --log {name} needs the library {name}, but it is not installed; in a clone of transduce: "
+        f"pip install '.[{name}]'\n"
+    )
