@@ -13,7 +13,7 @@ import transduce as td
 from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE, SHAKESPEARE_CPU, decoder, run
 from tests.recipes.small import LINES, generator as small, loss_parts, metrics
 from transduce.cli.common import Machine
-from transduce.cli.generate import score_perplexity
+from transduce.cli.likelihood import score_perplexity
 from transduce.cli.main import main
 from transduce.data.language import OneText, Shards, TextFiles, encode_text, write_shard
 from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer

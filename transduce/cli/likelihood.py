@@ -1,4 +1,4 @@
-"""`transduce score likelihood` and `transduce rerank`: scores of outputs by a run."""
+"""`transduce score likelihood`, `score perplexity` and `rerank`: scores of texts by a run."""
 
 import json
 import os
@@ -12,13 +12,16 @@ from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
 from transduce.cli.common import (
+    Count,
     Machine,
+    Run,
     Runs,
     check_stdin,
     checked,
     each_run,
     lines_or_errors,
     local,
+    read_side,
     side_name,
 )
 from transduce.cli.jobs import Job, Progress, Rows
@@ -151,6 +154,41 @@ def rerank(
     for _, texts in items[:1]:  # a file of another kind has no line that can be used
         _scored(checked(texts[0]))
     carry_out(job, items, division, inputs=[source, lists])
+
+
+def score_perplexity(
+    run: Run,
+    file: Positional[
+        Annotated[Path, arg(metavar="FILE", help="Text: a file, plain or .gz, or - for stdin.")]
+    ],
+    *,
+    window: Count = None,
+    stride: Count = None,
+    batch_tokens: int = 4096,
+    machine: Group[Machine],
+) -> None:
+    """Perplexity per token, nats per token and bits per byte of a text, lower is better.
+
+    Args:
+        window: Tokens that a prediction can look back on at most; the model's max_positions if not
+            source.
+        stride: Tokens between the beginnings of two windows; half a window if not source.
+        batch_tokens: Positions in one go: speed and memory, never the figures.
+    """
+    from transduce.tasks.generate import Generator
+    from transduce.tasks.outputs import measure_perplexity
+
+    text = "".join(f"{line}\n" for line in read_side(file))
+    generator = machine.load(Generator, run)
+    perplexity = measure_perplexity(
+        generator.model,
+        generator.tokenizer,
+        text,
+        window=window,
+        stride=stride,
+        batch_tokens=batch_tokens,
+    )
+    print(perplexity)
 
 
 Item = tuple[Any, list[str | InputError]]

@@ -35,7 +35,7 @@ COMMANDS = {
         "transcribe:transcribe",
         "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles.",
     ),
-    "generate": ("generate:generate", "Go on from prompts with a language model."),
+    "generate": ("translate:generate", "Go on from prompts with a language model."),
     "serve": ("serve:serve", "Answer over HTTP, as OpenAI, LibreTranslate and whisper.cpp do."),
     "score bleu": ("score:score_bleu", "BLEU of translations, with interval and paired test."),
     "score chrf": ("score:score_chrf", "chrF of translations."),
@@ -48,7 +48,10 @@ COMMANDS = {
         "likelihood:score_likelihood",
         "Log-probability of given outputs, a line each.",
     ),
-    "score perplexity": ("generate:score_perplexity", "Perplexity of a text by a language model."),
+    "score perplexity": (
+        "likelihood:score_perplexity",
+        "Perplexity of a text by a language model.",
+    ),
     "rerank": (
         "likelihood:rerank",
         "Choose among n outputs of every input by what another run thinks of them.",

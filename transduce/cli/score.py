@@ -227,7 +227,7 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
     check_stdin([*systems, *others])
     for path in systems:
         kind = Path(path.name.removesuffix(".gz")).suffix
-        if kind.lower() in (".json", ".jsonl", ".srt", ".tsv"):
+        if kind.lower() in (".json", ".jsonl", ".srt", ".tsv", ".vtt"):
             raise InputError(
                 f"hypotheses must be text, one utterance or sentence a line, but {path} is named "
                 f"{kind}; "
