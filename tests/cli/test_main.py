@@ -252,12 +252,21 @@ def test_options_replace_what_the_run_says_and_nothing_else():
         (
             "translate",
             td.SearchConfig,
-            {"ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps", "words", "no_speech_threshold"},
+            {
+                "ctc_weight",
+                "max_seconds",
+                "min_seconds",
+                "margin",
+                "timestamps",
+                "words",
+                "no_speech_threshold",
+                "alignment_heads",
+            },
         ),
         (
             "transcribe",
             td.SearchConfig,
-            {"max_source_length", "split_length", "shortlist", "source_language", "target_language"},
+            {"max_source_length", "split_length", "shortlist", "source_language", "target_language", "alignment_heads"},
         ),
         ("generate", td.GenerationConfig, set()),
     ],
