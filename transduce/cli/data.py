@@ -52,8 +52,8 @@ def get(
     """Fetch a corpus to where recipes look for it, DIR being their --data; a file that is there and
     right is kept.
 
-    multi30k: image captions in English, German, French and Czech, for research (Elliott et al.
-    2016, 2017; Barrault et al. 2018). tinyshakespeare: 1.1 MB of plays, public domain. fsdd:
+    multi30k: image captions in English, German, French and Czech, for research (Elliott et al. 2016
+    and 2017; Barrault et al. 2018). tinyshakespeare: 1.1 MB of plays, public domain. fsdd:
     spoken digits of 6 speakers, CC BY-SA 4.0 (Jackson et al. 2018); recordings 0 to 4 are test.
     speechocean762: read English of 250 learners, CC BY 4.0 (Zhang et al. 2021). Without a
     network, put the files there, or what the archives of the last two hold.
