@@ -83,6 +83,7 @@ def run(specified: ex.TranslationExperiment) -> dict[str, float]:
     # Data
     x = ex.resolved(specified)
     text, valid, test = x.corpus.splits(x.training.seed, x.cache)
+    text = text.with_copies(ex.normalized) if x.transcripts else text
     symbols = " ".join((*x.corpus.symbols, x.symbols))
     source, target = ex.saved_tokenizers(
         x.run, x.start_from, x.tokenizer, symbols, needs=("bos_id", "eos_id"), lowercase=x.lowercase

@@ -14,6 +14,7 @@ from transduce.data.corpus import Files
 from transduce.data.parallel_text import LargeText, ParallelText, fingerprint
 from transduce.data.sentencepiece_bpe import train_tokenizer_pair
 from transduce.data.text_batches import TextPairs
+from transduce.score.wer import normalized
 
 N = 205  # with text on both sides
 SOURCE = [f"{'a b ' * (i % 5)}number {i}" for i in range(N)]
@@ -196,6 +197,33 @@ def test_the_sample_is_drawn_from_the_whole_text(files, tmp_path):
     numbers = [int(s.split()[-1]) for s in source]
     assert numbers == [int(t.split()[-1]) for t in target]
     assert all(10 < count < 40 for count in np.histogram(numbers, bins=3, range=(0, N))[0])
+
+
+def test_copies_of_sources_are_read_beside_them(files, tmp_path):
+    """In memory and from files alike; a source that the copy would equal has none, nor one without words."""
+    text = files.splits(0, tmp_path / "cache")[0]
+    want = [pair for s, t in zip(SOURCE, TARGET, strict=True) for pair in ((s, t), (s.upper(), t))]
+    copied = text.with_copies(str.upper)
+    assert [*copied] == want == [*ParallelText(SOURCE, TARGET).with_copies(str.upper)]
+    plain, large = stored(files, tmp_path / "cache"), TextPairs(copied, *BOTH, tokens_per_batch=120)
+    assert [plain.n_pairs, large.n_pairs] == [N, 2 * N]
+    pools = [large.epoch(i) for i in range(large.n_pools)]
+    assert Counter(pair for pool in pools for batch in pool for pair in decoded(batch)) == Counter(
+        (" ".join(s.split()), t) for s, t in want
+    )
+    assert fingerprint(copied) != fingerprint(text)
+    sample = [*zip(*copied.sample(), strict=True)]
+    assert sample[::2] == [*zip(*text.sample(), strict=True)] and sample[1] == (sample[0][0].upper(), sample[0][1])
+
+
+def test_copies_as_recognizers_write():
+    sources = ["Don't stop, Ann!", "stop", "...", "<2pt-BR> Good day.", "<2de> ..."]
+    text = ParallelText(sources, ["1", "2", "3", "4", "5"], n_blank=7).with_copies(normalized)
+    assert [*text] == [
+        ("Don't stop, Ann!", "1"), ("don't stop ann", "1"), ("stop", "2"), ("...", "3"),
+        ("<2pt-BR> Good day.", "4"), ("<2pt-BR> good day", "4"), ("<2de> ...", "5"),
+    ]  # fmt: skip
+    assert text.n_blank == 7
 
 
 def test_the_fingerprint_is_of_the_text_alone(files, tmp_path):

@@ -134,6 +134,14 @@ def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_pa
     assert there is not None and there[0].model == (x.run / "tokenizer.model").read_bytes()
 
 
+def test_transcripts_are_trained_on_beside_the_text(parallel_text, tmp_path, untrained, capsys):
+    x = small(tmp_path / "run", parallel_text, transcripts=True, corpus=brief(parallel_text))
+    untrained(run, x)
+    n = len((parallel_text / "valid.en").read_text().splitlines())
+    assert f"train: {2 * n} pairs, " in capsys.readouterr().out
+    assert load_run(x.run).experiment["transcripts"]
+
+
 def test_a_corpus_that_memory_need_not_hold_is_read_in_pools(parallel_text, tmp_path, monkeypatch, untrained, capsys):
     for name in ("parallel_text", "text_batches"):
         monkeypatch.setattr(f"transduce.data.{name}.POOL", 60)

@@ -4,7 +4,7 @@ memory may not hold it."""
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from transduce.data.base_tokenizer import TAG
 from transduce.data.lines import each_cell_row, each_line, in_step, lines_fingerprint
 from transduce.errors import InputError
 from transduce.process import Bar
@@ -30,6 +31,7 @@ BLOCK = 1 << 14
 SURVEY = "survey.json"
 
 Pair = tuple[str, str]
+CopiedAs = Callable[[str], str]
 ItemT = TypeVar("ItemT")
 
 
@@ -69,6 +71,10 @@ class ParallelText:
         if not train:
             raise _nothing_left(n, len(self))
         return train, ParallelText.of(held_out)
+
+    def with_copies(self, copied_as: CopiedAs) -> "ParallelText":
+        """The same text with copies of its pairs; see `with_copies`."""
+        return ParallelText.of(with_copies(self, copied_as), self.n_blank)
 
     def sample(self) -> tuple[list[str], list[str]]:
         """Source and target sentences to train a tokenizer on: all of them."""
@@ -187,9 +193,16 @@ class LargeText:
     digest: str
     held_out: frozenset[Pair] = frozenset()
     """Pairs that validation has taken; equal ones are left out, too."""
+    copied_as: CopiedAs | None = None
+    """Of a source, how it stands in a second copy of its pair."""
 
     def __iter__(self) -> Iterator[Pair]:
-        return (pair for pair in self.files if has_text(pair) and pair not in self.held_out)
+        pairs = (pair for pair in self.files if has_text(pair) and pair not in self.held_out)
+        return with_copies(pairs, self.copied_as) if self.copied_as else pairs
+
+    def with_copies(self, copied_as: CopiedAs) -> "LargeText":
+        """The same text with copies of its pairs; see `with_copies`."""
+        return replace(self, copied_as=copied_as)
 
     def hold_out(self, n: int, seed: int) -> tuple["LargeText", ParallelText]:
         """Split as a `ParallelText` does; the pairs for validation are drawn from the sample.
@@ -204,11 +217,11 @@ class LargeText:
         """Source and target sentences to train a tokenizer on: at most SAMPLE pairs, all equally
         likely."""
         text = ParallelText.of(pair for pair in self._sample() if pair not in self.held_out)
-        return text.source, text.target
+        return (text.with_copies(self.copied_as) if self.copied_as else text).sample()
 
     def lines(self) -> Iterator[str]:
         """The lines that a fingerprint is made of: the digest of the text."""
-        yield self.digest
+        yield self.digest + " copies" * bool(self.copied_as)
 
     def _sample(self) -> list[Pair]:
         with (self.folder / "sample.jsonl").open(encoding="utf-8") as file:
@@ -282,6 +295,20 @@ def _nothing_left(n: int, n_pairs: int) -> InputError:
         f"a training needs pairs besides those held out, but hold_out={n} takes all of the "
         f"{n_pairs} that it is drawn from; hold out fewer"
     )
+
+
+def with_copies(pairs: Iterable[Pair], copied_as: CopiedAs) -> Iterator[Pair]:
+    """Each pair, and behind it one with another source, unless that is blank or the same.
+
+    A tag in front of a source, such as <2de>, stays as it is.
+    """
+    for source, target in pairs:
+        yield source, target
+        tag = TAG.match(source)
+        start = tag.end() if tag else 0
+        copy = copied_as(source[start:])
+        if copy and copy != source[start:].strip():
+            yield f"{source[:start]} {copy}".lstrip(), target
 
 
 def has_text(pair: Pair) -> bool:

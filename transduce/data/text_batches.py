@@ -142,8 +142,8 @@ def encode_pairs(
 
     The source of pair i begins at offset 2i and its target at 2i + 1; the last offset is the end.
     Of a large text, ids and offsets are files in its folder, which are made once: their name is a
-    hash of the tokenizers, of the languages that these are set to, and of the pairs that validation
-    holds out.
+    hash of the tokenizers, of the languages that these are set to, of the pairs that validation
+    holds out, and of whether sources have copies.
     """
     kind = smallest_type(max(source.vocab_size, target.vocab_size))
     encoded = (_encode(block, source, target, kind) for block in blocks(text, BLOCK))
@@ -152,12 +152,13 @@ def encode_pairs(
         return ids, np.concatenate([[0], np.cumsum(lengths)])
     # a tag of a language is no part of a model
     languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]
-    key = source.model + target.model + json.dumps([sorted(text.held_out), languages]).encode()
+    about = [sorted(text.held_out), languages, *["copies"] * bool(text.copied_as)]
+    key = source.model + target.model + json.dumps(about).encode()
     path = text.folder / f"{hashlib.sha256(key).hexdigest()[:16]}.ids"
     offsets = path.with_suffix(".offsets")
     with FileLock(path.with_suffix(".lock")):  # of several processes the first one writes
         if not path.is_file():
-            _write_ids(path, offsets, encoded, text.n_pairs)
+            _write_ids(path, offsets, encoded, text.n_pairs * (1 + bool(text.copied_as)))
     # plain arrays: slices of np.memmap are slow
     return np.asarray(np.memmap(path, kind, mode="r")), np.asarray(np.memmap(offsets, "<i8", "r"))
 

@@ -130,6 +130,7 @@ if TYPE_CHECKING:
     )
     from transduce.score.measures import MEASURES as MEASURES, Tokenization as Tokenization
     from transduce.score.score import Measure as Measure
+    from transduce.score.wer import normalized as normalized
     from transduce.tasks.translate import in_languages as in_languages
     from transduce.train.config import (
         LoRAConfig as LoRAConfig,

@@ -95,6 +95,9 @@ class TranslationExperiment(Experiment):
     """A vocabulary without capitals, as in many published figures: text is lower-cased as it is
     read, and what comes out has none. Where validation goes by "bleu", it goes by
     "bleu.lowercase"."""
+    transcripts: bool = False
+    """Train on a second copy of each pair, whose source is in lower case and without punctuation,
+    as recognizers of speech write; so one model translates both."""
     joint: bool = True
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
     bpe_dropout: float = 0.0
