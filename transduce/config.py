@@ -176,9 +176,19 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"{name}: {shown(a)} -> {shown(b)}" for name, (a, b) in pairs.items() if a != b]
 
 
-def at_least(low: int | float, **values: int | float | None) -> None:
-    """Raise InputError unless each value is None or at least `low`, finite and below 2**62."""
-    for name, value in values.items():
+def _values(config: object, names: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names} | values
+
+
+def at_least(
+    low: int | float, config: object = None, *names: str, **values: int | float | None
+) -> None:
+    """Raise InputError unless each value is None or at least `low`, finite and below 2**62.
+
+    Args:
+        names: fields of `config` whose values are checked, too.
+    """
+    for name, value in _values(config, names, values).items():
         limit = 2**62 if isinstance(value, int) else math.inf
         if value is not None and not low <= value < limit:
             bound = (
@@ -191,12 +201,16 @@ def at_least(low: int | float, **values: int | float | None) -> None:
             raise InputError(f"{name} must be at least {low}{bound}, but {name}={value}")
 
 
-def within(interval: str, **values: int | float | None) -> None:
-    """Raise InputError unless each value is None or in the interval, such as "[0, 1)"."""
+def within(interval: str, config: object = None, *names: str, **values: int | float | None) -> None:
+    """Raise InputError unless each value is None or in the interval, such as "[0, 1)".
+
+    Args:
+        names: fields of `config` whose values are checked, too.
+    """
     low, high = map(float, interval[1:-1].split(","))
     above = ge if interval[0] == "[" else gt
     below = le if interval[-1] == "]" else lt
-    for name, value in values.items():
+    for name, value in _values(config, names, values).items():
         if value is not None and not (above(value, low) and below(value, high)):
             raise InputError(f"{name} must lie in {interval}, but {name}={value}")
 

@@ -56,23 +56,23 @@ class FeatureConfig:
     (mean)."""
 
     def __post_init__(self) -> None:
-        within("(0, 1]", frame=self.frame)
-        within("(0, inf)", hop=self.hop)
+        within("(0, 1]", self, "frame")
+        within("(0, inf)", self, "hop")
         # torchaudio's filters end at sample_rate // 2
         if self.sample_rate < 2 or self.sample_rate % 2:
             raise InputError(
                 f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz"
             )
-        within("[2, 1000000]", sample_rate=self.sample_rate)
+        within("[2, 1000000]", self, "sample_rate")
         if not (0 < self.hop <= self.frame and self.hop_samples >= 1):
             raise InputError(
                 f"hop must lie between one sample and frame, but hop={self.hop} s and "
                 f"frame={self.frame} s "
                 f"at sample_rate={self.sample_rate} Hz"
             )
-        within("[1, 1000]", n_mels=self.n_mels)
-        within(f"[0, {self.n_mels}]", n_coefficients=self.n_coefficients)
-        within("[0, 3600]", pad_to=self.pad_to)
+        within("[1, 1000]", self, "n_mels")
+        within(f"[0, {self.n_mels}]", self, "n_coefficients")
+        within("[0, 3600]", self, "pad_to")
         if not 0 <= self.low < self.highest <= self.sample_rate / 2:
             raise InputError(
                 f"mel bands must lie in 0 <= low < high <= sample_rate / 2, but low={self.low} Hz, "
@@ -151,8 +151,8 @@ class VectorConfig:
     are."""
 
     def __post_init__(self) -> None:
-        at_least(1, n_features=self.n_features)
-        within("(0, inf)", hop=self.hop)
+        at_least(1, self, "n_features")
+        within("(0, inf)", self, "hop")
         check_choices(self)
 
     def seconds(self, n_frames: int) -> float:
@@ -200,18 +200,14 @@ class Augmentation:
             raise InputError("speeds must name at least one, but speeds=(); (1.0,) changes nothing")
         for speed in self.speeds:
             within(SPEEDS, speed=speed)
-        within(
-            "[0, 1000]", n_time_masks=self.n_time_masks, n_frequency_masks=self.n_frequency_masks
-        )
-        at_least(
-            0, time_mask_width=self.time_mask_width, frequency_mask_width=self.frequency_mask_width
-        )
-        within("[0, 1)", vtlp=self.vtlp, token_dropout=self.token_dropout)
-        within("[0, 10]", silence=self.silence)
-        within("[0, 100]", gain=self.gain, tilt=self.tilt)
+        within("[0, 1000]", self, "n_time_masks", "n_frequency_masks")
+        at_least(0, self, "time_mask_width", "frequency_mask_width")
+        within("[0, 1)", self, "vtlp", "token_dropout")
+        within("[0, 10]", self, "silence")
+        within("[0, 100]", self, "gain", "tilt")
         if self.lowest_snr is not None:
-            within(f"[0, {HIGHEST_SNR:g}]", lowest_snr=self.lowest_snr)
-        within("[0, 1]", time_mask_proportion=self.time_mask_proportion)
+            within(f"[0, {HIGHEST_SNR:g}]", self, "lowest_snr")
+        within("[0, 1]", self, "time_mask_proportion")
 
     def check_features(self, features: FeatureConfig) -> None:
         """Check that this augmentation is possible with these features.
@@ -251,7 +247,7 @@ class MaskingConfig:
     probability."""
 
     def __post_init__(self) -> None:
-        within("(0, 1]", mask_probability=self.mask_probability)
+        within("(0, 1]", self, "mask_probability")
         masked, random = self.mask_replace_probability, self.random_replace_probability
         within("[0, 1]", mask_replace_probability=masked, random_replace_probability=random)
         within(

@@ -169,7 +169,7 @@ class Files(Corpus):
     which."""
 
     def __post_init__(self) -> None:
-        at_least(0, hold_out=self.hold_out)
+        at_least(0, self, "hold_out")
 
     @property
     def has_test(self) -> bool:
@@ -257,7 +257,7 @@ class Directions:
     """Validation takes so many pairs of every direction, evenly spread over the file."""
 
     def __post_init__(self) -> None:
-        at_least(1, temperature=self.temperature, valid_pairs=self.valid_pairs)
+        at_least(1, self, "temperature", "valid_pairs")
         for name in (*self.directions, *self.test_directions):
             if name not in self.pairs:
                 raise InputError(

@@ -298,7 +298,7 @@ class OneText(PlainText):
     """The share of the text, at its end, that is the validation text."""
 
     def __post_init__(self) -> None:
-        within("(0, 1)", valid_share=self.valid_share)
+        within("(0, 1)", self, "valid_share")
 
     def texts(self) -> tuple[list[str], list[str]]:
         """The text, split at a character.

@@ -332,7 +332,7 @@ class Manifests:
     none of them."""
 
     def __post_init__(self) -> None:
-        within("(0, 1)", share=self.share)
+        within("(0, 1)", self, "share")
 
     def read(self, seed: int) -> tuple[list[Recording], list[Recording], list[Recording]]:
         """Training, validation and test recordings; `seed` decides which ones validation takes.

@@ -204,7 +204,7 @@ class TokenWindows:
     batches_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, context=self.context, batch_size=self.batch_size)
+        at_least(1, self, "context", "batch_size")
         if len(self.stream) <= self.context:
             raise InputError(
                 f"a window takes context + 1 tokens, but context={self.context} and the text has "

@@ -36,8 +36,8 @@ class RulesConfig:
     a word."""
 
     def __post_init__(self) -> None:
-        at_least(0, min_length=self.min_length, no_repeat_ngram=self.no_repeat_ngram)
-        within("[0.001, 1000]", repetition_penalty=self.repetition_penalty)
+        at_least(0, self, "min_length", "no_repeat_ngram")
+        within("[0.001, 1000]", self, "repetition_penalty")
         if not all(self.forbid):
             raise InputError(
                 "a forbidden phrase must have a character, but one is empty; leave it out"
@@ -83,10 +83,10 @@ class BeamConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        at_least(0, length_offset=self.length_offset)
-        within(f"[0, {STEEPEST}]", alpha=self.alpha)
-        within("[0, 1000]", coverage_penalty=self.coverage_penalty, diversity=self.diversity)
-        within(f"[1, {self.beam_size}]", n_best=self.n_best)
+        at_least(0, self, "length_offset")
+        within(f"[0, {STEEPEST}]", self, "alpha")
+        within("[0, 1000]", self, "coverage_penalty", "diversity")
+        within(f"[1, {self.beam_size}]", self, "n_best")
         divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
 
 
@@ -108,8 +108,8 @@ class SamplingConfig:
     """In sampling, draw among the fewest tokens that have this probability together; 1 = off."""
 
     def __post_init__(self) -> None:
-        at_least(0, temperature=self.temperature, top_k=self.top_k)
-        within("(0, 1]", top_p=self.top_p)
+        at_least(0, self, "temperature", "top_k")
+        within("(0, 1]", self, "top_p")
 
     @property
     def is_default(self) -> bool:

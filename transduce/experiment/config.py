@@ -73,7 +73,7 @@ class TextExperiment(Experiment):
     """Windows of a batch, each of model.max_positions tokens."""
 
     def __post_init__(self) -> None:
-        at_least(1, vocab_size=self.vocab_size, batch_size=self.batch_size)
+        at_least(1, self, "vocab_size", "batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +120,9 @@ class TranslationExperiment(Experiment):
     --shortlist is faster."""
 
     def __post_init__(self) -> None:
-        at_least(1, vocab_size=self.vocab_size, max_length=self.max_length)
-        at_least(1, tokens_per_batch=self.tokens_per_batch)
-        within("[0, 1)", bpe_dropout=self.bpe_dropout)
+        at_least(1, self, "vocab_size", "max_length")
+        at_least(1, self, "tokens_per_batch")
+        within("[0, 1)", self, "bpe_dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +178,10 @@ class SpeechExperiment(Experiment):
     )
 
     def __post_init__(self) -> None:
-        at_least(1, vocab_size=self.vocab_size, frames_per_batch=self.frames_per_batch)
-        at_least(0, workers=self.workers, ctc_consistency=self.ctc_consistency)
-        within("(0, inf)", max_seconds=self.max_seconds)
-        within("[0, 1]", ctc_weight=self.ctc_weight, interctc_weight=self.interctc_weight)
+        at_least(1, self, "vocab_size", "frames_per_batch")
+        at_least(0, self, "workers", "ctc_consistency")
+        within("(0, inf)", self, "max_seconds")
+        within("[0, 1]", self, "ctc_weight", "interctc_weight")
 
     @property
     def measures(self) -> tuple[Literal["wer", "bleu"], Literal["cer", "chrf"]]:

@@ -31,8 +31,8 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        at_least(1, max_positions=self.max_positions)
-        within("[1, 1000]", n_layers=self.n_layers)
+        at_least(1, self, "max_positions")
+        within("[1, 1000]", self, "n_layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,28 +156,17 @@ class TransformerConfig:
     al. 2016)."""
 
     def __post_init__(self) -> None:
-        at_least(
-            1,
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            d_ff=self.d_ff,
-            max_positions=self.max_positions,
-        )
-        at_least(
-            1,
-            n_kv_heads=self.n_kv_heads,
-            head_width=self.head_width,
-            experts_per_token=self.experts_per_token,
-        )
-        at_least(0, conformer_kernel=self.conformer_kernel, balance_weight=self.balance_weight)
-        within("[1, 1000000]", window=self.window)
-        within("[0, 1000000000]", first_position=self.first_position)
-        within("[0, 10000]", n_experts=self.n_experts)
-        within("[0, 1)", dropout=self.dropout, attention_dropout=self.attention_dropout)
-        within("(0, inf)", norm_eps=self.norm_eps)
-        within("(0, 1000]", init_gain=self.init_gain)
-        within("(1, inf)", rotary_theta=self.rotary_theta)
-        within("[1, inf)", rotary_factor=self.rotary_factor)
+        at_least(1, self, "d_model", "n_heads", "d_ff", "max_positions")
+        at_least(1, self, "n_kv_heads", "head_width", "experts_per_token")
+        at_least(0, self, "conformer_kernel", "balance_weight")
+        within("[1, 1000000]", self, "window")
+        within("[0, 1000000000]", self, "first_position")
+        within("[0, 10000]", self, "n_experts")
+        within("[0, 1)", self, "dropout", "attention_dropout")
+        within("(0, inf)", self, "norm_eps")
+        within("(0, 1000]", self, "init_gain")
+        within("(1, inf)", self, "rotary_theta")
+        within("[1, inf)", self, "rotary_factor")
         check_choices(self)
         self._check_attention()
         self._check_positions()
@@ -189,7 +178,7 @@ class TransformerConfig:
             divides(d_model=self.d_model, n_heads=self.n_heads)
         divides(n_heads=self.n_heads, n_kv_heads=self.kv_heads)
         if self.n_experts:
-            within(f"[1, {self.n_experts}]", experts_per_token=self.experts_per_token)
+            within(f"[1, {self.n_experts}]", self, "experts_per_token")
 
     def _check_positions(self) -> None:
         if self.rotary_bands is not None:

@@ -29,7 +29,7 @@ class Tokens:
     64 or 128."""
 
     def __post_init__(self) -> None:
-        at_least(1, vocab_size=self.vocab_size, multiple=self.multiple)
+        at_least(1, self, "vocab_size", "multiple")
 
     @property
     def padded_size(self) -> int:
@@ -67,8 +67,8 @@ class Frames:
     the other."""
 
     def __post_init__(self) -> None:
-        at_least(1, n_features=self.n_features, stack=self.stack, conv_channels=self.conv_channels)
-        at_least(1, conv_strides=min(self.conv_strides, default=None), conv_kernel=self.conv_kernel)
+        at_least(1, self, "n_features", "stack", "conv_channels")
+        at_least(1, self, "conv_kernel", conv_strides=min(self.conv_strides, default=None))
         check_choices(self)
         if self.conv_kernel % 2 == 0:
             raise InputError(

@@ -43,11 +43,9 @@ class ServeConfig:
         return PER_CHARACTER * self.characters + BESIDE
 
     def __post_init__(self) -> None:
-        at_least(
-            1, batch=self.batch, queue=self.queue, characters=self.characters, texts=self.texts
-        )
-        at_least(1, max_tokens=self.max_tokens)
-        within("[0, 1000]", wait_ms=self.wait_ms)
-        within("(0, 3600]", deadline=self.deadline)
-        within("(0, 1024]", upload_mb=self.upload_mb)
-        within("(0, 86400]", seconds=self.seconds)
+        at_least(1, self, "batch", "queue", "characters", "texts")
+        at_least(1, self, "max_tokens")
+        within("[0, 1000]", self, "wait_ms")
+        within("(0, 3600]", self, "deadline")
+        within("(0, 1024]", self, "upload_mb")
+        within("(0, 86400]", self, "seconds")

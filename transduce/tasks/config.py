@@ -121,27 +121,25 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     scores are expected values of the measure."""
 
     def __post_init__(self) -> None:
-        within("(0, inf)", temperature=self.temperature)
-        within("[1, 1000]", beam_size=self.beam_size)
+        within("(0, inf)", self, "temperature")
+        within("[1, 1000]", self, "beam_size")
         RulesConfig.__post_init__(self)
         SamplingConfig.__post_init__(self)
         BeamConfig.__post_init__(self)
-        at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
-        within("[1, 1000000]", length_extra=self.length_extra)
-        within(f"[0, {LONGEST}]", max_length=self.max_length)
+        at_least(1, self, "batch_tokens", "max_source_length")
+        within("[1, 1000000]", self, "length_extra")
+        within(f"[0, {LONGEST}]", self, "max_length")
         check_lengths(self.min_length, self.max_length)
-        within("[0, 1000]", lm_weight=self.lm_weight, length_ratio=self.length_ratio)
-        at_least(
-            0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin
-        )
-        at_least(1.0, max_seconds=self.max_seconds)
+        within("[0, 1000]", self, "lm_weight", "length_ratio")
+        at_least(0, self, "split_length", "min_seconds", "margin")
+        at_least(1.0, self, "max_seconds")
         if self.min_seconds > self.max_seconds:
             raise InputError(
                 f"min_seconds must be at most max_seconds, but min_seconds={self.min_seconds} and "
                 f"max_seconds={self.max_seconds}; change one"
             )
-        within("[0, 1]", ctc_weight=self.ctc_weight, no_speech_threshold=self.no_speech_threshold)
-        at_least(0, seed=self.seed)
+        within("[0, 1]", self, "ctc_weight", "no_speech_threshold")
+        at_least(0, self, "seed")
         if not self.sample and not self.is_default:
             raise InputError(
                 "temperature, top_k and top_p are of sampling, but "
@@ -232,10 +230,10 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     """Texts at a time, or beams. It changes speed and memory, never the output."""
 
     def __post_init__(self) -> None:
-        within(f"[1, {LONGEST}]", max_length=self.max_length, n=self.n)
-        within("[1, 1000]", beam_size=self.beam_size)
-        at_least(1, batch_size=self.batch_size)
-        at_least(0, seed=self.seed)
+        within(f"[1, {LONGEST}]", self, "max_length", "n")
+        within("[1, 1000]", self, "beam_size")
+        at_least(1, self, "batch_size")
+        at_least(0, self, "seed")
         check_lengths(self.min_length, self.max_length)
         RulesConfig.__post_init__(self)
         SamplingConfig.__post_init__(self)

@@ -48,12 +48,12 @@ class OptimConfig:
     (2018), ULMFiT, section 3.2, "discriminative fine-tuning"."""
 
     def __post_init__(self) -> None:
-        within("(0, inf)", peak_rate=self.peak_rate, eps=self.eps, power=self.power)
-        within(f"[0, {self.peak_rate}]", final_rate=self.final_rate)
-        within("[0, 1]", cooldown=self.cooldown)
-        within("(0, 1]", layer_decay=self.layer_decay)
-        at_least(0, warmup_steps=self.warmup_steps, clip_norm=self.clip_norm)
-        at_least(0, weight_decay=self.weight_decay)
+        within("(0, inf)", self, "peak_rate", "eps", "power")
+        within(f"[0, {self.peak_rate}]", self, "final_rate")
+        within("[0, 1]", self, "cooldown")
+        within("(0, 1]", self, "layer_decay")
+        at_least(0, self, "warmup_steps", "clip_norm")
+        at_least(0, self, "weight_decay")
 
     def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
         """Learning rate of this update; the first is 1, the last max_updates.
@@ -105,8 +105,8 @@ class LoRAConfig:
     """Parts of the model that are trained as they are beside it, such as target_input or ctc."""
 
     def __post_init__(self) -> None:
-        at_least(0, rank=self.rank)
-        within("(0, inf)", alpha=self.alpha)
+        at_least(0, self, "rank")
+        within("(0, inf)", self, "alpha")
 
 
 def refuse_both(consistency: float, n_teachers: int) -> None:
@@ -141,9 +141,9 @@ class LossConfig:
     """Weight of the divergence between what the CTC head gives in two passes of each batch."""
 
     def __post_init__(self) -> None:
-        at_least(0, consistency=self.consistency, ctc_consistency=self.ctc_consistency)
-        within("(0, 1]", distillation=self.distillation)
-        within("[0, 1]", ctc_weight=self.ctc_weight, interctc_weight=self.interctc_weight)
+        at_least(0, self, "consistency", "ctc_consistency")
+        within("(0, 1]", self, "distillation")
+        within("[0, 1]", self, "ctc_weight", "interctc_weight")
         refuse_both(self.consistency, len(self.teachers))
 
     @property
@@ -226,18 +226,18 @@ class TrainingConfig:
     """Seed of initial weights, order and dropout."""
 
     def __post_init__(self) -> None:
-        at_least(1, max_updates=self.max_updates, accumulate=self.accumulate)
-        at_least(1, validate_every=self.validate_every, patience=self.patience)
-        at_least(1, keep_last=self.keep_last, keep_best=self.keep_best)
-        at_least(1, max_skipped=self.max_skipped)
-        at_least(0, seed=self.seed)
-        within("[0, 1000]", data_workers=self.data_workers)
-        within("(0, inf)", max_minutes=self.max_minutes, save_every_minutes=self.save_every_minutes)
+        at_least(1, self, "max_updates", "accumulate")
+        at_least(1, self, "validate_every", "patience")
+        at_least(1, self, "keep_last", "keep_best")
+        at_least(1, self, "max_skipped")
+        at_least(0, self, "seed")
+        within("[0, 1000]", self, "data_workers")
+        within("(0, inf)", self, "max_minutes", "save_every_minutes")
         if self.shard:
             self._check_shard()
-        within("[0, 1)", label_smoothing=self.label_smoothing, ema=self.ema)
-        at_least(0, consistency=self.consistency)
-        within("(0, 1]", distillation=self.distillation)
+        within("[0, 1)", self, "label_smoothing", "ema")
+        at_least(0, self, "consistency")
+        within("(0, 1]", self, "distillation")
         refuse_both(self.consistency, len(self.teachers))
 
     def _check_shard(self) -> None:
