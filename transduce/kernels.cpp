@@ -367,7 +367,7 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
 
 // Scratch memory of a thread. It grows, and stays from call to call unless it is larger than KEPT bytes.
 struct Scratch {
-    std::vector<float> states, x, y, wide, scores, scale;
+    std::vector<float> states, x, y, wide, scores, scale, keys, values;
     std::vector<const float*> positions;
     std::vector<Rounded> rounded;
 };
@@ -376,7 +376,8 @@ constexpr size_t KEPT = 1 << 24;
 
 void release_large_scratch() {
     size_t bytes = scratch.rounded.capacity() * sizeof(Rounded);
-    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.scores, &scratch.scale})
+    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.scores, &scratch.scale,
+                             &scratch.keys, &scratch.values})
         bytes += each->capacity() * sizeof(float);
     if (bytes > KEPT) scratch = Scratch();
 }
@@ -538,6 +539,9 @@ void weighted_sum(const float* const* positions, int64_t value, const float* wei
     }
 }
 
+// Positions from which attention of an encoder is computed by products of matrices, and that of a decoder to its memory by heads.
+constexpr int64_t LONG = 64;
+
 // n heads of queries, of which `shared` neighbours read one head of keys and values. A position has those of all heads so many
 // numbers behind its address.
 struct Heads {
@@ -578,6 +582,40 @@ void attend(const Heads& heads, const float* queries, const float* const* positi
         for (int64_t i = 0; i < n; i++)
             for (int64_t j = at; j < width; j++) out[j] += positions[i][value + j] * weights[i];
     }
+}
+
+// One head of attention between n positions, whose queries, keys and values stand `stride` numbers apart, as two products of
+// matrices: queries times keys, and weights times values. For long sources, of which many queries then share what is read.
+void attend_by_products(const float* queries, const float* keys, const float* values, int64_t n, int64_t stride, int64_t width,
+                        float* out, int64_t out_stride, int threads) {
+    constexpr int64_t BLOCK = 2 * ROWS;
+    const int64_t size = (n + WIDE - 1) / WIDE * WIDE, padded_width = (width + WIDE - 1) / WIDE * WIDE;
+    scratch.keys.assign(size * width, 0.0f);
+    scratch.values.assign(size * padded_width, 0.0f);
+    float *key_panels = scratch.keys.data(), *value_panels = scratch.values.data();
+    for (int64_t t = 0; t < n; t++)
+        for (int64_t i = 0; i < width; i++) {
+            key_panels[t / WIDE * WIDE * width + i * WIDE + t % WIDE] = keys[t * stride + i];
+            value_panels[i / WIDE * WIDE * size + t * WIDE + i % WIDE] = values[t * stride + i];
+        }
+    const Linear to_scores{key_panels, nullptr, nullptr, nullptr, width, size}, to_values{value_panels, nullptr, nullptr, nullptr, size, width};
+    const float scale = 1.0f / std::sqrt(static_cast<float>(width));
+    parallel(threads, [&](int thread) {
+        scratch.scores.resize(BLOCK * (size + 2 * width));
+        float *scores = scratch.scores.data(), *block = scores + BLOCK * size, *sums = block + BLOCK * width;
+        for (int64_t first = thread * BLOCK; first < n; first += threads * BLOCK) {
+            const int64_t rows = std::min(BLOCK, n - first);
+            for (int64_t m = 0; m < rows; m++)
+                for (int64_t i = 0; i < width; i++) block[m * width + i] = queries[(first + m) * stride + i] * scale;
+            some_panels(to_scores, block, nullptr, nullptr, rows, scores, false, 0, size / WIDE);
+            for (int64_t m = 0; m < rows; m++) {
+                std::fill(scores + m * size + n, scores + (m + 1) * size, -INFINITY);
+                softmax(scores + m * size, size);
+            }
+            some_panels(to_values, scores, nullptr, nullptr, rows, sums, false, 0, padded_width / WIDE);
+            for (int64_t m = 0; m < rows; m++) std::copy_n(sums + m * width, width, out + (first + m) * out_stride);
+        }
+    });
 }
 
 // The layers of a stack over n vectors. attention(layer, qkv, to) and memory(layer, queries, to) read other vectors.
@@ -677,17 +715,27 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
             });
         }
     };
+    // of a long memory, one head after the other: the rows of a sentence then find it in the CPU's cache
+    const int64_t parts = length < LONG ? 1 : kv_heads;
     auto memory = [&](int64_t i, const float* queries, float* to) {
         scratch.positions.resize(length);
         const float** there = scratch.positions.data();
-        for (int64_t m = 0; m < n; m++, queries += inner, to += inner) {
-            const int64_t row = first + m / n_new, sentence = row / per_sentence;
+        for (int64_t row = first, end; row < last; row = end) {
+            const int64_t sentence = row / per_sentence;
+            end = std::min(last, (sentence + 1) * per_sentence);
             const float* keys = cache.memory + (i * cache.n_memory_slots + cache.memory_slots[sentence]) * length * both;
             for (int64_t t = 0; t < length; t++) there[t] = keys + t * both;
             const int64_t n_keys = cache.memory_lengths ? std::min(cache.memory_lengths[sentence], length) : length;
-            float* taken = nullptr;
-            if (tap.weights && tap.layer == i) taken = tap.weights + (row * heads * n_new + m % n_new) * length;
-            attend(each_head, queries, there, n_keys, to, taken, n_new * length);
+            for (int64_t part = 0; part < parts; part++) {
+                const int64_t key = part * e, head = part * each_head.shared;
+                const Heads some{heads / parts, each_head.shared, e, key, both / 2 + key};
+                for (int64_t m = (row - first) * n_new; m < (end - first) * n_new; m++) {
+                    float* taken = nullptr;
+                    if (tap.weights && tap.layer == i)
+                        taken = tap.weights + (((first + m / n_new) * heads + head) * n_new + m % n_new) * length;
+                    attend(some, queries + m * inner + head * e, there, n_keys, to + m * inner + head * e, taken, n_new * length);
+                }
+            }
         }
     };
     layers(stack, x + first * n_new * stack.d_model, n, threads, attention, memory);
@@ -713,7 +761,11 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
                 prepare(stack, stack.layers[i], qkv + m * stride, positions, m);
             }
             const int sharing = n * n < (1 << 12) ? 1 : threads;
-            parallel(sharing, [&](int thread) {
+            for (int64_t h = 0; n >= LONG && !stack.window && h < heads; h++) {
+                const float* shared = qkv + inner + h / each_head.shared * e;
+                attend_by_products(qkv + h * e, shared, shared + kv_heads * e, n, stride, e, to + h * e, inner, sharing);
+            }
+            if (n < LONG || stack.window) parallel(sharing, [&](int thread) {
                 for (int64_t m = thread; m < n; m += sharing) {
                     const int64_t start = stack.window ? std::max<int64_t>(0, m + 1 - stack.window) : 0;
                     const int64_t end = stack.window ? std::min(n, m + stack.window) : n;

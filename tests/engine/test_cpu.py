@@ -317,15 +317,27 @@ def test_long_texts_and_sources(n_threads, rng):
     assert engine.calls == 4
 
 
-def test_the_layers_encode_the_longest_sources(rng, monkeypatch):
-    _, engine = both(TEXT, rng)
-    example = contract.random_example(TEXT, rng)
-    source, lengths = example.source, example.source_lengths
-    with torch.inference_mode():
-        monkeypatch.setattr("transduce.engine.cpu.LONGEST", source.size(1) - 1)
-        assert torch.equal(engine.encode(source, lengths).states, engine.model.encode(source, lengths).states)
-        monkeypatch.setattr("transduce.engine.cpu.LONGEST", source.size(1))
-        assert not torch.equal(engine.encode(source, lengths).states, engine.model.encode(source, lengths).states)
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("kind", [{}, {"n_kv_heads": 1}, {"head_width": 10}, {"positions": "rotary", "head_width": 8}])
+def test_long_sources_beside_short_ones(kind, n_threads, rng):
+    """Attention between many positions is a product of matrices; beams look at the memory head by head."""
+    config = replace(TEXT, max_positions=2000, **kind)
+    plain, engine = both(config, rng)
+    source, target = (torch.randint(stack.input.vocab_size, (4, n), generator=rng) for stack, n in
+                      ((config.encoder, 131), (config.decoder, 3)))  # fmt: skip
+    lengths = torch.tensor([131, 64, 1, 90])
+    rows = target.repeat_interleave(3, dim=0)
+    tapped, expected = (Taps(cross_attention=[], layer=0) for _ in range(2))
+    with torch.inference_mode(), threads(n_threads):
+        want, got = plain.encode(source, lengths), engine.encode(source, lengths)
+        for row, length in enumerate(lengths.tolist()):
+            near(got.states[row, :length], want.states[row, :length])
+        near(
+            contract.in_pieces(engine, rows, got, (1, 2)), plain.decode(target, memory=want).repeat_interleave(3, dim=0)
+        )
+        engine.decoder_states(rows, memory=got, taps=tapped)
+        plain.decoder_states(rows, memory=want, taps=expected)
+    near(tapped.cross_attention[0], expected.cross_attention[0])
 
 
 def test_weights_that_change_are_noticed(rng):

@@ -21,10 +21,6 @@ from transduce.model.inputs import TokenInput
 from transduce.model.transformer import Memory, Transformer
 from transduce.process import compute_after_fork
 
-LONGEST = 1000
-"""Positions of a source up to which C++ encodes it; PyTorch's attention is faster for longer ones,
-whose queries share what they read."""
-
 
 class CPUEngine:
     """Computes in C++ what a Transformer in float32 computes, within rounding; what C++ does not
@@ -94,7 +90,7 @@ class CPUEngine:
             RuntimeError: the model's weights have changed.
         """
         self._check()
-        if self.encoder is None or source is None or source.size(1) > LONGEST or taps is not None:
+        if self.encoder is None or source is None or taps is not None:
             return self.model.encode(source, source_lengths, taps=taps)
         assert self.model.source_input is not None
         x, lengths = self.model.source_input(source, source_lengths)
