@@ -24,6 +24,7 @@ from tests.interop.rivals import (
 )
 from tests.interop.test_marian import changed
 from tests.runs import ENGLISH, GERMAN
+from tests.serve.conftest import texts_of
 from transduce.cli.main import main
 from transduce.interop.encoder_decoder import M2M100
 from transduce.serve.app import serve_run
@@ -236,10 +237,11 @@ def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):
         err = capsys.readouterr().err
         assert "--source-language and --target-language" in err and "eng_Latn, deu_Latn, fra_Latn" in err
     want = translated(run, ["a b", "c"], *source, *target)
-    served = serve_run("nllb", translator := td.load_translator(run), ServeConfig(), Languages("eng_Latn", "deu_Latn"))
-    assert isinstance(served.task, td.Translator) and served.task(["a b", "c"]) == want
+    pair = Languages("eng_Latn", "deu_Latn")
+    served = serve_run("nllb", translator := td.load_translator(run), ServeConfig(), [pair])
+    assert texts_of(served, pair, ["a b", "c"]) == want
     with pytest.raises(ValueError, match=r"one that the model knows .*, but it is 'en'"):
-        serve_run("nllb", translator, ServeConfig(), Languages("en", "de"))
+        serve_run("nllb", translator, ServeConfig(), [Languages("en", "de")])
 
 
 def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):

@@ -17,7 +17,10 @@ import transduce as td
 from recipes.translation import SETTINGS, run
 from tests.recipes.small import loss_parts, metrics, translator as small
 from tests.runs import library_tokenizer
+from tests.serve.conftest import client_of, serving
+from transduce.cli.common import Machine
 from transduce.cli.main import main
+from transduce.cli.serve import load_served
 from transduce.config import differences, to_dict
 from transduce.data.corpus import Directions, Files
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
@@ -26,9 +29,7 @@ from transduce.experiment.command import choose
 from transduce.experiment.config import with_vocabularies
 from transduce.experiment.start import saved_tokenizers
 from transduce.run import load_run
-from transduce.serve.app import serve_run
 from transduce.serve.config import ServeConfig
-from transduce.serve.http import Languages
 
 
 def test_a_run_directory_is_whole(translation_run, parallel_text, tmp_path):
@@ -329,8 +330,19 @@ def test_one_model_for_all_directions(parallel_text, tmp_path, untrained, capsys
     assert [*translator(lines[0], target_language="de"), *translator(lines[1], target_language="up")] == kept
     assert translator([f"<2de> {line}" for line in lines[0]]) == kept[:4]
     assert translator(lines[0], source_language="up", target_language="de") == kept[:4]
-    served = serve_run("up-de", translator, ServeConfig(), Languages("up", "de"))  # passes the language on
-    assert isinstance(served.task, td.Translator) and served.task(lines[0]) == kept[:4]
+    (served,) = load_served((x.run,), (), None, ServeConfig(), Machine(device="cpu"))
+    with serving([served]) as url, client_of(url) as client:
+        targets = {each["code"]: {*each["targets"]} for each in client.get("/languages").json()}
+        assert targets == {"en": {"de", "up"}, "de": {"en"}, "up": {"en", "de"}}
+        offered = [(each["source"], each["target"]) for each in client.get("/page/runs").json()["runs"]]
+        assert offered == [("en", "de"), ("de", "en"), ("en", "up"), ("up", "en"), ("up", "de")]
+        for source, target, texts, want in (("up", "de", lines[0], kept[:4]), ("en", "up", lines[1], kept[4:])):
+            asked = {"q": texts, "source": source, "target": target}
+            assert client.post("/translate", json=asked).json()["translatedText"] == want
+            line = {"model": served.name, "line": texts[0], "source": source, "target": target}
+            assert client.post("/page/translate", json=line).json()["outputs"][0]["text"] == want[0]
+        refused = client.post("/translate", json={"q": "a", "source": "de", "target": "up"})
+        assert refused.status_code == 400 and "up to de, but not de to up" in refused.json()["error"]
     told = translator.score([f"<2de> {line}" for line in lines[0]], kept[:4])
     for here, there in zip(translator.score(lines[0], kept[:4], target_language="de"), told, strict=True):
         torch.testing.assert_close(here.log_probs, there.log_probs)

@@ -15,7 +15,9 @@ from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.serve.app import create_app, serve_run
 from transduce.serve.config import ServeConfig
+from transduce.serve.engine import END
 from transduce.serve.http import Connection, Languages, Served
+from transduce.serve.translation import TranslationRequest
 from transduce.tasks.load import load
 
 SAMPLES = {100: ("Print it.", "Druck es aus.", "Mach es aus."), 200: ("Print it.", "Druck es aus.", "Druck es aus.")}
@@ -48,10 +50,17 @@ def make_runs(folder: Path) -> None:
     (folder / "mt" / "test.json").write_text(json.dumps([score]))
 
 
+def texts_of(served: Served, pair: Languages, lines: list[str]) -> list[str]:
+    """The best translations by its engine, in the order of the lines."""
+    pieces = served.engine.work(TranslationRequest(pair), lines)
+    best = {i: piece[0][0].text for i, piece in pieces if piece is not END}
+    return [best[i] for i in range(len(lines))]
+
+
 def served_of(runs: dict[str, Path], config: ServeConfig | None = None) -> list[Served]:
     """The runs, each with an engine of its own."""
-    pairs = {"mt": Languages("en", "de")}
-    return [serve_run(name, load(run), config or ServeConfig(), pairs.get(name), run) for name, run in runs.items()]
+    pairs = {"mt": [Languages("en", "de")]}
+    return [serve_run(name, load(run), config or ServeConfig(), pairs.get(name, ()), run) for name, run in runs.items()]
 
 
 class Server(uvicorn.Server):

@@ -27,7 +27,7 @@ from transduce.process import keep_memory
 from transduce.serve.config import ServeConfig
 
 if TYPE_CHECKING:
-    from transduce.serve.http import Served
+    from transduce.serve.http import Languages, Served
 
 logger = logging.getLogger("transduce")
 
@@ -105,7 +105,8 @@ def serve(
 
     Args:
         runs: Run directories; clients ask for them by the names of these directories.
-        languages: Of each run that translates, where it does not know them.
+        languages: Of each run that translates, where it does not know them; of a model of many
+            languages, pairs with commas between them.
         beam_size: Beam of all searches; the runs' own if not given.
     """
     for library in LIBRARIES:
@@ -273,10 +274,10 @@ def load_served(
         task = load(directories, machine.device, DTYPES[machine.precision])
         if beam_size is not None and isinstance(task, Translator | Transcriber):
             task.decoding = task.decoding.changed(beam_size=beam_size)
-        pair = None
+        pairs: tuple[Languages, ...] = ()
         if isinstance(task, Translator):
-            pair = languages_of(load_run(directories[0]).experiment, codes.pop(0) if codes else "")
-        served.append(serve_run(name, task, limits, pair, on_disk(directories[0])))
+            pairs = languages_of(load_run(directories[0]).experiment, codes.pop(0) if codes else "")
+        served.append(serve_run(name, task, limits, pairs, on_disk(directories[0])))
     keep_memory()
     if codes:
         rule = "--languages are those of runs that translate"

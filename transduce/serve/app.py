@@ -83,7 +83,7 @@ def serve_run(
     name: str,
     task: Any,
     config: ServeConfig,
-    languages: Languages | None = None,
+    languages: Sequence[Languages] = (),
     directory: Path | None = None,
 ) -> Served[Any]:
     """A run with an engine of its own; see `Served`.
@@ -96,10 +96,11 @@ def serve_run(
         raise InputError(f"{rule}, but {name} fills masks; leave it out")
     if isinstance(task, Transcriber) and not isinstance(task.feature_extractor, FeatureExtractor):
         raise InputError(f"a server transcribes sound, but {name} takes vectors; leave it out")
-    if isinstance(task, Translator) and languages:
-        task = translation.in_languages(task, languages)
-    engine = Engine(name, partial(WORK[type(task)], task), config)
-    return Served(name, task, engine, languages, directory)
+    computes: Any = task
+    if isinstance(task, Translator):
+        computes = {pair: translation.in_languages(task, pair) for pair in languages}
+    engine = Engine(name, partial(WORK[type(task)], computes), config)
+    return Served(name, task, engine, tuple(languages), directory)
 
 
 def create_app(
@@ -246,7 +247,7 @@ class _MeasureRequests:
 
 
 class RunInfo(BaseModel):
-    """A run that is served, and its task."""
+    """A run that is served, and its task; one that translates, with a pair of languages."""
 
     name: str
     does: Literal["translate", "transcribe", "generate"]
@@ -273,15 +274,15 @@ async def runs(state: State) -> PageInfo:
     """The runs that are served."""
     infos = []
     for run in state.runs:
-        languages = run.languages or Languages("", "")
-        info = RunInfo(
-            name=run.name,
-            does=VERBS[type(run.task)],
-            source=languages.source,
-            target=languages.target,
-            word_times=isinstance(run.task, Transcriber) and run.task.has_word_times,
-        )
-        infos.append(info)
+        for pair in run.languages or [Languages("", "")]:
+            info = RunInfo(
+                name=run.name,
+                does=VERBS[type(run.task)],
+                source=pair.source,
+                target=pair.target,
+                word_times=isinstance(run.task, Transcriber) and run.task.has_word_times,
+            )
+            infos.append(info)
     return PageInfo(
         runs=infos,
         records=list(state.records),

@@ -127,7 +127,8 @@ class Served(Generic[TaskT]):
     name: str
     task: TaskT
     engine: Engine
-    languages: Languages | None = None
+    languages: tuple[Languages, ...] = ()
+    """The pairs that it translates."""
     directory: Path | None = None
     """Of the run, or of the first one of an ensemble."""
     created: int = field(default_factory=lambda: int(time()))

@@ -2,7 +2,9 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from itertools import permutations
 from typing import Any
 
 import fastapi
@@ -106,6 +108,9 @@ class LineBody(BaseModel):
     """A line to translate."""
 
     model: str
+    source: str = ""
+    target: str = ""
+    """Which of the model's pairs; the first, if none is named."""
     line: str = Field(min_length=1)
     n_best: int = Field(1, ge=1, le=10)
 
@@ -129,8 +134,8 @@ def _translators(state: ServerState) -> dict[Languages, Served[Translator]]:
     """The runs that translate, the first one of each pair of languages."""
     runs = dict[Languages, Served[Translator]]()
     for run in state.runs:
-        if run.languages:
-            runs.setdefault(run.languages, run)
+        for pair in run.languages:
+            runs.setdefault(pair, run)
     return runs
 
 
@@ -188,17 +193,14 @@ async def translate(http: fastapi.Request, state: State) -> Json:
         )
     source = _only_source(state, query.target) if query.source == "auto" else query.source
     translators = _translators(state)
-    run = translators.get(Languages(source, query.target))
-    if run is None:
-        pairs = ", ".join(f"{pair.source} to {pair.target}" for pair in translators) or "nothing"
-        pair = f"{source[:20]} to {query.target[:20]}"
-        raise HTTPException(400, f"this server translates {pairs}, but not {pair}; see /languages")
+    pair = Languages(source, query.target)
+    _check_pair(pair, translators)
     lines = [LINE_END.split(text) for text in texts]
     flat = [line for text in lines for line in text]
     check_bound(len(flat), state.config.texts, "lines")
     n_best = 1 + query.alternatives
-    request = Request(flat, TranslationRequest(n_best), [n_best] * len(flat))
-    outputs = iter(await run.engine.outputs(request))
+    request = Request(flat, TranslationRequest(pair, n_best), [n_best] * len(flat))
+    outputs = iter(await translators[pair].engine.outputs(request))
     answer = defaultdict[str, list[Any]](list)
     for text in lines:
         columns = zip(*([output.text for output, _ in next(outputs)[0]] for _ in text), strict=True)
@@ -210,6 +212,15 @@ async def translate(http: fastapi.Request, state: State) -> Json:
             answer["detectedLanguage"].append(Detection(language=source))
     is_list = isinstance(query.q, list)
     return {name: values if is_list else values[0] for name, values in answer.items()}
+
+
+def _check_pair(pair: Languages, pairs: Collection[Languages]) -> None:
+    """Raise HTTPException unless it is one of these."""
+    if pair not in pairs:
+        names = [f"{each.source} to {each.target}" for each in pairs]
+        known = ", ".join(names[:8]) + ", ..." * (len(names) > 8) if names else "nothing"
+        rest = f"but not {pair.source[:20]} to {pair.target[:20]}; see /languages"
+        raise HTTPException(400, f"this server translates {known}, {rest}")
 
 
 @router.get("/frontend/settings", dependencies=TOKEN)
@@ -242,7 +253,9 @@ async def translate_line(http: fastapi.Request, state: State) -> Json:
     query = await read_body(http, state, LineBody)
     run = state.find(query.model, Translator)
     check_bound(len(query.line), state.config.characters, "characters")
-    kind = TranslationRequest(query.n_best, attention=True)
+    pair = Languages(query.source, query.target) if query.source else run.languages[0]
+    _check_pair(pair, run.languages)
+    kind = TranslationRequest(pair, query.n_best, attention=True)
     ((outputs,),) = await run.engine.outputs(Request([query.line], kind, [query.n_best]))
     return {
         "outputs": [
@@ -268,8 +281,12 @@ def _attention_map(alignment: Alignment) -> Json:
     }
 
 
-def languages_of(experiment: dict[str, Any], option: str = "") -> Languages:
-    """The languages of a run that translates: an option, "en-de", or its files' endings.
+def languages_of(experiment: dict[str, Any], option: str = "") -> tuple[Languages, ...]:
+    """The pairs of languages that a run translates.
+
+    Args:
+        option: such pairs, "en-de" or "en-de,de-en"; without it, they are those that the run was
+            trained or tested on, or the endings of its files.
 
     Raises:
         InputError: they are not known.
@@ -277,14 +294,18 @@ def languages_of(experiment: dict[str, Any], option: str = "") -> Languages:
     corpus = experiment.get("corpus", {})
     files = [corpus.get(side) or corpus.get(f"train_{side}") or "" for side in ("source", "target")]
     endings = [str(file).removesuffix(".gz").split(".")[-1] for file in files]
-    codes = option.split("-", 1) if option else endings
-    if len(codes) != 2 or not all(LANGUAGE.fullmatch(code) for code in codes):
-        value = option or " and ".join(codes)
-        raise InputError(
-            f"a run that translates needs its languages, such as en-de, but there is {value!r}; "
-            "add --languages en-de, one for each run that translates"
-        )
-    return Languages(*codes)
+    every = map("-".join, permutations(corpus.get("languages", ()), 2))
+    trained = [*(corpus.get("directions") or every), *corpus.get("test_directions", ())]
+    names = option.split(",") if option else dict.fromkeys(trained)
+    pairs = [name.split("-", 1) for name in names] or [endings]
+    for codes in pairs:
+        if len(codes) != 2 or not all(LANGUAGE.fullmatch(code) for code in codes):
+            value = option or " and ".join(codes)
+            raise InputError(
+                "a run that translates needs its languages, such as en-de, but there is "
+                f"{value!r}; add --languages en-de, one for each run that translates"
+            )
+    return tuple(Languages(source, target) for source, target in pairs)
 
 
 def in_languages(translator: Translator, languages: Languages) -> Translator:
@@ -311,16 +332,18 @@ def in_languages(translator: Translator, languages: Languages) -> Translator:
 
 @dataclass(frozen=True)
 class TranslationRequest:
-    """The n best translations, and the attention of each."""
+    """The n best translations between two languages, and the attention of each."""
 
+    languages: Languages
     n_best: int = 1
     attention: bool = False
 
 
 def translate_lines(
-    translator: Translator, request: TranslationRequest, lines: list[str]
+    translators: Mapping[Languages, Translator], request: TranslationRequest, lines: list[str]
 ) -> Pieces:
     """Yield the n best translations of every line in one piece: pairs of output and attention."""
+    translator = translators[request.languages]
     for i, outputs in translator.stream(lines, n_best=request.n_best):
         maps = [
             _attention(translator, lines[i], output) if request.attention else None

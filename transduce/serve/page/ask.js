@@ -120,8 +120,9 @@ export function copier(text) {
   return button;
 }
 
+/** Offer runs, or pairs of their languages; a value is a number in the list. */
 export function fill(select, runs) {
-  select.replaceChildren(...runs.map((run) => h("option", { value: run.name }, title(run))));
+  select.replaceChildren(...runs.map((run, i) => h("option", { value: i }, title(run))));
 }
 
 /** The name of a run, and the languages that it translates. */

@@ -31,7 +31,7 @@ export function start(panel, runs, limits) {
       let reason;
       const text = document.createTextNode("");
       written.replaceChildren(h("span", { class: "prompt" }, prompt.value), text);
-      const body = { model: run.value, prompt: prompt.value, temperature: Number(temperature.value),
+      const body = { model: runs[run.value].name, prompt: prompt.value, temperature: Number(temperature.value),
         max_tokens: Number(tokens.value), stream: true };
       const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
       try {

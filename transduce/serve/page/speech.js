@@ -12,7 +12,7 @@ export function start(panel, runs, translators, limits) {
   const { work, say } = worker(panel);
   let player;
   fill(run, runs);
-  onward.append(...translators.map((each) => h("option", { value: each.name }, title(each))), h("option", { value: "" }, "No"));
+  onward.append(...translators.map((each, i) => h("option", { value: i }, title(each))), h("option", { value: "" }, "No"));
   panel.querySelector("#onward").hidden = !translators.length;
 
   const transcribe = (blob, recorded = false) => work(async (signal, tell) => {
@@ -25,14 +25,14 @@ export function start(panel, runs, translators, limits) {
     player = new Player(await decoded(blob));
     if (player.sound) results.replaceChildren(h("div", { class: "card" }, ...player.parts));
     player.draw();
-    const info = runs.find((each) => each.name === run.value);
+    const info = runs[run.value];
     const transcript = await transcribed(info, recorded && player.sound ? wav(player.sound) : blob, signal);
     if (!player.sound) results.replaceChildren(h("div", { class: "card" }, ...player.parts)); // the server can read it
     results.firstChild.append(...wordButtons(transcript, player));
     tell(transcript.text ? `Transcript: ${transcript.text}` : "There are no words in it.", "aloud");
     if (!onward.value || !transcript.text) return;
     const lines = transcript.segments.map((segment) => segment.text).join("\n");
-    const best = await translated(onward.value, lines, 1, signal, results, undefined, false);
+    const best = await translated(translators[onward.value], lines, 1, signal, results, undefined, false);
     results.append(copier(() => best.join("\n")));
     tell(`Transcript: ${transcript.text} Translated: ${best.join(" ")}`, "aloud");
   });

@@ -13,7 +13,7 @@ export function start(panel, runs, records) {
   const copy = copier(() => best.textContent);
   const show = (lines) => {
     best.textContent = lines.join("\n");
-    best.lang = runs.find((each) => each.name === run.value).target;
+    best.lang = runs[run.value].target;
     copy.disabled = !best.textContent;
   };
   fill(run, runs);
@@ -24,7 +24,7 @@ export function start(panel, runs, records) {
     tell(aloud ? "Translating ..." : "");
     results.replaceChildren();
     show([]);
-    const lines = await translated(run.value, text.value, 1 + Number(n.value), signal, results, show);
+    const lines = await translated(runs[run.value], text.value, 1 + Number(n.value), signal, results, show);
     if (aloud) tell(`Translated: ${lines.join(" ")}`, "aloud");
   });
   /** The empty state: sentences of the run's own held-out data, which one may try. */
@@ -34,8 +34,9 @@ export function start(panel, runs, records) {
     say("");
     show([]);
     results.replaceChildren();
-    const path = `page/runs/${encodeURIComponent(run.value)}`;
-    const { samples } = records.includes(run.value) ? await askJSON(path).catch(() => ({ samples: [] })) : { samples: [] };
+    const { name } = runs[run.value];
+    const path = `page/runs/${encodeURIComponent(name)}`;
+    const { samples } = records.includes(name) ? await askJSON(path).catch(() => ({ samples: [] })) : { samples: [] };
     if (text.value.trim() || results.childElementCount || !samples.length) return;
     const tries = samples.slice(0, 3).map(({ source }) => h("button", { type: "button", click: () => {
       text.value = source;
@@ -72,7 +73,9 @@ export async function translated(run, text, nBest, signal, results, show = () =>
     while (next < lines.length) {
       const i = next++;
       if (!places[i]) continue;
-      const { outputs } = await askJSON("page/translate", { model: run, line: lines[i], n_best: nBest }, { signal });
+      const { name, source, target } = run;
+      const body = { model: name, source, target, line: lines[i], n_best: nBest };
+      const { outputs } = await askJSON("page/translate", body, { signal });
       const chosen = ({ text }) => {
         best[i] = text;
         show(best);
