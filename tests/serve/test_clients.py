@@ -98,7 +98,7 @@ def test_transcriptions(client, offline, raw):
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
-def test_a_run_that_cannot_tell_of_speech_says_null(runs):
+def test_a_run_that_cannot_tell_of_speech_says_null(client, runs):
     """The openai client takes it; of digital silence every run can tell."""
     served, silence = served_of({"asr": runs["asr"]}), io.BytesIO()
     task = served[0].task
@@ -107,7 +107,7 @@ def test_a_run_that_cannot_tell_of_speech_says_null(runs):
     task.engines = (task.model,)
     soundfile.write(silence, np.zeros(RATE), RATE, format="WAV")
     with serving(served) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="any")
+        client = client.with_options(base_url=f"{url}/v1")
         for raw, want in ((wav("red blue"), None), (silence.getvalue(), 1.0)):
             found = client.audio.transcriptions.create(
                 file=("talk.wav", raw), model="asr", response_format="verbose_json"
