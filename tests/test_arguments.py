@@ -2,11 +2,13 @@
 
 import re
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
 
 from recipes import language_model, masked_language_model, speech_to_text, translation
 from transduce.cli.main import main
+from transduce.cli.runs import export
 from transduce.experiment.command import main as recipe_main
 
 RECIPES = (translation, speech_to_text, language_model, masked_language_model)
@@ -48,7 +50,7 @@ def wrong(monkeypatch, capsys):
         (
             "export a b --to gpt3",
             "invalid choice 'gpt3' for argument '--to'. Expected one of "
-            "('argos', 'ctranslate2', 'gpt2', 'llama', 'marian', 'onnx'); transduce export --help says more",
+            f"{get_args(get_type_hints(export)['to'])}; transduce export --help says more",
         ),
         (
             "describe a b c",

@@ -232,7 +232,10 @@ def export(
     directory: Theirs,
     *,
     to: Literal["argos", "ctranslate2", "gpt2", "llama", "marian", "onnx", "whisper"],
-    languages: tuple[str, str] | None = None,
+    languages: Annotated[tuple[str, str], arg(metavar="SOURCE TARGET", help_behavior_hint="")] = (
+        "",
+        "",
+    ),
 ) -> None:
     """Write the model of a run, with its tokenizers, as a directory that another library loads.
 
@@ -265,7 +268,7 @@ def export(
     if to == "ctranslate2":
         exports.export_ctranslate2(model, directory, source=source, target=target)
     elif to == "argos":
-        if languages is None or source is None:
+        if not all(languages) or source is None:
             raise InputError(
                 "--to argos is for a translator, with --languages SOURCE TARGET: en de"
             )
