@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What a new user does, on the real corpora: own parallel text, own recordings, own plain text, going on from a run, long
-# input, and every door. Prints a table: what was done, in how many seconds, what came out.
+# What a new user does, on the real corpora: the demo, own parallel text, own recordings, own plain text, each form that data may
+# have, going on from a run, long input, names of other tools, Python, and every door. Prints a table: what was done, in how many
+# seconds, what came out.
 #
 #   TRANSDUCE_DATA=DIR bash scripts/newcomer.sh [--tiny] [FOLDER]     FOLDER: where runs and the log go, runs/newcomer
 #
@@ -27,6 +28,11 @@ step() { # step WHAT FUNCTION: the function's last line is what came out
 
 scores() { transduce describe "$1" | grep -E "^test.*: (BLEU|WER) .*case:mixed" | tail -n 1 | sed 's/^test, //; s/ bs:.*//; s/ nrefs:.*//'; }
 finished() { grep -a "^finished model" | tail -n 1; } # of a training's output
+
+demo() { # types a line into its prompt
+  printf 'Please open the old photos.\n' | transduce demo "$OUT/demo" | tee "$OUT/demo.out"
+  echo "$(scores "$OUT/demo/translation"); Please open the old photos. -> $(grep -a -i -m 1 "fotos" <(tail -n 20 "$OUT/demo.out") || echo NOTHING)" | tr -s " "
+}
 
 parallel_text() {
   transduce train translation files --run "$OUT/cs-en" --hold-out "$(n 1000 50)" \
@@ -119,10 +125,121 @@ low_rank() {
   scores "$OUT/de-en-lora"
 }
 
+forms_of_text() { # the same pairs in each form that is read: a training of one update
+  local right="" form
+  python - "$(corpus train cs)" "$(corpus train en)" "$OUT/forms" <<'PYTHON'
+import csv, gzip, json, sys, zipfile
+from itertools import islice
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+sides = [[line.rstrip("\n") for line in islice(gzip.open(name, "rt", encoding="utf-8") if name.endswith(".gz") else open(name, encoding="utf-8"), 250)] for name in sys.argv[1:3]]
+folder, pairs = Path(sys.argv[3]), list(zip(*sides, strict=True))
+folder.mkdir(parents=True, exist_ok=True)
+with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
+    csv.writer(file).writerows([("cs", "en"), *pairs])
+(folder / "pairs.jsonl").write_text("".join(json.dumps({"cs": a, "en": b}) + "\n" for a, b in pairs), "utf-8")
+(folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs), "utf-8")
+units = "".join(
+    f'<tu><tuv xml:lang="cs"><seg>{escape(a)}</seg></tuv><tuv xml:lang="en"><seg>{escape(b)}</seg></tuv></tu>\n' for a, b in pairs
+)
+(folder / "pairs.tmx").write_text(f'<?xml version="1.0"?>\n<tmx version="1.4"><header/><body>\n{units}</body></tmx>\n', "utf-8")
+with zipfile.ZipFile(folder / "pairs.zip", "w") as moses:
+    for number, language in enumerate(("cs", "en")):
+        moses.writestr(f"Corpus.cs-en.{language}", "".join(pair[number] + "\n" for pair in pairs))
+PYTHON
+  for form in csv jsonl tmx zip tsv; do
+    if [ $form = tsv ]; then
+      set -- --train-tsv "$OUT/forms/pairs.tsv"
+    else
+      set -- --train-table "$OUT/forms/pairs.$form" --source-column cs --target-column en
+    fi
+    transduce train translation files --run "$OUT/form-$form" "$@" --hold-out 20 --vocab-size 500 \
+      --training.max-updates 1 --training.validate-every 1 --decoding.length-ratio 0 | tee "$OUT/form.out"
+    grep -q "^valid: 20 pairs" "$OUT/form.out" && right="$right $form"
+  done
+  transduce data clean "$OUT/forms/pairs.zip" --source cs --target en --output "$OUT/forms/clean" && [ -s "$OUT/forms/clean.cs" ] &&
+    right="$right clean"
+  echo "$(wc -w <<<"$right") of 6:$right"
+}
+
+forms_of_sound() { # the same recordings in each form: a manifest of as many lines
+  local right="" form n
+  n=$(($(wc -l <"$OUT/digits/test.tsv") - 1))
+  python - "$OUT/digits/test.tsv" "$OUT/forms" <<'PYTHON'
+import csv, json, os, sys
+from pathlib import Path
+
+manifest, folder = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
+with manifest.open(encoding="utf-8") as file:
+    rows = [(manifest.parent / row["audio"], row["text"]) for row in csv.DictReader(file, delimiter="\t")]
+for name in ("kaldi", "hub/audio"):
+    (folder / name).mkdir(parents=True, exist_ok=True)
+with (folder / "two_columns.tsv").open("w") as file:
+    file.writelines(["audio\ttext\n", *(f"{audio}\t{text}\n" for audio, text in rows)])
+with (folder / "list.csv").open("w", newline="") as file:
+    csv.writer(file).writerows([("audio", "text"), *rows])
+(folder / "nemo.jsonl").write_text("".join(json.dumps({"audio_filepath": str(a), "text": t}) + "\n" for a, t in rows))
+(folder / "kaldi" / "wav.scp").write_text("".join(f"{a.stem} {a}\n" for a, _ in rows))
+(folder / "kaldi" / "text").write_text("".join(f"{a.stem} {t}\n" for a, t in rows))
+with (folder / "hub" / "metadata.csv").open("w", newline="") as file:
+    csv.writer(file).writerows([("file_name", "transcription"), *((f"audio/{a.name}", t) for a, t in rows)])
+for audio, _ in rows:
+    (folder / "hub" / "audio" / audio.name).unlink(missing_ok=True)
+    os.symlink(audio, folder / "hub" / "audio" / audio.name)
+PYTHON
+  for form in two_columns.tsv list.csv nemo.jsonl kaldi hub; do
+    transduce data manifest "$OUT/forms/$form" "$OUT/forms/made.tsv" && [ "$(tail -n +2 "$OUT/forms/made.tsv" | wc -l)" = "$n" ] &&
+      right="$right $form"
+  done
+  echo "$(wc -w <<<"$right") of 5:$right"
+}
+
+names_of_others() { # each flag of another tool is refused with ours
+  local right="" pair
+  for pair in lr=peak-rate learning-rate=peak-rate epochs=max-updates batch-size=tokens-per-batch hidden-size=d-model warmup=warmup-steps; do
+    names "$pair" transduce train translation files
+  done
+  for pair in num-beams=beam-size length-penalty=alpha; do names "$pair" transduce translate "$OUT/cs-en"; done
+  echo "$(wc -w <<<"$right") of 8:$right"
+}
+
+names() { # names THEIRS=OURS COMMAND
+  local answer
+  answer=$("${@:2}" "--${1%=*}" 1 2>&1 </dev/null) || true
+  if grep -q -e "--[a-z.]*${1#*=}" <<<"$answer"; then right="$right ${1%=*}"; fi
+}
+
+in_python() { # a run, called with a line, a sound, a prompt
+  python - "$OUT" "$OUT/digits/test/$(ls "$OUT/digits/test" | grep wav | head -n 1)" <<'PYTHON'
+import subprocess, sys
+
+import transduce as td
+
+out, sound = sys.argv[1:]
+
+
+def command(*words, line=""):
+    return subprocess.run(["transduce", *words], input=line, capture_output=True, text=True, check=True).stdout.rstrip("\n")
+
+
+right = []
+if td.load(f"{out}/cs-en")("Muž spí.") == command("translate", f"{out}/cs-en", line="Muž spí.\n"):
+    right.append("line")
+if td.load(f"{out}/cs-en")(["Muž spí.", ""])[1] == "":
+    right.append("lines")
+if td.load(f"{out}/speech")(sound) == command("transcribe", f"{out}/speech", sound):
+    right.append("sound")
+if isinstance(td.load(f"{out}/text")("To be"), str):
+    right.append("prompt")
+print(len(right), "of 4:", *right)
+PYTHON
+}
+
 doors() {
   local right
   right=$(each_door)
-  echo "$(wc -w <<<"$right") of 12: $right"
+  echo "$(wc -w <<<"$right") of 13: $right"
 }
 
 each_door() { # one word for each that is right
@@ -132,6 +249,8 @@ each_door() { # one word for each that is right
   [ "$(echo "$file" | transduce transcribe "$OUT/speech" -)" = "$line" ] && echo -n "names-piped-in "
   [ "$(transduce transcribe "$OUT/speech" "$OUT/digits/test.tsv" | wc -l)" = "$(tail -n +2 "$OUT/digits/test.tsv" | wc -l)" ] &&
     echo -n "manifest "
+  transduce transcribe "$OUT/speech" "$OUT/digits/test" --output-dir "$OUT/subtitles" --format srt --format json &&
+    [ "$(ls "$OUT/subtitles" | wc -l)" = "$((2 * $(ls "$OUT/digits/test" | grep -c wav)))" ] && echo -n "folder-to-subtitles "
   [ "$(printf 'Muž spí.\n\nPes běží.\n' | transduce translate "$OUT/cs-en" --interactive --greedy | wc -l)" = 3 ] && echo -n "interactive "
   [ "$(printf 'To be\nOr not\n' | transduce generate "$OUT/text" - --format json --max-length 5 | wc -l)" = 2 ] && echo -n "prompts-piped-in "
   transduce train translation files --print-config >"$OUT/my.yaml" &&
@@ -160,13 +279,18 @@ help_at_once() {
   echo "transduce translate --help in $((($(date +%s%N) - started) / 1000000)) ms"
 }
 
+step "the demo, and a line typed into it" demo
 step "own parallel text: Czech to English" parallel_text
+step "parallel text in each form" forms_of_text
 step "lines longer than any of the training" long_lines
 step "a folder of digits, x.wav and x.txt" recordings
+step "recordings in each form" forms_of_sound
 step "recordings longer than any of the training" long_recordings
 step "own plain text" plain_text
 step "going on: German to English" go_on
 step "going on with low-rank changes" low_rank
+step "names of other tools" names_of_others
+step "in Python" in_python
 step "doors" doors
 step "help" help_at_once
 echo

@@ -1,10 +1,13 @@
 """What a forge reads of the repository: its citation, workflows, container and hooks name what exists."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
+
+import transduce as td
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -47,6 +50,12 @@ def test_extras_and_blocks_of_pages_are_what_they_should_be():
     rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs" / "guides" / "installation.md").read_text(), re.M)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} >= extras - {"dev", "bench", "docs"}
     assert max(len(line) for line in re.findall(r"^    .*$", (ROOT / "README.md").read_text("utf-8"), re.M)) <= 85
+
+
+def test_the_page_of_decoding_has_every_option_of_a_search():
+    page = (ROOT / "docs" / "guides" / "decoding.md").read_text("utf-8")
+    flags = {f"--{field.name.replace('_', '-')}" for field in fields(td.SearchConfig)} - {"--alignment-heads"}
+    assert {flag for flag in flags if f"`{flag}" not in page} == set()  # those heads are of an imported Whisper
 
 
 def test_hooks_run_what_the_tests_ask_for():
