@@ -121,7 +121,7 @@ class Ours:
         self.trainer = Trainer(
             objective=CrossEntropy(model), data=windows, validate=lambda _: Validation({}, 0.0), config=config,
             directory=Path(self.directory.name),
-            sinks=standard_sinks(Path(self.directory.name), config.max_updates),
+            sinks=standard_sinks(Path(self.directory.name), config),
         )  # fmt: skip
         with contextlib.redirect_stderr(io.StringIO()):  # a progress bar amid the table
             self.trainer.log.open(self.trainer.progress)

@@ -56,7 +56,7 @@ def trained(corpus: Corpus, x: argparse.Namespace, directory: Path, *, shard: bo
     config = TrainingConfig(accumulate=x.processes, max_updates=n, validate_every=10**9, shard=shard)
     trainer = Trainer(
         objective=objective(x), data=corpus, validate=lambda _: Validation({"loss": 0.0}, 0.0), config=config,
-        directory=directory, sinks=standard_sinks(directory, config.max_updates),
+        directory=directory, sinks=standard_sinks(directory, config),
     )  # fmt: skip
     times, update = list[float](), trainer._update
 

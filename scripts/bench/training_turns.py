@@ -75,7 +75,7 @@ class Ours:
         self.trainer = Trainer(
             objective=objective, data=self.clock, validate=self.validate, config=config,
             directory=Path(self.directory.name),
-            sinks=standard_sinks(Path(self.directory.name), config.max_updates),
+            sinks=standard_sinks(Path(self.directory.name), config),
         )  # fmt: skip
 
     def validate(self, _: nn.Module) -> Validation:

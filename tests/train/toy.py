@@ -94,7 +94,7 @@ def trainer(directory: Path, **parts: Any) -> Trainer:
     """A Trainer of the toy, with parts exchanged."""
     given = {"data": Backwards(), "validate": Scores(), "config": config()} | parts
     given.setdefault("objective", CrossEntropy(model()))
-    given["sinks"] = [*standard_sinks(directory, given["config"].max_updates), *parts.get("sinks", [])]
+    given["sinks"] = [*standard_sinks(directory, given["config"]), *parts.get("sinks", [])]
     directory.mkdir(parents=True, exist_ok=True)
     return Trainer(directory=directory, **given)
 

@@ -235,7 +235,7 @@ def _sinks(x: Experiment, model: Transformer) -> list[Sink]:
     if model.config.encoder is None:
         flops = flops_per_token(model) * (2 if x.training.consistency else 1)
     speed = full_speed(model.device, flops)
-    sinks = standard_sinks(x.run, x.training.max_updates, speed, x.training.max_minutes)
+    sinks = standard_sinks(x.run, x.training, speed)
     trackers = [TRACKERS[name](x.run, to_dict(x)) for name in x.log]
     return [*sinks, *trackers, Reports(x.run)]
 

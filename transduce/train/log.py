@@ -20,6 +20,7 @@ from transduce.errors import require
 from transduce.files import read_json_lines, write_file
 from transduce.plot import learning_curve
 from transduce.process import Bar
+from transduce.train.config import TrainingConfig
 from transduce.train.state import Progress, Validation
 
 EVERY = 50
@@ -162,7 +163,8 @@ class ProgressBar(Sink):
     def update(self, losses: dict[str, float], tokens_per_second: float) -> None:
         """Move the bar."""
         self.bar.update()
-        n, now = self.bar.n - self.bar.initial, time.monotonic()
+        n = self.bar.n - self.bar.initial
+        now = time.monotonic()
         each = (now - self.opened) / n
         left = min(each * (self.max_updates - self.bar.n), self._allowed(now))
         self.shown |= {
@@ -312,7 +314,8 @@ class Tracker(Sink):
     finish: Callable[[], object]
 
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
-        self.directory, self.config = directory, config
+        self.directory = directory
+        self.config = config
 
     def open(self, progress: Progress) -> None:
         """Begin a run there, or go on with the one that was begun."""
@@ -389,12 +392,9 @@ def require_libraries(trackers: Sequence[str] = ()) -> None:
 
 
 def standard_sinks(
-    directory: Path,
-    max_updates: int,
-    full_speed: float | None = None,
-    max_minutes: float | None = None,
+    directory: Path, config: TrainingConfig, full_speed: float | None = None
 ) -> list[Sink]:
     """Make the sinks of every recipe; see `ProgressBar`."""
     require_libraries()
-    files = RunFiles(directory), TensorBoard(directory)
-    return [ProgressBar(max_updates, full_speed, max_minutes), *files]
+    bar = ProgressBar(config.max_updates, full_speed, config.max_minutes)
+    return [bar, RunFiles(directory), TensorBoard(directory)]
