@@ -16,9 +16,8 @@ from transduce.device import NO_TAPS, Taps, without_cudnn_attention
 from transduce.errors import InputError
 from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.init import initialize
 from transduce.model.inputs import ConvolvedInput, FrameInput, Positions, TokenInput
-from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, norm
+from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
 
 
 class Memory(NamedTuple):
