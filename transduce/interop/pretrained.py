@@ -146,7 +146,7 @@ def read_settings(directory: Path) -> Settings:
     """
     plain = read_json(directory / CONFIG)
     kind = plain.get("model_type")
-    if kind not in SETTINGS:
+    if not isinstance(kind, str) or kind not in SETTINGS:
         raise InputError(
             f"model_type must be {one_of(SETTINGS)}, but in {directory} it is {kind!r}"
         )
