@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from transduce.interop.families import read_run
 from transduce.interop.pretrained import Imported, read_settings
 from transduce.interop.speech import NAMES
 from transduce.interop.whisper import export_whisper
+from transduce.tasks.speech import attention_starts
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -335,6 +337,28 @@ def test_times_of_words_are_those_that_transformers_makes_of_its_alignment_heads
         td.load_transcriber(tmp_path / "run").transcribe([path], word_times=True)
 
 
+@pytest.mark.parametrize("width", [1, 7])
+@pytest.mark.parametrize(("n_tokens", "n_positions"), [(1, 1), (1, 9), (5, 4), (6, 40), (30, 40), (12, 200)])
+def test_tokens_begin_where_the_path_of_transformers_takes_them_up(monkeypatch, n_tokens, n_positions, width):
+    """Of attention at random. Medians are often equal, and so are paths: there rounding decides, in float32 in theirs."""
+    from transformers.generation.utils import GenerateEncoderDecoderOutput
+    from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+    monkeypatch.setattr("transduce.tasks.speech.SMOOTHED", width)
+    config = SimpleNamespace(decoder_layers=3, median_filter_width=width)
+    rng, n_same = torch.Generator().manual_seed(n_tokens), 0
+    for _ in range(20):
+        looks = torch.rand(3, 1, 2, n_tokens, n_positions, generator=rng).softmax(-1)
+        made = GenerateEncoderDecoderOutput(sequences=torch.zeros(1, n_tokens), cross_attentions=[tuple(looks)])
+        want = WhisperGenerationMixin._extract_token_timestamps(
+            SimpleNamespace(config=config), made, HEADS, time_precision=1.0, num_input_ids=0
+        )[0, :-1].tolist()
+        got = attention_starts(torch.stack([looks[layer, 0, head] for layer, head in HEADS]))
+        assert n_tokens < 6 or len({*got}) > 2
+        n_same += got == want
+    assert n_same == 20 or (width > 1 and n_same > 15)
+
+
 def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
     transcriber = td.load_transcriber(rival.run)
     if not rival.task:
@@ -347,6 +371,12 @@ def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
     assert capsys.readouterr().out.splitlines() == want != transcriber(rival.sounds)
     with pytest.raises(ValueError, match=r"^a language must be one that the model knows \(de, en\), but it is 'fr'"):
         transcriber(rival.sounds[0], target_language="fr")
+    both = ["--language", "de", "--begin-with", "<|startoftranscript|> <|de|>"]
+    assert main(["transcribe", str(rival.run), str(rival.sounds[0]), *both]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: the language is one of the tokens of --begin-with, but --language de names it, too; "
+        "leave one of them out\n"
+    )
     with pytest.raises(ValueError, match=r"^the language must be known here, but target_language=auto"):
         transcriber.score(rival.sounds[:1], ["red"], target_language="auto")
 

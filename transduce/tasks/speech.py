@@ -198,9 +198,8 @@ def attention_starts(weights: Float[Tensor, "H T S"]) -> list[int]:
     n_tokens, n_positions = costs.shape
     totals = np.full((n_tokens + 1, n_positions + 1), np.inf)
     totals[0, 0] = 0
-    for row, cost in enumerate(
-        costs
-    ):  # a path comes from the token before, or goes on to the right
+    for row, cost in enumerate(costs):
+        # a path comes from the token before, or goes on to the right
         before = np.minimum(totals[row, :-1], totals[row, 1:])
         along = cost.cumsum()
         totals[row + 1, 1:] = along + np.minimum.accumulate(before - along + cost)
@@ -208,13 +207,11 @@ def attention_starts(weights: Float[Tensor, "H T S"]) -> list[int]:
     token, position = n_tokens, n_positions
     while token > 0:
         starts[token - 1] = position - 1
-        corner, up, left = (
-            totals[token - 1, position - 1],
-            totals[token - 1, position],
-            totals[token, position - 1],
-        )
-        token -= min(corner, up) < left
-        position -= min(corner, left) <= up
+        corner = totals[token - 1, position - 1]
+        above = totals[token - 1, position]
+        left = totals[token, position - 1]
+        token -= int(min(corner, above) < left)
+        position -= int(min(corner, left) <= above)
     return starts
 
 
