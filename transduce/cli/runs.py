@@ -3,7 +3,7 @@
 import sys
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -20,6 +20,9 @@ from transduce.cli.common import (
 )
 from transduce.errors import InputError
 from transduce.hub import PREFIX
+
+if TYPE_CHECKING:
+    from transduce.run import Run as Contents
 
 SCREEN = 36
 """Lines that `transduce describe` shows without --all."""
@@ -227,11 +230,14 @@ def tokenize(run: Run, files: Files = (), *, source: Flag = False) -> None:
 Theirs = Positional[Annotated[Path, arg(metavar="DIRECTORY", help="The new directory.")]]
 
 
+Format = Literal["argos", "ctranslate2", "gpt2", "llama", "marian", "onnx", "whisper"]
+
+
 def export(
     run: OwnRun,
     directory: Theirs,
     *,
-    to: Literal["argos", "ctranslate2", "gpt2", "llama", "marian", "onnx", "whisper"],
+    to: Format,
     languages: Annotated[tuple[str, str], arg(metavar="SOURCE TARGET", help_behavior_hint="")] = (
         "",
         "",
@@ -248,30 +254,39 @@ def export(
             from_pretrained, too, and so for the converters of faster-whisper and whisper.cpp.
         languages: Codes of the source and the target language, which argos has to know: en de.
     """
-    from transduce.config import to_dict
-    from transduce.interop import encoder_decoder, exports, language_models, whisper
-    from transduce.run import load_run, read_model
-    from transduce.tasks.config import SearchConfig
-    from transduce.tasks.load import run_decoding
+    from transduce.run import load_run
 
     check_new(directory)
     contents = load_run(run)
-    model = read_model(run, contents.model, "cpu")
-    source = contents.source_tokenizer
-    target = contents.target_tokenizer
-    if target is None:
+    if contents.target_tokenizer is None:
         raise InputError(f"a model is exported with its tokenizer, but {run} has none")
+    if (to == "argos") != all(languages):
+        raise InputError("--to argos takes --languages SOURCE TARGET (en de), and no other does")
+    if not _exported(run, contents, directory, to, languages):
+        kind = type(contents.target_tokenizer).__name__
+        print(f"transduce: {to} has no place for a {kind}, which was not written", file=sys.stderr)
+    print(directory)
+
+
+def _exported(
+    run: Path, contents: "Contents", directory: Path, to: Format, languages: tuple[str, str]
+) -> bool:
+    """Write a run as another library reads it; False where that has no place for its tokenizer."""
+    from transduce.config import to_dict
+    from transduce.interop import encoder_decoder, exports, language_models, whisper
+    from transduce.run import read_model
+    from transduce.tasks.config import SearchConfig
+    from transduce.tasks.load import run_decoding
+
+    model = read_model(run, contents.model, "cpu")
+    source, target = contents.source_tokenizer, contents.target_tokenizer
+    assert target is not None
     decoding = contents.experiment.get("decoding", {})
     if contents.model.encoder is not None:
         decoding = to_dict(run_decoding(run, contents, SearchConfig))
-    is_written = True
     if to == "ctranslate2":
         exports.export_ctranslate2(model, directory, source=source, target=target)
     elif to == "argos":
-        if not all(languages) or source is None:
-            raise InputError(
-                "--to argos is for a translator, with --languages SOURCE TARGET: en de"
-            )
         exports.export_argos(model, directory, source=source, target=target, languages=languages)
     elif to == "onnx":
         suppress = decoding.get("suppress", ())
@@ -282,15 +297,12 @@ def export(
             model, directory, tokenizer=target, features=features, decoding=decoding
         )
     elif to == "marian":
-        is_written = encoder_decoder.export_marian(
+        return encoder_decoder.export_marian(
             model, directory, source=source, target=target, decoding=decoding
         )
     else:
-        is_written = language_models.export_language_model(model, directory, to, tokenizer=target)
-    if not is_written:
-        kind = type(target).__name__
-        print(f"transduce: {to} has no place for a {kind}, which was not written", file=sys.stderr)
-    print(directory)
+        return language_models.export_language_model(model, directory, to, tokenizer=target)
+    return True
 
 
 def import_run(

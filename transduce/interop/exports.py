@@ -121,7 +121,7 @@ def export_argos(
     model: Transformer,
     path: Path,
     *,
-    source: Tokenizer,
+    source: Tokenizer | None,
     target: Tokenizer,
     languages: tuple[str, str],
 ) -> None:
