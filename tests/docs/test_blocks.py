@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from zipfile import ZipFile
 
 import numpy as np
@@ -185,6 +186,8 @@ def folder(server, once, tmp_path) -> Path:
         assert done.returncode == 0, done.stderr[-3000:]
         for name, run in (("imported", "RUN"), ("whisper", "SPEECH"), ("gpt2", "LANGUAGE"), ("mine", "RUN")):
             shutil.copytree(folder / run, folder / "runs" / name)
+        for name, run in (("translation", "RUN"), ("speech", "SPEECH")):
+            shutil.copytree(folder / run, folder / "runs" / "demo" / name)
 
     shutil.copytree(once("docs-folder", make), tmp_path / "folder", symlinks=True)
     return tmp_path / "folder"
@@ -199,4 +202,14 @@ def test_blocks_run_as_they_stand(page, server, folder):
     if "--run runs/mine" in page.read_text("utf-8"):
         shutil.rmtree(folder / "runs" / "mine")
     done = sh(server, folder, "\n".join(scripts))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.process
+@pytest.mark.train
+@pytest.mark.long
+def test_the_readme_says_in_python_what_runs(server, folder):
+    block = (ROOT / "README.md").read_text("utf-8").split("## Python\n")[1].split("\n\n`td.load`")[0]
+    (folder / "readme.py").write_text(dedent(block))
+    done = sh(server, folder, "python readme.py")
     assert done.returncode == 0, done.stderr[-3000:]
