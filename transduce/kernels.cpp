@@ -539,7 +539,7 @@ void weighted_sum(const float* const* positions, int64_t value, const float* wei
     }
 }
 
-// Positions from which attention of an encoder is computed by products of matrices, and that of a decoder to its memory by heads.
+// Positions from which attention of an encoder is computed by products of matrices.
 constexpr int64_t LONG = 64;
 
 // n heads of queries, of which `shared` neighbours read one head of keys and values. A position has those of all heads so many
@@ -715,8 +715,6 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
             });
         }
     };
-    // of a long memory, one head after the other: the rows of a sentence then find it in the CPU's cache
-    const int64_t parts = length < LONG ? 1 : kv_heads;
     auto memory = [&](int64_t i, const float* queries, float* to) {
         scratch.positions.resize(length);
         const float** there = scratch.positions.data();
@@ -726,15 +724,10 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
             const float* keys = cache.memory + (i * cache.n_memory_slots + cache.memory_slots[sentence]) * length * both;
             for (int64_t t = 0; t < length; t++) there[t] = keys + t * both;
             const int64_t n_keys = cache.memory_lengths ? std::min(cache.memory_lengths[sentence], length) : length;
-            for (int64_t part = 0; part < parts; part++) {
-                const int64_t key = part * e, head = part * each_head.shared;
-                const Heads some{heads / parts, each_head.shared, e, key, both / 2 + key};
-                for (int64_t m = (row - first) * n_new; m < (end - first) * n_new; m++) {
-                    float* taken = nullptr;
-                    if (tap.weights && tap.layer == i)
-                        taken = tap.weights + (((first + m / n_new) * heads + head) * n_new + m % n_new) * length;
-                    attend(some, queries + m * inner + head * e, there, n_keys, to + m * inner + head * e, taken, n_new * length);
-                }
+            for (int64_t m = (row - first) * n_new; m < (end - first) * n_new; m++) {
+                float* taken = nullptr;
+                if (tap.weights && tap.layer == i) taken = tap.weights + ((first + m / n_new) * heads * n_new + m % n_new) * length;
+                attend(each_head, queries + m * inner, there, n_keys, to + m * inner, taken, n_new * length);
             }
         }
     };

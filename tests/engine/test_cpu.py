@@ -320,7 +320,7 @@ def test_long_texts_and_sources(n_threads, rng):
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("kind", [{}, {"n_kv_heads": 1}, {"head_width": 10}, {"positions": "rotary", "head_width": 8}])
 def test_long_sources_beside_short_ones(kind, n_threads, rng):
-    """Attention between many positions is a product of matrices; beams look at the memory head by head."""
+    """Attention between many positions is computed by products of matrices."""
     config = replace(TEXT, max_positions=2000, **kind)
     plain, engine = both(config, rng)
     source, target = (torch.randint(stack.input.vocab_size, (4, n), generator=rng) for stack, n in
