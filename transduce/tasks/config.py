@@ -85,7 +85,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     """Sound where the probability that nobody speaks is higher has a blank text, but for one with a
     prefix or required phrases; 0 = off. A Whisper, or a CTC head, tells it; elsewhere this is off.
     1 makes no text blank, for JSON that shows it."""
-    ctc_weight: Common[float] = 0.0
+    ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC
     head."""
     source_language: str = ""
