@@ -29,6 +29,7 @@ def test_runs_are_trained_once_shown_and_asked(tmp_path, monkeypatch, capsys):
 
         def run(setting):
             trained[setting.run.name] = setting.training
+            assert getattr(setting, "transcripts", True)
             make(setting.run)
             (setting.run / "test.json").write_text("[]")
 

@@ -72,15 +72,10 @@ def _show(text_run: Path, speech_run: Path | None = None) -> None:
         _show_translation(translator, line)
     if speech_run:
         transcriber = load_transcriber(speech_run)
-        text = (corpus / "train.en").read_text(encoding="utf-8").splitlines()
-        questions = {line.split()[0].lower() for line in text if line.endswith("?")}
-        questions -= {"do"}  # which begins commands as well
         for name, sound in _sounds(sorted((corpus / "sound" / "test").glob("*.opus"))[:EXAMPLES]):
             (transcript,) = transcriber([sound])
             print(f"> {name}: {transcript}")
-            # the translator learned from sentences, which begin with a capital and end
-            end = "?" if transcript.split(" ")[0] in questions else "."
-            _show_translation(translator, f"{transcript[:1].upper()}{transcript[1:]}{end}")
+            _show_translation(translator, transcript)
     interact(lambda line, _: _show_translation(translator, line))
 
 
@@ -95,7 +90,8 @@ def _translator(run: Path) -> Path:
     # learns in fewer updates
     optim = replace(setting.training.optim, optimizer="muon", warmup_steps=60)
     training = replace(setting.training, optim=optim, max_updates=300)
-    translation.run(replace(setting, run=run, training=training))
+    # it reads what the recognizer writes, too
+    translation.run(replace(setting, run=run, training=training, transcripts=True))
     return _done(run)
 
 

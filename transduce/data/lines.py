@@ -185,7 +185,7 @@ def split_table(
         raise InputError(
             f"a table must name every column once, but {name} has {columns}; rename one of them"
         )
-    if len(header) == 1 and len(columns.split()) > 1:
+    if len(header) == 1 < len(columns.split()):
         between, has = ("commas", "no commas") if comma else ("tabs", "spaces")
         raise InputError(
             f"columns must have {between} between them, but the first line of {name} has {has}: "
@@ -253,7 +253,7 @@ def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
             inner = cell if isinstance(cell, dict) else {"": cell}
             for field, value in inner.items():
                 text = "" if value is None else str(value)
-                cells[f"{name}.{field}".rstrip(".")] = text.replace("\n", " ")
+                cells[f"{name}.{field}".removesuffix(".")] = text.replace("\n", " ")
         return cells
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(
@@ -309,7 +309,7 @@ def _moses_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...
                 if len(files) != 1:
                     endings = [name.rpartition(".")[2] for name in packed.namelist()]
                     _check_columns(str(path), [language], endings)
-                    raise InputError(f"{path} must have one text of {language}, but has {files}")
+                    raise InputError(f"one .{language} must be in {path}, not {files}; unpack it")
                 names.append(f"{path}: {files[0]}")
                 lines = bounded_lines(packed.open(files[0]).readline, names[-1])
                 sides.append(decode_lines(lines, names[-1]))
