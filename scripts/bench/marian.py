@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from transduce.errors import InputError
 from transduce.interop.families import read_model
 from transduce.interop.pretrained import read_settings
 from transduce.interop.settings import MarianSettings
@@ -20,8 +21,10 @@ class Marian(NamedTuple):
 
 def import_marian(directory: Path) -> Marian:
     """The model of a directory, whose first id of target_in is the padding id."""
-    settings = read_settings(directory, ["marian"])
-    assert isinstance(settings, MarianSettings) and settings.decoder_start_token_id is not None
+    settings = read_settings(directory)
+    if not isinstance(settings, MarianSettings):
+        raise InputError(f"model_type must be 'marian', but in {directory} it is {settings.model_type!r}")
+    assert settings.decoder_start_token_id is not None
     return Marian(
         read_model(directory), settings.decoder_start_token_id, settings.eos_token_id[0], settings.pad_token_id
     )
