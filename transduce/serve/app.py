@@ -170,10 +170,8 @@ async def _lifespan(
 
 
 async def _answer_error(request: Request, exception: Exception) -> Response:
-    """The body may not have been read, so the connection ends."""
     error = http_error(exception)
-    headers = {**(error.headers or {}), "Connection": "close"}
-    return JSONResponse(error_body(request.url.path, error), error.status_code, headers)
+    return JSONResponse(error_body(request.url.path, error), error.status_code, error.headers)
 
 
 @router.get("/health")
