@@ -11,6 +11,7 @@ root_doc = "index"
 exclude_patterns = [".doctrees"]
 default_role = "code"  # `x` in docstrings
 highlight_language = "text"
+smartquotes = False  # --flags and "quotes" stand in prose, too
 
 myst_heading_anchors = 3  # links to headings are checked
 
