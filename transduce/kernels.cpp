@@ -211,6 +211,14 @@ inline float sum_of(int64_t n, Each each) {
     return result;
 }
 
+// The first n of a tile's outputs of a row.
+__attribute__((noinline)) void write_some(const float* row, float* y, const float* bias, int64_t n, bool relu) {
+    for (int64_t i = 0; i < n; i++) {
+        float value = row[i] + (bias ? bias[i] : 0.0f);
+        y[i] = relu ? std::max(value, 0.0f) : value;
+    }
+}
+
 // A tile's sums leave the registers: bias, relu, and only the outputs that there are.
 inline void write(const Floats* sums, float* y, const float* bias, int64_t n, bool relu) {
     alignas(64) float row[WIDE];
@@ -220,11 +228,7 @@ inline void write(const Floats* sums, float* y, const float* bias, int64_t n, bo
         if (relu && (n == WIDE || !bias)) sum = sum < 0.0f ? Floats{} : sum;  // NaN stays
         store(n == WIDE ? y + half * LANES : row + half * LANES, sum);
     }
-    if (n == WIDE) return;
-    for (int64_t i = 0; i < n; i++) {
-        float value = row[i] + (bias ? bias[i] : 0.0f);
-        y[i] = relu ? std::max(value, 0.0f) : value;
-    }
+    if (n < WIDE) write_some(row, y, bias, n, relu);
 }
 
 template <int R>
@@ -339,7 +343,15 @@ float quantize(const float* x, int64_t inputs, Rounded* rounded) {
     return scale;
 }
 
-// The outputs of some panels for n rows, ROWS of them at a time, then the rest: up to 9 are 5 + 3 + 1.
+// body(value), of FIRST to MOST, where it is known when this is compiled.
+template <int MOST, int FIRST = 1, class Body>
+void with_constant(int64_t value, Body body) {
+    if constexpr (FIRST < MOST)
+        if (value > FIRST) return with_constant<MOST, FIRST + 1>(value, body);
+    body(std::integral_constant<int, FIRST>{});
+}
+
+// The outputs of some panels for n rows, in tiles of up to ROWS that are about equal, as a tile of one row waits for its sums.
 void some_panels(const Linear& map, const float* x, const Rounded* rounded, const float* row_scale, int64_t n, float* y,
                  bool relu, int64_t first, int64_t last) {
     const int64_t inputs = rounded ? padded(map.inputs) : map.inputs;
@@ -356,12 +368,11 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
                 tile<R>(x + m * inputs, static_cast<const float*>(map.panels) + at * inputs, inputs, out, map.outputs,
                         bias, width, relu);
         };
-        int64_t m = 0;
-        for (; m + ROWS <= n; m += ROWS) go(std::integral_constant<int, ROWS>{}, m);
-        if (m + 5 <= n) go(std::integral_constant<int, 5>{}, m), m += 5;
-        if (m + 3 <= n) go(std::integral_constant<int, 3>{}, m), m += 3;
-        if (m + 2 <= n) go(std::integral_constant<int, 2>{}, m), m += 2;
-        if (m < n) go(std::integral_constant<int, 1>{}, m);
+        for (int64_t m = 0, rows; m < n; m += rows) {
+            const int64_t tiles = (n - m + ROWS - 1) / ROWS;
+            rows = (n - m + tiles - 1) / tiles;
+            with_constant<ROWS>(rows, [&](auto constant) { go(constant, m); });
+        }
     }
 }
 
