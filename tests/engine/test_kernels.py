@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.kernels import needs_cpp
 from transduce import kernels
 from transduce.decode.scorer import log_sum_exp, top_k
-from transduce.engine.weights import Matrix, constant
+from transduce.engine.stack import Matrix, constant
 
 SHAPES = [(1, 1, 1), (1, 16, 24), (5, 7, 33), (6, 40, 24), (13, 1000, 96), (64, 256, 256), (200, 512, 1030), (0, 8, 8)]
 """Rows, outputs and inputs; of most, none is a multiple of what a tile has."""

@@ -12,7 +12,7 @@ from tests.kernels import needs_cpp
 from tests.model.test_contract import BASE, DECODER
 from transduce.decode.scorer import log_sum_exp
 from transduce.engine.cpu import CPUEngine
-from transduce.engine.weights import Matrix
+from transduce.engine.stack import Matrix
 from transduce.model.transformer import Memory
 
 

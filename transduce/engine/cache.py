@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.engine.stack import CacheStruct
-from transduce.engine.weights import address
+from transduce.engine.stack import CacheStruct, address
 
 CAPACITY = 32
 """Positions of a new cache."""

@@ -11,9 +11,15 @@ from torch import Tensor
 
 from transduce.device import Taps
 from transduce.engine.cache import KVCache
-from transduce.engine.stack import CPUStack, CrossTapStruct, EmbeddingStruct
+from transduce.engine.stack import (
+    CPUStack,
+    CrossTapStruct,
+    EmbeddingStruct,
+    Matrix,
+    address,
+    vectors,
+)
 from transduce.engine.support import by_layers, unsupported
-from transduce.engine.weights import Matrix, address, vectors
 from transduce.errors import InputError
 from transduce.kernels import required
 from transduce.model.cache import Cache

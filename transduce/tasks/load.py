@@ -56,7 +56,7 @@ def load(
     file.
 
     The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8,
-    on CPUs, rounds large matrices to 8 bits (see transduce/engine/weights.py), but those of a
+    on CPUs, rounds large matrices to 8 bits (see transduce/engine/stack.py), but those of a
     language model beside stay float32. They cannot be trained; `load_model` gives weights that can.
 
     Raises:
