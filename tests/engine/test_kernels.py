@@ -185,7 +185,7 @@ def test_they_are_compiled_once(anew, caplog):
 def test_a_compiler_that_fails_is_quoted(anew, monkeypatch, caplog):
     monkeypatch.setattr(kernels, "FLAGS", ("--no-such-flag",))
     assert kernels.library() is None
-    assert "cannot be compiled" in caplog.text and "no-such-flag" in caplog.text
+    assert "cannot be used" in caplog.text and "no-such-flag" in caplog.text
 
 
 def test_whoever_has_no_compiler_is_told_and_goes_on(anew, monkeypatch, caplog):

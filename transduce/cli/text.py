@@ -77,28 +77,31 @@ def clean(
 
     at_least(1, max_ratio=max_ratio, max_words=max_words)
     pairs = pair_files(files, source, target)
-    first = filter(has_text, islice(_decoded(pairs), FIRST))
-    scripts = [mode(map(script_of, side)) for side in zip(*first, strict=True)]
-    filters = Filters(max_ratio, max_words, scripts)
-    removed = Counter[str]()
-    kept = 0
+    filters = Filters(max_ratio, max_words, _usual_scripts(pairs))
+    counted = Counter[str]()
     names = [f"{output}.{ending}" for ending in (source, target, "removed.tsv")]
     output.parent.mkdir(parents=True, exist_ok=True)
     one, other, rest = (replacing(Path(name)) for name in names)
     with one as sources, other as targets, rest as others, Bar(unit="pair", unit_scale=True) as bar:
         for pair in _decoded(pairs):
-            if reason := filters.reason(pair):
-                removed[reason] += 1
+            counted[reason := filters.reason(pair) or ""] += 1
+            if reason:
                 others.write(("\t".join((reason, *pair)) + "\n").encode())
             else:
-                kept += 1
                 for file, text in zip((sources, targets), pair, strict=True):
                     file.write(f"{text}\n".encode())
             bar.update()
-    counts = ", ".join(f"{n:,} {reason}" for reason, n in removed.most_common()) or "none"
+    kept = counted.pop("", 0)
+    counts = ", ".join(f"{n:,} {reason}" for reason, n in counted.most_common()) or "none"
     print(f"{names[0]} and {names[1]}: {kept:,} pairs; {names[2]}: {counts}")
     if not kept:
         raise InputError(f"a training needs pairs, but none stays; {names[2]} says why")
+
+
+def _usual_scripts(pairs: PairFiles) -> list[str]:
+    """The script that most of the first texts of each side have."""
+    first = filter(has_text, islice(_decoded(pairs), FIRST))
+    return [mode(map(script_of, side)) for side in zip(*first, strict=True)]
 
 
 def pair_files(files: Sequence[Path], source: str, target: str) -> PairFiles:

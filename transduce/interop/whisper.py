@@ -87,23 +87,33 @@ def export_whisper(
     )
     write_model(directory, theirs, weights)
     write_settings(directory / FEATURES, sound)
-    plain = json.loads(stored)
-    for token in plain["added_tokens"]:
+    names = tokenizer.tokens(tokenizer.opening)
+    spoken = [name.strip("<|>") for name in names[:-1]]  # language and task, if there are several
+    opening = dict(zip(("language", "task"), spoken, strict=False))
+    _write_tokenizer(directory, json.loads(stored), tokenizer, model.config.max_positions, opening)
+    _write_generation(directory, theirs, tokenizer, decoding, opening)
+
+
+def _write_tokenizer(
+    directory: Path,
+    stored: dict[str, Any],
+    tokenizer: Tokenizer,
+    max_positions: int,
+    opening: dict[str, str],
+) -> None:
+    """Write tokenizer.json, whose tokens of time are not special, and its tables."""
+    for token in stored["added_tokens"]:
         token["special"] = token["special"] and TIME.fullmatch(token["content"]) is None
-    added = {token["content"]: token["id"] for token in plain["added_tokens"]}
+    added = {token["content"]: token["id"] for token in stored["added_tokens"]}
     for name, content in {  # the last two are for whisper.cpp's converter
-        "tokenizer.json": plain,
-        "vocab.json": plain["model"]["vocab"],
+        "tokenizer.json": stored,
+        "vocab.json": stored["model"]["vocab"],
         "added_tokens.json": added,
     }.items():
         write_file(directory / name, json.dumps(content, ensure_ascii=False))
     (end,) = tokenizer.tokens(tokenizer.required("eos_id"))
-    names = tokenizer.tokens(tokenizer.opening)
-    spoken = [name.strip("<|>") for name in names[:-1]]  # language and task, if there are several
-    said = dict(zip(("language", "task"), spoken, strict=False))
     ends = {f"{role}_token": end for role in ("bos", "eos", "pad", "unk")}
-    write_tokenizer_settings(directory, "WhisperTokenizer", model.config.max_positions, ends | said)
-    _write_generation(directory, theirs, tokenizer, decoding, said)
+    write_tokenizer_settings(directory, "WhisperTokenizer", max_positions, ends | opening)
 
 
 def _write_generation(
@@ -111,13 +121,13 @@ def _write_generation(
     theirs: dict[str, Any],
     tokenizer: Tokenizer,
     decoding: dict[str, Any],
-    said: dict[str, str],
+    opening: dict[str, str],
 ) -> None:
     """Write generation_config.json.
 
     Args:
         theirs: the settings of config.json.
-        said: the language and the task of texts where a call names none.
+        opening: the language and the task of texts where a call names none.
     """
     ids = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
     tasks = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
@@ -137,7 +147,7 @@ def _write_generation(
         settings["min_length"] = decoding["min_length"] + n_prefix
     if tokenizer.languages:
         languages = {f"<|{name}|>": i for name, i in tokenizer.languages.items()}
-        settings |= {"lang_to_id": languages, "task_to_id": tasks} | said
+        settings |= {"lang_to_id": languages, "task_to_id": tasks} | opening
     if decoding["alignment_heads"]:
         settings["alignment_heads"] = decoding["alignment_heads"]
     write_settings(directory / GENERATION, settings)
