@@ -66,3 +66,18 @@ def test_it_has_the_streams_settings_and_memory_that_it_had(tmp_path):
     command = [sys.executable, "-c", HOST, str(run), str(tmp_path / "in"), str(tmp_path / "out")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_text_needs_no_torchaudio(tmp_path):
+    """Where torchaudio does not fit torch, importing it is an OSError: translation goes on."""
+    run = random_run(tmp_path / "run", model=LITTLE)
+    code = (
+        "import sys; sys.modules['torchaudio'] = None\n"
+        "import transduce as td, transduce.experiment\n"
+        "from transduce.cli.main import main\n"
+        f"sys.exit(main(['translate', {str(run)!r}, '--greedy']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="Print it.\n", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.count("\n") == 1, done.stderr

@@ -294,7 +294,7 @@ class Case:
         """What the encoder makes of one input alone."""
         if isinstance(given, str):
             return model.encode(torch.tensor([[*self.tokenizer.encode([given])[0], EOS]]))
-        return model.encode(given[None].to(next(model.parameters()).dtype), torch.tensor([len(given)]))
+        return model.encode(given[None].to(model.dtype), torch.tensor([len(given)]))
 
 
 def spelt(model: Transformer, memory: Memory, tokens: list[int]) -> float:

@@ -21,7 +21,6 @@ import soundfile
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchaudio.functional import resample
 
 from transduce.config import within
 from transduce.data.config import BY_FFMPEG, SPEEDS
@@ -222,6 +221,8 @@ def _at_rate(
     if ratio == 1:
         yield from blocks
         return
+    from torchaudio.functional import resample
+
     up, down = ratio.numerator, ratio.denominator
     step = down * math.ceil(BLOCK / down)
     margin = 8 * down  # torchaudio's filters reach 6.1 * down / min(up, down)

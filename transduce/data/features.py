@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torchaudio.compliance import kaldi
-from torchaudio.functional import compute_deltas, create_dct, melscale_fbanks
 
 from transduce.data.audio import change_speed, read_audio, sound_status
 from transduce.data.config import FeatureConfig, VectorConfig
@@ -78,6 +76,8 @@ class FeatureExtractor:
                 f"std has {shapes[1]}; `statistics` makes them for global and mean, and no other "
                 "has any"
             )
+        from torchaudio.functional import create_dct, melscale_fbanks  # text does without
+
         self.config = config
         self.mean = mean
         self.std = std
@@ -131,6 +131,8 @@ class FeatureExtractor:
                 f"but it has {n}; leave it out or add silence"
             )
         if config.log_mel == "kaldi":
+            from torchaudio.compliance import kaldi
+
             return kaldi.fbank(
                 waveform[None] * 2**15,
                 sample_frequency=config.sample_rate,
@@ -158,6 +160,8 @@ class FeatureExtractor:
 
     def mfcc(self, log_mel: Float[Tensor, "S M"]) -> Float[Tensor, "S F"]:
         """Coefficients, then their deltas, then the deltas of the deltas; all normalized."""
+        from torchaudio.functional import compute_deltas
+
         blocks = [log_mel @ self._cosines]
         for _ in range(self.config.deltas):
             blocks.append(compute_deltas(blocks[-1].T, win_length=5).T)

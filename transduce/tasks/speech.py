@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torchaudio.functional import forced_align, merge_tokens
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
@@ -155,6 +154,8 @@ def ctc_spans(
     """
     if not ids or len(logits) < len(ids) + sum(a == b for a, b in pairwise(ids)):
         return []
+    from torchaudio.functional import forced_align, merge_tokens
+
     log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     targets = torch.tensor([list(ids)], device=logits.device)
     (path,), (scores,) = forced_align(log_probs[None], targets, blank=blank_id)
