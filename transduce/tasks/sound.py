@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import Self
 
 from transduce.data.audio import audio_blocks, read_samples, scale
 from transduce.data.base_tokenizer import Tokenizer
@@ -116,6 +115,7 @@ class Lasting(Protocol):
 
 
 ItemT = TypeVar("ItemT", bound=Lasting)
+TaskT = TypeVar("TaskT", bound="SoundTask")
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ class SoundTask(Seq2SeqTask[Audio]):
             whole.append(segment)
         return whole
 
-    def with_decoding(self, decoding: SearchConfig) -> Self:
+    def with_decoding(self: TaskT, decoding: SearchConfig) -> TaskT:
         """The same task with another `decoding`, in the language that it names."""
         task = super().with_decoding(decoding)
         if decoding.target_language not in ("", AUTO):
