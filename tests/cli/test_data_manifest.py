@@ -213,7 +213,18 @@ def test_spaces_for_tabs_and_lines_that_are_no_json_are_told(tmp_path):
     ):
         read_manifest(tmp_path / "m.csv")
     put(tmp_path / "m.csv", "audio,text", f'a.wav,"{"a" * 200_000}')
-    with pytest.raises(ValueError, match=re.escape("m.csv must be CSV, but: field larger than field limit")):
+    with pytest.raises(ValueError, match=r"m\.csv must be CSV, but the row from line 2 on is not: field larger than"):
+        read_manifest(tmp_path / "m.csv")
+    for row, reason in (('"b', "unexpected end of data"), ('"b"c"', "',' expected after '\"'")):
+        put(tmp_path / "m.csv", "audio,text", 'a.wav,"two', 'lines"', f"b.wav,{row}", "c.wav,day")
+        with pytest.raises(ValueError) as error:
+            read_manifest(tmp_path / "m.csv")
+        assert str(error.value) == (
+            f"{tmp_path / 'm.csv'} must be CSV, but the row from line 4 on is not: {reason}; look for quotes that do not "
+            "end, and write a quote inside of quotes twice"
+        )
+    put(tmp_path / "m.csv", "audio,text", 'a.wav,"two', 'lines"', "b.wav,good day, all")
+    with pytest.raises(ValueError, match=r"m\.csv, line 4, has 3 cells for 2 columns"):
         read_manifest(tmp_path / "m.csv")
     put(tmp_path / "m.csv", "audio,text", "a.wav,good day, all")
     with pytest.raises(ValueError, match=r"has 3 cells for 2 columns .*; put quotes around texts with commas"):

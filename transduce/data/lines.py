@@ -174,8 +174,9 @@ def split_table(
         InputError: there is no line to name the columns, one is named twice, or a row has more or
             fewer cells.
     """
-    rows = _csv_rows(lines, name) if comma else (line.split("\t") for line in lines)
-    header = next(rows, None)
+    tabs = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
+    rows = _csv_rows(lines, name) if comma else tabs
+    _, header = next(rows, (0, None))
     if header is None:
         raise InputError(
             f"a table must begin with a line that names its columns, but {name} is empty"
@@ -194,36 +195,35 @@ def split_table(
     return header, _checked_rows(rows, header, name, comma)
 
 
-def _csv_rows(lines: Iterable[str], name: str) -> Iterator[list[str]]:
-    """The cells of CSV; the end of a line inside of quotes becomes a space."""
+def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of CSV, and the line where each row begins; the end of a line inside of quotes
+    becomes a space."""
+    reader = csv.reader((f"{line}\n" for line in lines), strict=True)
+    number = 1
     try:
-        for row in csv.reader(f"{line}\n" for line in lines):
-            yield [cell.replace("\n", " ") for cell in row] or [""]
+        for row in reader:
+            yield number, [cell.replace("\n", " ") for cell in row] or [""]
+            number = reader.line_num + 1
     except csv.Error as error:
         raise InputError(
-            f"{name} must be CSV, but: {error}; look for quotes that do not end"
+            f"{name} must be CSV, but the row from line {number} on is not: {error}; look for "
+            "quotes that do not end, and write a quote inside of quotes twice"
         ) from error
 
 
 def _checked_rows(
-    rows: Iterator[list[str]], header: Sequence[str], name: str, comma: bool
+    rows: Iterator[tuple[int, list[str]]], header: Sequence[str], name: str, comma: bool
 ) -> Iterator[tuple[int, list[str]]]:
-    for number, row in enumerate(rows, start=2):
-        if len(header) == 1 or row != [""]:
-            check_row(row, header, name, number, comma=comma)
-            yield number, row
-
-
-def check_row(
-    row: Sequence[str], header: Sequence[str], name: str, number: int, *, comma: bool = False
-) -> None:
-    """Raise InputError if a row of a table has more or fewer cells than its header."""
-    if len(row) != len(header):
-        way_out = "put quotes around texts with commas" if comma else "tabs separate cells"
-        raise InputError(
-            f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} "
-            f"cells for {len(header)} columns ({', '.join(header)}); {way_out}"
-        )
+    way_out = "put quotes around texts with commas" if comma else "tabs separate cells"
+    for number, row in rows:
+        if row == [""] and len(header) > 1:
+            continue
+        if len(row) != len(header):
+            raise InputError(
+                f"a line must have a cell for every column, but {name}, line {number}, has "
+                f"{len(row)} cells for {len(header)} columns ({', '.join(header)}); {way_out}"
+            )
+        yield number, row
 
 
 def each_record(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
