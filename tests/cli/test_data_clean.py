@@ -104,6 +104,21 @@ def test_of_tmx_the_text_alone_is_read(tmp_path, clean):
         assert (code, written["c.en"], written["c.de"]) == (0, ["Press OK now."], ["Jetzt OK drücken."])
 
 
+def test_en_stands_for_the_english_of_a_country_where_a_unit_has_no_en(tmp_path, clean):
+    texts = {"en": "film", "en-GB": "picture", "en-US": "movie"}
+    units = [["en", "en-GB"], ["en-GB", "en"], ["en-US"]]
+    body = "".join(
+        f'<tu>{"".join(f"""<tuv lang="{n}"><seg>a {texts[n]}</seg></tuv>""" for n in names)}'
+        '<tuv lang="de"><seg>ein Film</seg></tuv></tu>'
+        for names in units
+    )
+    path = put(tmp_path / "a.tmx", [f"<tmx><body>{body}</body></tmx>"])
+    files = Files(train_table=path, source_column="en", target_column="de")
+    assert files.read("train").source == ["a film", "a film", "a movie"]
+    files = Files(train_table=path, source_column="en-GB", target_column="de")
+    assert files.read("train").source == ["a picture", "a picture"]
+
+
 def test_tables_have_a_column_for_each_language(tmp_path, clean):
     table = tmp_path / "a.csv"
     with table.open("w", newline="") as file:  # the csv module as the witness
@@ -112,6 +127,8 @@ def test_tables_have_a_column_for_each_language(tmp_path, clean):
     lines = put(tmp_path / "a.jsonl", [*map(json.dumps, rows), ""])
     assert list(zip(*map(clean(table)[2].get, ("c.en", "c.de")), strict=True)) == GOOD
     files = Files(train_table=lines, source_column="translation.en", target_column="translation.de")
+    assert [*files.read("train")] == GOOD
+    files = Files(train_table=table.rename(tmp_path / "a.tmx.csv"), source_column="en", target_column="de")
     assert [*files.read("train")] == GOOD
     code, said, _ = clean(lines)
     assert code == 2 and f"{lines}, line 1, has no en of that kind; it has translation.en, translation.de;" in said
@@ -136,6 +153,11 @@ def test_what_cannot_be_read_is_told_in_a_line(tmp_path, clean):
         path = put(tmp_path / name, ["nothing of the kind"])
         code, said, _ = clean(path)
         assert code == 2 and said.startswith(f"transduce: {path} is no whole ")
+    for encoding, reason in (("klingon", "unknown encoding"), ("gb18030", "multi-byte encodings are not supported")):
+        path = put(tmp_path / "b.tmx", [f'<?xml version="1.0" encoding="{encoding}"?><tmx/>'])
+        assert f"{path} is no whole TMX file: {reason}" in clean(path)[1]
+    path = put(tmp_path / "b.tmx", ["<tmx><body/></tmx>"])
+    assert f"{path} has no en of that kind; it has none; name" in clean(path)[1]
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as packed:
         packed.writestr("x.en", "one\ntwo\n")
         packed.writestr("x.de", "eins\n")

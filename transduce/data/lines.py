@@ -174,8 +174,7 @@ def split_table(
         InputError: there is no line to name the columns, one is named twice, or a row has more or
             fewer cells.
     """
-    tabs = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
-    rows = _csv_rows(lines, name) if comma else tabs
+    rows = _csv_rows(lines, name) if comma else enumerate((line.split("\t") for line in lines), 1)
     _, header = next(rows, (0, None))
     if header is None:
         raise InputError(
@@ -216,14 +215,13 @@ def _checked_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     way_out = "put quotes around texts with commas" if comma else "tabs separate cells"
     for number, row in rows:
-        if row == [""] and len(header) > 1:
-            continue
-        if len(row) != len(header):
+        if len(row) == len(header):
+            yield number, row
+        elif row != [""]:
             raise InputError(
                 f"a line must have a cell for every column, but {name}, line {number}, has "
                 f"{len(row)} cells for {len(header)} columns ({', '.join(header)}); {way_out}"
             )
-        yield number, row
 
 
 def each_record(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -287,11 +285,9 @@ def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
     Raises:
         InputError: pyarrow is not installed, the file is damaged, or it has no such column of text.
     """
-    if path.suffix in ARROW:
-        return _arrow_rows(path, columns)
-    if path.suffix == ".zip":
-        return _moses_rows(path, columns)
-    return (_tmx_rows if ".tmx" in path.suffixes else _record_rows)(path, columns)
+    readers = {".csv": _record_rows, ".jsonl": _record_rows, ".zip": _moses_rows}
+    readers |= dict.fromkeys(ARROW, _arrow_rows)
+    return readers.get(path.suffix, _tmx_rows)(path, columns)
 
 
 def _record_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -319,7 +315,7 @@ def _moses_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...
 
 
 def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The texts of every unit that has one of these languages; en also stands for en-GB."""
+    """The texts of each unit that has one of the languages; en-GB also stands for a missing en."""
     body = ElementTree.Element("body")
     texts: dict[str, str] = {}
     known = set[str]()
@@ -335,7 +331,7 @@ def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]
                         name = (element.get(LANGUAGE) or element.get("lang") or "").lower()
                         segments = chain(*(s.itertext() for s in element.findall("{*}seg")))
                         text = " ".join("".join(segments).split())
-                        texts |= {name: text, name.split("-")[0]: text}
+                        texts = {name.split("-")[0]: text} | texts | {name: text}
                     case "end", "tu":
                         row = tuple(texts.get(language.lower(), "") for language in languages)
                         if any(row):
@@ -343,8 +339,11 @@ def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]
                         known |= texts.keys()
                         texts = {}
                         body.clear()  # or all units would stay in memory
-    except (ElementTree.ParseError, gzip.BadGzipFile, zlib.error, EOFError, OSError) as error:
-        raise InputError(f"{path} is no whole TMX file: {error}; fetch it again") from error
+    except (SyntaxError, zlib.error, EOFError, OSError, LookupError, ValueError) as error:
+        # the last two are of unknown encodings
+        raise InputError(
+            f"{path} is no whole TMX file: {error}; fetch it again, or convert it to UTF-8"
+        ) from error
     _check_columns(str(path), [language.lower() for language in languages], sorted(known))
 
 
@@ -353,7 +352,7 @@ def _check_columns(place: str, columns: Iterable[str], present: Iterable[str]) -
         if column not in present:
             raise InputError(
                 f"source and target must be columns of text, but {place} has no {column} of that "
-                f"kind; it has {', '.join(present)}; name them with --source-column and "
+                f"kind; it has {', '.join(present) or 'none'}; name them with --source-column and "
                 "--target-column (in transduce data clean with --source and --target)"
             )
 
