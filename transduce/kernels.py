@@ -108,6 +108,7 @@ def shipped_library() -> Path | None:
 
 
 def find_compiler() -> str | None:
+    """The C++ compiler that CXX names, g++ or c++; None where there is none, or no kernels."""
     names = (os.environ.get("CXX", "g++"), "c++") if SUPPORTED else ()
     return next(filter(None, map(shutil.which, names)), None)
 
