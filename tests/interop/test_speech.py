@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 import pytest
 import sentencepiece
@@ -18,8 +20,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from torch import Tensor
+from wyoming.asr import Transcribe, Transcript
+from wyoming.info import Describe, Info
 
 import transduce as td
+from tests.serve.conftest import client_of, serving
+from tests.serve.test_wyoming import said, talk
 from transduce.cli.main import main
 from transduce.config import to_dict
 from transduce.data.features import FeatureExtractor
@@ -28,6 +34,8 @@ from transduce.interop.families import read_run
 from transduce.interop.pretrained import Imported, read_settings
 from transduce.interop.speech import NAMES
 from transduce.interop.whisper import export_whisper
+from transduce.serve.app import serve_run
+from transduce.serve.config import ServeConfig
 from transduce.tasks.speech import attention_starts
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -379,6 +387,38 @@ def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
     )
     with pytest.raises(ValueError, match=r"^the language must be known here, but target_language=auto"):
         transcriber.score(rival.sounds[:1], ["red"], target_language="auto")
+
+
+def test_a_client_of_a_server_chooses_the_language(rival):
+    """Over HTTP and Wyoming; a run of one language ignores what it is called."""
+    served, listening = (
+        serve_run("asr", td.load_transcriber(rival.run), ServeConfig()),
+        socket.create_server(("127.0.0.1", 0)),
+    )
+    plain = [rival.generate(read(path)) for path in rival.sounds]
+    german = [rival.generate(read(path), language="de") for path in rival.sounds] if rival.task else plain
+    samples = [soundfile.read(path, dtype="int16")[0] for path in rival.sounds]
+    with listening, serving([served], wyoming=listening) as url, client_of(url) as client:
+
+        def ask(path: Path, **fields: str) -> httpx.Response:
+            fields = {"response_format": "verbose_json", **fields}
+            return client.post("/v1/audio/transcriptions", files={"file": path.read_bytes()}, data=fields)
+
+        for language, texts in (("", plain), ("de", german)):
+            answers = [ask(path, language=language).json() for path in rival.sounds]
+            assert [answer["text"] for answer in answers] == texts
+            assert {answer["language"] for answer in answers} == {language or "unknown"}
+            port = listening.getsockname()[1]
+            heard = [talk(port, Transcribe(language=language).event(), *said(each, rate=RATE)) for each in samples]
+            assert [Transcript.from_event(each).text for each in heard] == texts
+        ((model,),) = (each.models for each in Info.from_event(talk(port, Describe().event())).asr)
+        refused = ask(rival.sounds[0], language="fr")
+        if rival.task:
+            assert plain != german and sorted(model.languages) == ["de", "en"]
+            assert refused.status_code == 400 and "(de, en), but it is 'fr'" in refused.json()["error"]["message"]
+            assert ask(rival.sounds[0], language="auto").json()["language"] in ("de", "en")
+        else:
+            assert model.languages == [] and refused.json()["text"] == plain[0]
 
 
 def test_a_language_that_is_found_out_is_that_of_transformers(rival, tmp_path, capsys):

@@ -4,6 +4,7 @@ import asyncio
 import io
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
@@ -65,8 +66,9 @@ class AudioBody(BaseModel):
     file: UploadFile
     model: str = ANY_MODEL
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
-    language: str = "unknown"
-    """Returned as it is, and otherwise ignored: a run knows its languages."""
+    language: str = ""
+    """Of the speech, for a run of several languages, as an imported Whisper: de, or auto, which
+    finds it out. Other runs ignore it, and it is returned as it is."""
     granularities: list[Literal["word", "segment"]] = Field([], alias="timestamp_granularities[]")
     """word: with the times of words, in verbose_json, srt and vtt."""
     stream: bool = False
@@ -75,6 +77,14 @@ class AudioBody(BaseModel):
     def word_times(self) -> bool:
         """Whether the times of words are wanted."""
         return "word" in self.granularities
+
+
+@dataclass(frozen=True)
+class TranscriptionRequest:
+    """The language of sound, "" for the run's own, and what outputs carry besides their text."""
+
+    language: str = ""
+    details: Details = field(default_factory=Details)
 
 
 FORM = body_schema(AudioBody, "multipart/form-data")
@@ -98,10 +108,10 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
         async with state.decoders:
             samples = await asyncio.to_thread(_decode, body.file, run.task, state.config)
     if body.stream:
-        request = _request(samples, run.task, Details(), stream=True)
+        request = _request(samples, run.task, TranscriptionRequest(body.language), stream=True)
         return events(_deltas(run.engine.submit(request)))
     details = Details(word_times=body.word_times, no_speech=body.response_format == "verbose_json")
-    transcript = await transcribe(run, samples, details)
+    transcript = await transcribe(run, samples, TranscriptionRequest(body.language, details))
     if body.response_format in ("text", "srt", "vtt"):
         head = HEAD.get(body.response_format, "")
         return PlainTextResponse(head + WRITE[body.response_format](transcript))
@@ -116,12 +126,14 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
 def _verbose(transcript: Transcript, body: AudioBody) -> Json:
     """Language, segments and words, as far as they are wanted."""
     segments = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
-    answer: Json = {"language": body.language, "segments": segments}
+    outputs = [segment.outputs[0] for segment in transcript.segments]
+    detected = next((output.language for output in outputs if output.language), "")
+    answer: Json = {"language": detected or body.language or "unknown", "segments": segments}
     if body.word_times:
         answer["words"] = [
             {"word": word.text, "start": word.start, "end": word.stop}
-            for segment in transcript.segments
-            for word in segment.outputs[0].words
+            for output in outputs
+            for word in output.words
             if word.start is not None
         ]
     return answer
@@ -175,19 +187,19 @@ def check_seconds(seconds: float, config: ServeConfig, name: str = Samples.name)
 
 
 async def transcribe(
-    run: Served[Transcriber], samples: Samples, details: Details | None = None
+    run: Served[Transcriber], samples: Samples, kind: TranscriptionRequest
 ) -> Transcript:
     """The transcript of a sound."""
-    (segments,) = await run.engine.outputs(_request(samples, run.task, details or Details()))
+    (segments,) = await run.engine.outputs(_request(samples, run.task, kind))
     return Transcript("", sorted(segments, key=attrgetter("start")))
 
 
 def _request(
-    samples: Samples, transcriber: Transcriber, details: Details, *, stream: bool = False
+    samples: Samples, transcriber: Transcriber, kind: TranscriptionRequest, *, stream: bool = False
 ) -> Request:
     """A request to transcribe a sound; a long one is computed segment by segment, like a stream."""
     n_segments = 1 + int(samples.seconds / transcriber.decoding.max_seconds)
-    return Request([samples], details, [SEGMENT_COST * n_segments], stream=stream or n_segments > 1)
+    return Request([samples], kind, [SEGMENT_COST * n_segments], stream=stream or n_segments > 1)
 
 
 async def _deltas(segments: AsyncIterator[tuple[int, Segment]]) -> AsyncIterator[Json]:
@@ -217,18 +229,28 @@ def _segment(i: int, segment: Segment) -> Json:
     }
 
 
-def transcribe_sounds(transcriber: Transcriber, details: Details, sounds: list[Samples]) -> Pieces:
+def speech_languages(transcriber: Transcriber) -> list[str]:
+    """The languages that a request may choose from; none where the run's begin_with names one."""
+    return [] if transcriber.decoding.begin_with else [*transcriber.tokenizer.languages]
+
+
+def transcribe_sounds(
+    transcriber: Transcriber, request: TranscriptionRequest, sounds: list[Samples]
+) -> Pieces:
     """Yield the segments of every sound; those of a single sound as soon as they are there."""
-    read = transcriber.read(sounds, transcriber.decoding)
+    decoding = transcriber.decoding
+    details = request.details
+    if request.language and speech_languages(transcriber):
+        decoding = decoding.changed(target_language=request.language)
+    read = transcriber.read(sounds, decoding)
     if len(sounds) == 1:
         for sound in read:
             if sound.error:
                 raise InputError(sound.error)
-            yield from ((0, segment) for segment in transcriber.in_order(sound, details=details))
+            segments = transcriber.in_order(sound, decoding, details=details)
+            yield from ((0, segment) for segment in segments)
         yield 0, END
         return
-    for i, transcript in enumerate(
-        transcriber.transcripts(read, transcriber.decoding, details=details)
-    ):
+    for i, transcript in enumerate(transcriber.transcripts(read, decoding, details=details)):
         yield from ((i, segment) for segment in transcript.segments)
         yield i, InputError(transcript.error) if transcript.error else END

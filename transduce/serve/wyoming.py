@@ -17,7 +17,15 @@ from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 from wyoming.server import AsyncEventHandler
 
 from transduce.errors import InputError
-from transduce.serve.audio import ANY_MODEL, Samples, check_seconds, find_transcriber, transcribe
+from transduce.serve.audio import (
+    ANY_MODEL,
+    Samples,
+    TranscriptionRequest,
+    check_seconds,
+    find_transcriber,
+    speech_languages,
+    transcribe,
+)
 from transduce.serve.config import ServeConfig
 from transduce.serve.http import ServerState, check_bound, http_error
 from transduce.tasks.transcribe import Transcriber
@@ -60,6 +68,7 @@ class _Conversation(AsyncEventHandler):
         self.busy = False
         """Whether an event is being answered."""
         self.model = ANY_MODEL
+        self.language = ""
         self.audio = bytearray()
         self.format = (0, 0, 0)
         """Rate, width and channels of the first chunk, which all have."""
@@ -97,7 +106,9 @@ class _Conversation(AsyncEventHandler):
         if Describe.is_type(event.type):
             return _info(self.state).event()
         if Transcribe.is_type(event.type):
-            self.model = Transcribe.from_event(event).name or ANY_MODEL
+            query = Transcribe.from_event(event)
+            self.model = query.name or ANY_MODEL
+            self.language = str(query.language or "")
         elif AudioStart.is_type(event.type):
             self.audio.clear()
         elif AudioChunk.is_type(event.type):
@@ -130,15 +141,24 @@ class _Conversation(AsyncEventHandler):
         samples = np.frombuffer(bytes(self.audio), SAMPLE_TYPES[width]).reshape(-1, channels)
         self.audio.clear()
         waveform = samples.mean(axis=1) / -float(np.iinfo(samples.dtype).min)
-        return (await transcribe(run, Samples((torch.from_numpy(waveform).float(), rate)))).text
+        sound = Samples((torch.from_numpy(waveform).float(), rate))
+        return (await transcribe(run, sound, TranscriptionRequest(self.language))).text
 
 
 def _info(state: ServerState) -> Info:
     """The runs that transcribe."""
     author = Attribution("transduce", "")
-    names = [run.name for run in state.runs if isinstance(run.task, Transcriber)]
     models = [
-        AsrModel(name, author, True, name, version("transduce"), languages=[]) for name in names
+        AsrModel(
+            run.name,
+            author,
+            True,
+            run.name,
+            version("transduce"),
+            languages=speech_languages(run.task),
+        )
+        for run in state.runs
+        if isinstance(run.task, Transcriber)
     ]
     program = AsrProgram(
         "transduce", author, True, "Speech to text", version("transduce"), models=models
