@@ -1,8 +1,8 @@
 """Write models for other engines.
 
-CTranslate2 runs translation and text generation in C++. Its attention and feed-forward have the
-layout of ours, so no number changes. Positions are written as a table with max_positions rows,
-since the sinusoids that it makes by itself are all sines, then all cosines.
+CTranslate2 runs translation and text generation in C++, for Argos Translate, too. Its attention and
+feed-forward have the layout of ours, so no number changes. Positions are written as a table with
+max_positions rows, since the sinusoids that it makes by itself are all sines, then all cosines.
 
 Of ONNX, which many programs run, there are the encoder, and one step of the decoder with its cache.
 """
@@ -147,8 +147,8 @@ def export_argos(
         export_ctranslate2(model, package / "model", source=source, target=target)
         (package / "sentencepiece.model").write_bytes(pieces)
         (package / "metadata.json").write_text(json.dumps(metadata, indent=1))
-        whole = shutil.make_archive(str(package), "zip", folder, package.name)
-        write_file(path, Path(whole).read_bytes())
+        archive = shutil.make_archive(str(package), "zip", folder, package.name)
+        write_file(path, Path(archive).read_bytes())
 
 
 def check_ctranslate2(config: TransformerConfig) -> None:

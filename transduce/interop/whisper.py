@@ -87,9 +87,9 @@ def export_whisper(
     )
     write_model(directory, theirs, weights)
     write_settings(directory / FEATURES, sound)
-    names = tokenizer.tokens(tokenizer.opening)
-    spoken = [name.strip("<|>") for name in names[:-1]]  # language and task, if there are several
-    opening = dict(zip(("language", "task"), spoken, strict=False))
+    names = [name.strip("<|>") for name in tokenizer.tokens(tokenizer.opening)]
+    # of one language, there is only the last name, which asks for no times
+    opening = dict(zip(("language", "task"), names[:-1], strict=False))
     _write_tokenizer(directory, json.loads(stored), tokenizer, model.config.max_positions, opening)
     _write_generation(directory, theirs, tokenizer, decoding, opening)
 

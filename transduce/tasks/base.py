@@ -60,7 +60,7 @@ class Details:
     alignments: bool = False
     """The source word that each word was written from; of text."""
     word_times: bool = False
-    """The times of words, and their confidence by CTC; of sound."""
+    """The times of words, and their confidence; of sound."""
     no_speech: bool = False
     """The probability that nobody speaks, where the model can tell."""
 

@@ -57,8 +57,8 @@ class Word:
 
     text: str
     confidence: float
-    """0 ... 1: the geometric mean of the probabilities of its tokens; with times, of their
-    probabilities by CTC among all tokens but the blank."""
+    """0 ... 1: the geometric mean of the probabilities of its tokens; with times by CTC, of
+    their probabilities by it among all tokens but the blank."""
     start: float | None = None
     """Seconds from the beginning of the sound, where times were asked for."""
     stop: float | None = None
@@ -121,7 +121,7 @@ class Output:
     """That of the sound, where it was found out."""
     no_speech_prob: float | None = None
     """How likely it is that nobody speaks, where that was asked for and can be measured; see
-    `sound.no_speech_probs`."""
+    `speech.no_speech_probs`."""
 
 
 @dataclass(frozen=True)

@@ -80,11 +80,11 @@ class Transcriber(SoundTask):
             progress: called with 1 for every segment that is done, and the number of all segments
                 of the sounds that were read so far.
             token_scores: give every output the log-probabilities of its tokens.
-            word_times: give every output its words, with their times and confidence, by CTC (of the
-                first model).
+            word_times: give every output its words, with their times and confidence, by CTC or
+                alignment heads (of the first model).
 
         Raises:
-            InputError: times of words are asked for, but the model has no CTC head.
+            InputError: times of words are asked for, but the model has neither.
         """
         check_list(sounds, "transcribe takes a list of files")
         config = self._merged(decoding, settings)
@@ -265,11 +265,11 @@ class Transcriber(SoundTask):
 
     @torch.no_grad()
     def words(self, sounds: Sequence[Audio], texts: Sequence[str]) -> list[list[Word]]:
-        """The words of given texts, with their times and confidence by CTC; sound is not cut.
+        """The words of given texts, with their times and confidence; sound is not cut.
 
         Raises:
             InputError: there are not as many texts as sounds, one of either cannot be used, or
-            there is no CTC head.
+            there is neither a CTC head nor alignment heads.
         """
         segments = self._whole(sounds)
         outputs = [Output("", tokens=ids[:-1]) for ids in self._targets(sounds, texts)]
