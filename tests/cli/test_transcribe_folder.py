@@ -185,6 +185,10 @@ def test_what_ffmpeg_writes_is_read_and_what_it_says_is_told(run, tmp_path, monk
     out, err = capsys.readouterr()
     assert out == "red blue\n\n"
     assert f"bad.webm cannot be read as sound: FFmpeg says {tmp_path}/bad.webm: no sound in it; convert it" in err
+    program.write_text("#!/bin/sh\nkill -9 $$\n")
+    with pytest.raises(SystemExit):
+        transcribe(run, [tmp_path / "bad.webm"])
+    assert "bad.webm cannot be read as sound: FFmpeg says nothing (status -9); convert it" in capsys.readouterr().err
 
 
 @pytest.mark.process

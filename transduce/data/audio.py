@@ -288,6 +288,7 @@ def _decoded(path: Path) -> Iterator[Path]:
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
             reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            reason = reason or f"nothing (status {done.returncode})"
             raise InputError(
                 f"{path} cannot be read as sound: FFmpeg says {reason}; convert it to WAV or leave "
                 "it out"
