@@ -153,12 +153,12 @@ def _cpuinfo() -> str:
 
 def required() -> ctypes.CDLL:
     """The compiled kernels, which are there."""
-    found = loaded()
-    assert found is not None
-    return found
+    kernels = loaded()
+    assert kernels is not None
+    return kernels
 
 
-def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     size, flag, pointer = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
     arguments = {
         "linear_map": [pointer, pointer, size, pointer, flag],
@@ -180,7 +180,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
         "top_k": [pointer, pointer, size, size, size, size, pointer, pointer, pointer, flag],
     }
     for name, types in arguments.items():
-        function = getattr(found, name)
+        function = getattr(kernels, name)
         function.argtypes, function.restype = types, None
         if name in (
             "linear_map",
@@ -190,7 +190,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
             "project_memory",
         ):  # these take memory
             function.restype, function.errcheck = flag, _checked
-    return found
+    return kernels
 
 
 def _checked(result: int, *_: object) -> int:

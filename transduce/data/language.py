@@ -346,21 +346,21 @@ class Shards:
             raise InputError(
                 "shards lie in a folder: use --data DIR; transduce data shards makes them from text"
             )
-        own = load_tokenizer(self.data)
+        stored = load_tokenizer(self.data)
         if isinstance(kind, Path):
-            matches = (tokenizer or load_tokenizer(kind)).model == own.model
+            matches = (tokenizer or load_tokenizer(kind)).model == stored.model
         else:
-            matches = isinstance(own, KINDS[kind])
+            matches = isinstance(stored, KINDS[kind])
         if symbols or not matches:
             raise InputError(
-                f"shards are ids of the tokenizer in their folder, a {type(own).__name__} in "
+                f"shards are ids of the tokenizer in their folder, a {type(stored).__name__} in "
                 f"{self.data}, but there is tokenizer={kind}, symbols={' '.join(symbols)!r}; leave "
                 "these out, or make other shards: transduce data shards --tokenizer FILE"
             )
         train, valid = (
             open_shards(
-                sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify
+                sorted(self.data.glob(f"{split}-*.bin")), tokenizer=stored.model, verify=self.verify
             )
             for split in ("train", "valid")
         )
-        return Language(own, train, valid)
+        return Language(stored, train, valid)

@@ -302,8 +302,8 @@ def _parse(model: bytes) -> Any:
 
 def _check_symbols(symbols: Sequence[str], special: Collection[str]) -> None:
     """Raise InputError if a symbol is a piece that no text can hold."""
-    if wrong := [symbol for symbol in symbols if symbol in special]:
+    if reserved := [symbol for symbol in symbols if symbol in special]:
         raise InputError(
-            f"a symbol must be no special piece, but {wrong[0]} has another meaning in this "
+            f"a symbol must be no special piece, but {reserved[0]} has another meaning in this "
             "vocabulary; rename it"
         )

@@ -161,10 +161,10 @@ def grow(
     return going.gather(chosen), finished, parent.gather(1, chosen)
 
 
-def _grow_in_cpp(cpp: CDLL, given: Sequence[Tensor | None], eos_id: int, penalty: float) -> Growth:
+def _grow_in_cpp(cpp: CDLL, inputs: Sequence[Tensor | None], eos_id: int, penalty: float) -> Growth:
     """What `grow` computes, of contiguous tensors in the order of `Growth` in kernels.cpp."""
-    given = [None if each is None else each.contiguous() for each in given]
-    tokens, finished, log_prob = given[:3]
+    inputs = [None if each is None else each.contiguous() for each in inputs]
+    tokens, finished, log_prob = inputs[:3]
     assert tokens is not None and finished is not None and log_prob is not None
     n_sentences, n_active, length = tokens.shape
     shape = log_prob.shape
@@ -177,7 +177,7 @@ def _grow_in_cpp(cpp: CDLL, given: Sequence[Tensor | None], eos_id: int, penalty
         for _ in range(2)
     )
     parents = tokens.new_empty(shape)
-    every = [*given, *vars(going).values(), *vars(ended).values(), parents]
+    every = [*inputs, *vars(going).values(), *vars(ended).values(), parents]
     pointers = [None if each is None else each.data_ptr() for each in every]
     sizes = (n_sentences, n_active, shape[1], length, eos_id)
     cpp.grow((c_void_p * len(pointers))(*pointers), *sizes, penalty)

@@ -53,10 +53,10 @@ class KVCache:
         small = n_rows > n_slots or self.stored + n_new > capacity
         if small or needed <= usual < capacity:  # a long prompt is over
             places = torch.arange(dropped, self.stored)
-            kept = self.past[:, self.slots[:, dropped : self.stored], places]
+            recent = self.past[:, self.slots[:, dropped : self.stored], places]
             self.stored -= dropped
-            self.past = kept.new_empty(n_layers, n_rows, max(usual, needed), 2, *heads)
-            self.past[:, :, : self.stored] = kept
+            self.past = recent.new_empty(n_layers, n_rows, max(usual, needed), 2, *heads)
+            self.past[:, :, : self.stored] = recent
             self.slots = torch.arange(n_rows)[:, None].repeat(1, self.past.size(2))
         return self.past
 

@@ -19,17 +19,17 @@ def unsupported(config: TransformerConfig, stack: StackConfig | None) -> str:
     """
     if stack is None:
         return "none"
-    own = (
+    computed = (
         REFUSED
         if stack is config.encoder
         else {name: REFUSED[name] for name in ("n_experts", "attention")}
     )
-    wrong = [
+    refused = [
         f"{name}={getattr(config, name)}"
-        for name, value in own.items()
+        for name, value in computed.items()
         if getattr(config, name) != value
     ]
-    return ", ".join(wrong)
+    return ", ".join(refused)
 
 
 def by_layers(config: TransformerConfig) -> str:
