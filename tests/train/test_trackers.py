@@ -9,9 +9,10 @@ import pytest
 
 from recipes.translation import SETTINGS
 from tests.train import toy
+from transduce.errors import InputError
 from transduce.experiment.command import main
 from transduce.train.log import TRACKERS
-from transduce.train.state import Validation
+from transduce.train.state import Progress, Validation
 
 CONFIG = {"training": {f"field {i}": i for i in range(150)}, "log": ["wandb"]}
 """More fields than MLflow takes at once."""
@@ -97,6 +98,22 @@ def test_a_service_receives_the_numbers_of_the_runs_own_file(name, numbers, tmp_
         want |= {(f"{line['kind']}/{key}", line["update"]): value for key, value in values.items()}
     found = numbers(run)
     assert len(want) == 3 * 4 + 2 * 2 and {key: found[key] for key in want} == pytest.approx(want)
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("default")  # of the libraries
+@pytest.mark.parametrize(
+    ("name", "reason"), [("wandb", "No API key configured"), ("mlflow", "API request to http://127.0.0.1:9/")]
+)
+def test_a_service_that_cannot_be_reached_is_named_in_a_line(name, reason, tmp_path, monkeypatch):
+    pytest.importorskip(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(InputError, match=f"^--log {name} must reach its service, but: {reason}"):
+        TRACKERS[name](tmp_path, CONFIG).open(Progress())
 
 
 @pytest.mark.parametrize("name", TRACKERS)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from transduce.config import flatten
 from transduce.device import peak_memory
-from transduce.errors import require
+from transduce.errors import InputError, require
 from transduce.files import read_json_lines, write_file
 from transduce.plot import learning_curve
 from transduce.process import Bar
@@ -200,10 +200,8 @@ class ProgressBar(Sink):
         metrics = ", ".join(f"{name} {value:.3f}" for name, value in validation.metrics.items())
         best = " (best so far)" if progress.validations_since_best == 0 else ""
         minutes = progress.seconds / 60
-        self.message(
-            f"update {progress.update}, epoch {progress.epoch + 1}, {minutes:.1f} min: "
-            f"{metrics}{best}"
-        )
+        place = f"update {progress.update}, epoch {progress.epoch + 1}, {minutes:.1f} min"
+        self.message(f"{place}: {metrics}{best}")
         for source, reference, output in validation.samples:
             self.message(f"  {source}\n    should be  {reference}\n    is         {output}")
         self.shown |= {n: f"{value:.2f}" for n, value in validation.metrics.items() if n != "loss"}
@@ -274,9 +272,8 @@ class TensorBoard(Sink):
         """Hide the events of updates that are repeated."""
         from torch.utils.tensorboard import SummaryWriter  # slow to load, so only a training does
 
-        self.board = SummaryWriter(
-            str(self.directory / "tensorboard"), purge_step=progress.update + 1
-        )
+        folder = self.directory / "tensorboard"
+        self.board = SummaryWriter(str(folder), purge_step=progress.update + 1)
 
     def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
         """Write scalars."""
@@ -318,10 +315,16 @@ class Tracker(Sink):
         self.config = config
 
     def open(self, progress: Progress) -> None:
-        """Begin a run there, or go on with the one that was begun."""
+        """Begin a run there, or go on with the one that was begun; InputError if it fails."""
         self.library: Any = import_module(self.name)
         path = self.directory / f"{self.name}.id"
-        write_file(path, self.begin(path.read_text() if path.is_file() else None))
+        try:
+            write_file(path, self.begin(path.read_text() if path.is_file() else None))
+        except Exception as error:  # the libraries' own classes
+            raise InputError(
+                f"--log {self.name} must reach its service, but: {error}; see the variables of "
+                f"that library, remove {path} if the run there is gone, or leave out --log"
+            ) from error
 
     def begin(self, run_id: str | None) -> str:
         """Begin a run, or go on with the one of this id; set `log` and `finish`; return its id."""
@@ -344,12 +347,9 @@ class WeightsAndBiases(Tracker):
     def begin(self, run_id: str | None) -> str:
         """Begin or go on."""
         os.environ.setdefault("WANDB_PROJECT", "transduce")
+        where, config = self.directory, self.config
         run = self.library.init(
-            dir=self.directory,
-            name=self.directory.name,
-            config=self.config,
-            id=run_id,
-            resume="allow",
+            dir=where, name=where.name, config=config, id=run_id, resume="allow"
         )
         self.log, self.finish = run.log, run.finish
         return str(run.id)
