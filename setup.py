@@ -3,6 +3,7 @@
 import runpy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import SubprocessError
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -22,12 +23,15 @@ class Build(build_py):
             return
         folder = Path(self.build_lib) / "transduce"
         with ThreadPoolExecutor() as threads:
-            compiling = [
-                threads.submit(compile_library, compiler, flags, folder / f"kernels-{name}.so")
+            compiling = {
+                name: threads.submit(compile_library, compiler, flags, folder / f"kernels-{name}.so")
                 for name, (flags, _) in KERNELS["SHIPPED"].items()
-            ]
-        for done in compiling:
-            done.result()
+            }
+        for name, future in compiling.items():
+            try:
+                future.result()
+            except SubprocessError as error:  # a compiler that is too old for these flags
+                self.warn(f"kernels-{name}.so left out: {getattr(error, 'stderr', None) or error}")
 
 
 class WithLibraries(Distribution):

@@ -39,10 +39,8 @@ print(json.dumps({
 """.replace("\\\\", "\\")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Where the wheel is unpacked, as pip does it."""
-    folder = tmp_path_factory.mktemp("wheel")
+def unpacked_wheel(folder, **environment):
+    """Where a wheel that is built there is unpacked, as pip does it."""
     shutil.copytree(
         ROOT,
         folder / "clone",
@@ -50,11 +48,17 @@ def site(tmp_path_factory):
         ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "tests", "docs", "*.egg-info"),
     )
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    subprocess.run(command, cwd=folder / "clone", check=True, capture_output=True)
+    environment = os.environ | environment
+    subprocess.run(command, cwd=folder / "clone", env=environment, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
     ZipFile(wheel).extractall(folder / "site")
     return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return unpacked_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def decode(site, run, *libraries, **environment):
@@ -97,3 +101,17 @@ def test_a_library_translates_as_pytorch_does(site, run, layers, name):
 def test_a_library_is_small(site):
     sizes = [(site / "transduce" / f"kernels-{name}.so").stat().st_size for name in SHIPPED]
     assert max(sizes) < 150_000
+
+
+OLD = """#!/bin/sh
+case "$*" in *-mavxvnni*) echo "unrecognized option -mavxvnni" >&2; exit 1;; esac
+exec g++ "$@"
+"""
+
+
+def test_what_an_older_compiler_does_not_know_is_left_out(tmp_path):
+    (tmp_path / "old-g++").write_text(OLD)
+    (tmp_path / "old-g++").chmod(0o755)
+    site = unpacked_wheel(tmp_path, CXX=str(tmp_path / "old-g++"))
+    libraries = {path.name for path in (site / "transduce").glob("kernels-*.so")}
+    assert libraries == {f"kernels-{name}.so" for name in SHIPPED if name != "avx2-vnni"}
