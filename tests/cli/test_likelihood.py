@@ -100,6 +100,10 @@ def test_no_input_has_no_list(folder, tmp_path, capsys):
          "2 inputs in src and 3 lines in bad"),
         ("rerank speech a.tsv heard --backwards", "backwards asks how likely an input comes of an output, but this run takes "
          "sound; load one of text"),
+        ("rerank letters src bad", "a text is scored with its input by a run with encoder and decoder, but letters has no encoder; "
+         "name another run (score likelihood scores HYP alone by a language model)"),
+        ("score likelihood letters src hyp", "a text is scored with its input by a run with encoder and decoder, but letters has "
+         "no encoder; name another run (score likelihood scores HYP alone by a language model)"),
         ("rerank text3 src src", "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores writes it, but "
          f"it is {ENGLISH[0]!r}"),
     ],

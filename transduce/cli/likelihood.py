@@ -31,6 +31,7 @@ from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
 
 if TYPE_CHECKING:
+    from transduce.run import Run as Contents
     from transduce.tasks.outputs import Output, TokenScores
 
 
@@ -106,6 +107,8 @@ def score_likelihood(
             f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
             "file; name both"
         )
+    if len(files) == 2:
+        _check_reads_inputs(contents, run)
     job = Likelihood(
         run=run,
         machine=machine,
@@ -143,10 +146,12 @@ def rerank(
 
     check_stdin([source, lists])
     run = local(run)
+    contents = load_run(each_run(run)[0])
+    _check_reads_inputs(contents, run)
     job = Reranking(
         run=run,
         machine=machine,
-        is_speech=load_run(each_run(run)[0]).feature_extractor is not None,
+        is_speech=contents.feature_extractor is not None,
         languages=languages.settings(backwards=weighing.backwards),
         weighing=weighing,
     )
@@ -154,6 +159,17 @@ def rerank(
     for _, texts in items[:1]:  # a file of another kind has no line that can be used
         _scored(checked(texts[0]))
     carry_out(job, items, division, inputs=[source, lists])
+
+
+def _check_reads_inputs(contents: "Contents", run: Path) -> None:
+    """Raise InputError unless a run has an encoder for inputs and a decoder for their texts."""
+    for name in ("encoder", "decoder"):
+        if getattr(contents.model, name) is None:
+            raise InputError(
+                "a text is scored with its input by a run with encoder and decoder, but "
+                f"{run} has no {name}; name another run (score likelihood scores HYP alone by a "
+                "language model)"
+            )
 
 
 def score_perplexity(
@@ -170,9 +186,9 @@ def score_perplexity(
     """Perplexity per token, nats per token and bits per byte of a text, lower is better.
 
     Args:
-        window: Tokens that a prediction can look back on at most; the model's max_positions if not
-            source.
-        stride: Tokens between the beginnings of two windows; half a window if not source.
+        window: Tokens that a prediction can look back on at most; by default the model's
+            max_positions.
+        stride: Tokens between the beginnings of two windows; by default half a window.
         batch_tokens: Positions in one go: speed and memory, never the figures.
     """
     from transduce.tasks.generate import Generator
