@@ -8,6 +8,7 @@ import zipfile
 import pytest
 
 from transduce.cli.main import main
+from transduce.cli.text import FIRST
 from transduce.data.corpus import Files
 
 GOOD = [
@@ -171,6 +172,11 @@ def test_what_cannot_be_read_is_told_in_a_line(tmp_path, clean):
         packed.writestr("x.en", "one\n")
     assert f"{tmp_path / 'b.zip'} has no de of that kind; it has en; name" in clean(tmp_path / "b.zip")[1]
     assert clean(*[tmp_path / "a.tmx"] * 3)[1] == "transduce: a parallel text is one or two files, but there are 3"
+
+
+def test_a_text_may_begin_with_many_blank_pairs(tmp_path, clean):
+    code, _, written = clean(put(tmp_path / "a.tsv", ["\t"] * (FIRST + 1) + ["A dog.\tEin Hund."]))
+    assert (code, written["c.de"]) == (0, ["Ein Hund."])
 
 
 def test_the_script_is_the_one_that_most_of_the_text_has(tmp_path, clean):

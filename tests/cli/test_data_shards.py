@@ -101,6 +101,13 @@ def test_a_missing_text_is_named_before_anything_is_made(tmp_path, make):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("flag", ["--shard-bytes", "--processes"])
+def test_sizes_and_numbers_are_at_least_1(tmp_path, make, flag):
+    name = flag[2:].replace("-", "_")
+    assert make(flag, "0") == f"transduce: {name} must be at least 1, but {name}=0\n"
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.process
 def test_processes_make_the_same_shards(tmp_path, make):
     make("--shard-bytes", "500")

@@ -36,7 +36,7 @@ from transduce.errors import InputError
 from transduce.process import Bar
 
 FIRST = 10_000
-"""Pairs that tell the script of each side."""
+"""Pairs that show the script of each side."""
 
 ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}
 """Scripts that one text mixes."""
@@ -91,16 +91,16 @@ def clean(
                 for file, text in zip((sources, targets), pair, strict=True):
                     file.write(f"{text}\n".encode())
             bar.update()
-    kept = counted.pop("", 0)
+    n_pairs = counted.pop("", 0)
     counts = ", ".join(f"{n:,} {reason}" for reason, n in counted.most_common()) or "none"
-    print(f"{names[0]} and {names[1]}: {kept:,} pairs; {names[2]}: {counts}")
-    if not kept:
+    print(f"{names[0]} and {names[1]}: {n_pairs:,} pairs; {names[2]}: {counts}")
+    if not n_pairs:
         raise InputError(f"a training needs pairs, but none stays; {names[2]} says why")
 
 
 def _usual_scripts(pairs: PairFiles) -> list[str]:
     """The script that most of the first texts of each side have."""
-    first = filter(has_text, islice(_decoded(pairs), FIRST))
+    first = islice(filter(has_text, _decoded(pairs)), FIRST)
     return [mode(map(script_of, side)) for side in zip(*first, strict=True)]
 
 
@@ -236,6 +236,7 @@ def shards(
         shard_bytes: Text of a shard; a process takes up to six times as much memory.
         processes: Shards that are made at a time.
     """
+    at_least(1, shard_bytes=shard_bytes, processes=processes)
     pieces = _pieces(output, {"train": train, "valid": valid}, shard_bytes)
     path = _write_tokenizer(output, tokenizer, kind, vocab_size, train)
     make = partial(write, tokenizer=path, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
