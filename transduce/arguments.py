@@ -111,8 +111,8 @@ def call(
         if stop.code:
             keys = flatten(to_dict(default)) if is_recipe else dict(_marks(function))
             hint = _in_our_words(page.getvalue(), words, list(keys))
-            way_out = f"{prog} --help{'-all' * is_recipe} says more"
-            raise InputError(hint or f"{_in_one_line(page.getvalue())}; {way_out}") from stop
+            line = f"{_in_one_line(page.getvalue())}; {prog} --help{'-all' * is_recipe} says more"
+            raise InputError(hint or line) from stop
         if has_common:
             print(foot)
         raise

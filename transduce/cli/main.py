@@ -89,7 +89,7 @@ COMMANDS = {
     "export": ("runs:export", "Write a run's model for CTranslate2, transformers or ONNX."),
     "completion": (
         "main:completion",
-        "Let the Tab key complete commands and flags in bash or zsh.",
+        "Let the Tab key complete commands and flags in bash, zsh or fish.",
     ),
 }
 """By name: where the function is, and a line of help. This is the order in which --help lists

@@ -120,8 +120,7 @@ class TranslationExperiment(Experiment):
     --shortlist is faster."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "vocab_size", "max_length")
-        at_least(1, self, "tokens_per_batch")
+        at_least(1, self, "vocab_size", "max_length", "tokens_per_batch")
         within("[0, 1)", self, "bpe_dropout")
 
 

@@ -52,8 +52,7 @@ class OptimConfig:
         within(f"[0, {self.peak_rate}]", self, "final_rate")
         within("[0, 1]", self, "cooldown")
         within("(0, 1]", self, "layer_decay")
-        at_least(0, self, "warmup_steps", "clip_norm")
-        at_least(0, self, "weight_decay")
+        at_least(0, self, "warmup_steps", "clip_norm", "weight_decay")
 
     def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
         """Learning rate of this update; the first is 1, the last max_updates.
@@ -226,17 +225,14 @@ class TrainingConfig:
     """Seed of initial weights, order and dropout."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "max_updates", "accumulate")
-        at_least(1, self, "validate_every", "patience")
-        at_least(1, self, "keep_last", "keep_best")
-        at_least(1, self, "max_skipped")
-        at_least(0, self, "seed")
+        at_least(1, self, "max_updates", "accumulate", "validate_every", "patience")
+        at_least(1, self, "keep_last", "keep_best", "max_skipped")
+        at_least(0, self, "seed", "consistency")
         within("[0, 1000]", self, "data_workers")
         within("(0, inf)", self, "max_minutes", "save_every_minutes")
         if self.shard:
             self._check_shard()
         within("[0, 1)", self, "label_smoothing", "ema")
-        at_least(0, self, "consistency")
         within("(0, 1]", self, "distillation")
         refuse_both(self.consistency, len(self.teachers))
 
