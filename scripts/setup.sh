@@ -1,6 +1,6 @@
 # Sourced by demo.sh and test.sh: a virtual environment in .venv with the pinned versions of constraints.txt.
 # $1 is the extra to install besides, or nothing. PYTHON names another interpreter, VENV another folder, and TORCH another
-# build of PyTorch than PyPI's: cpu (1 GB in place of 5 on Linux), cu128 ... (uv's --torch-backend).
+# build of PyTorch than PyPI's: cpu (1 GB in place of 5.6 on Linux), cu128 ... (uv's --torch-backend).
 VENV="${VENV:-.venv}"
 wanted="$(cat constraints.txt pyproject.toml | cksum)"
 if ! grep -qsxF "$wanted" "$VENV/installed$1"; then

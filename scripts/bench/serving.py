@@ -149,7 +149,7 @@ def report(requests: Sequence[list[str]], answers: Sequence[Answer], right: dict
         for pair in zip(lines, texts, strict=True)
     ]
     wrong = sum(right[line] != text for line, text in pairs)
-    times = [1000 * answer.seconds for answer in answers if answer.status == 200]
+    times = [1000 * answer.seconds for answer in answers if answer.status == 200] or [np.nan]
     middle, late, latest = np.percentile(times, [50, 95, 99])
     return f"{statuses}, wrong {wrong} of {len(pairs)}; ms until an answer {middle:.0f}, 95 % {late:.0f}, 99 % {latest:.0f}"
 
@@ -167,24 +167,24 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--serve", nargs="+", default=[], help="further flags of the server, without their dashes")
     parser.add_argument("--workers", type=int, default=1, help="of the command")
-    asked = parser.parse_args()
-    lines = list(dict.fromkeys(filter(None, asked.file.read_text("utf-8").splitlines())))
-    flags = [f"--{word}" if word[0].isalpha() else word for word in asked.serve]
+    x = parser.parse_args()
+    lines = list(dict.fromkeys(filter(None, x.file.read_text("utf-8").splitlines())))
+    flags = [f"--{word}" if word[0].isalpha() else word for word in x.serve]
     alone: list[Speed] = []
     rates: dict[tuple[int, float], list[Speed]] = {}
-    for _ in range(asked.turns):
-        many = list(islice(cycle(lines), asked.total))
-        workers = ["--workers", str(asked.workers)]
-        _, start, start_computed = command(asked.run, lines[:1], workers)
-        texts, seconds, computed = command(asked.run, many, workers)
+    for _ in range(x.turns):
+        many = list(islice(cycle(lines), x.total))
+        workers = ["--workers", str(x.workers)]
+        _, start, start_computed = command(x.run, lines[:1], workers)
+        texts, seconds, computed = command(x.run, many, workers)
         right = dict(zip(many, texts, strict=True))
         alone.append(Speed(len(many) / (seconds - start), len(many) / (computed - start_computed)))
         print(f"command: {alone[-1].clock:.0f} lines/s, {alone[-1].computing:.0f} per second of computing", flush=True)
-        for n in asked.lines:
-            for times in asked.times:
+        for n in x.lines:
+            for times in x.times:
                 endless = cycle(lines)
-                requests = [list(islice(endless, n)) for _ in range(asked.total // n)]
-                answers, speed, memory = served(asked.run, flags, requests, times * alone[-1].clock / n)
+                requests = [list(islice(endless, n)) for _ in range(x.total // n)]
+                answers, speed, memory = served(x.run, flags, requests, times * alone[-1].clock / n)
                 rates.setdefault((n, times), []).append(speed)
                 print(f"{n} lines a request, {times:g} x: {report(requests, answers, right)}; {memory} MiB", flush=True)
     for (n, times), speeds in rates.items():
