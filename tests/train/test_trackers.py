@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from recipes.translation import SETTINGS
 from tests.train import toy
 from transduce.errors import InputError
 from transduce.experiment.command import main
-from transduce.train.log import TRACKERS
 from transduce.train.state import Progress, Validation
+from transduce.train.trackers import TRACKERS
 
 CONFIG = {"training": {f"field {i}": i for i in range(150)}, "log": ["wandb"]}
 """More fields than MLflow takes at once."""
@@ -61,6 +62,14 @@ def mlflow_numbers(directory: Path) -> dict[tuple[str, int], float]:
     assert client.list_artifacts(run.info.run_id, "samples")[0].path == "samples/00000002.tsv"
     histories = [client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
     return {(metric.key, metric.step): metric.value for history in histories for metric in history}
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Weights & Biases keeps the settings of its first run in a process, until it is torn down."""
+    yield
+    if library := sys.modules.get("wandb"):
+        library.teardown()
 
 
 @pytest.fixture
