@@ -20,7 +20,7 @@ from transduce.cli.main import main
 from transduce.data.base_tokenizer import CharTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.language import read_header
-from transduce.data.lines import each_cell_row
+from transduce.data.tables import each_cell_row
 from transduce.data.tokenizer_files import load_tokenizer
 from transduce.decode.ngram import NGrams
 from transduce.device import torch_device

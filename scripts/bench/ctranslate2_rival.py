@@ -5,7 +5,7 @@ from typing import Any
 
 import ctranslate2
 
-from transduce.interop.exports import write_ctranslate2
+from transduce.interop.ctranslate2 import write_ctranslate2
 from transduce.model.transformer import Transformer
 
 

@@ -21,7 +21,7 @@ import torch
 
 import transduce as td
 from transduce.data.lines import read_lines
-from transduce.interop.exports import export_ctranslate2, vocabulary_of
+from transduce.interop.ctranslate2 import export_ctranslate2, vocabulary_of
 from transduce.process import keep_memory
 from transduce.run import load_run
 

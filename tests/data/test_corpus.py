@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from transduce.data.corpus import Files, Folder, corpus_folder
-from transduce.data.lines import decode_lines, read_lines, split_table
+from transduce.data.lines import decode_lines, read_lines
 from transduce.data.parallel_text import PairFiles, ParallelText
+from transduce.data.tables import split_table
 
 
 def write(path: Path, text: str | bytes) -> Path:

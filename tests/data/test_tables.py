@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data import lines as tables
+from transduce.data import tables
 from transduce.data.corpus import Files
 from transduce.data.parallel_text import PairFiles, ParallelText
 

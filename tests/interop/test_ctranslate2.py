@@ -11,7 +11,7 @@ import transduce as td
 from tests.language_runs import any_tokenizer, language_run
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.cli.main import main
-from transduce.interop.exports import LACKING, export_ctranslate2, write_ctranslate2
+from transduce.interop.ctranslate2 import LACKING, export_ctranslate2, write_ctranslate2
 from transduce.interop.pretrained import TRAINING
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer

@@ -16,7 +16,7 @@ import transduce as td
 from tests.language_runs import any_tokenizer
 from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
-from transduce.interop.exports import export_onnx
+from transduce.interop.onnx import export_onnx
 from transduce.model.config import Frames, StackConfig, Tokens
 from transduce.model.transformer import Transformer
 

@@ -13,7 +13,7 @@ from torchaudio.models.conformer import ConformerLayer as TheirLayer
 
 from tests.contract import random_model
 from transduce.config import from_dict, to_dict
-from transduce.interop.exports import check_ctranslate2
+from transduce.interop.ctranslate2 import check_ctranslate2
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.layers import ConformerLayer
 from transduce.model.transformer import Transformer

@@ -13,7 +13,7 @@ from tests.runs import random_speech_run, record, sentences
 from transduce.config import from_dict, to_dict
 from transduce.device import Taps
 from transduce.files import save_weights
-from transduce.interop.exports import check_ctranslate2
+from transduce.interop.ctranslate2 import check_ctranslate2
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run

@@ -273,7 +273,7 @@ def _exported(
 ) -> bool:
     """Write a run as another library reads it; False where that has no place for its tokenizer."""
     from transduce.config import to_dict
-    from transduce.interop import encoder_decoder, exports, language_models, whisper
+    from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx, whisper
     from transduce.run import read_model
     from transduce.tasks.config import SearchConfig
     from transduce.tasks.load import run_decoding
@@ -285,12 +285,14 @@ def _exported(
     if contents.model.encoder is not None:
         decoding = to_dict(run_decoding(run, contents, SearchConfig))
     if to == "ctranslate2":
-        exports.export_ctranslate2(model, directory, source=source, target=target)
+        ctranslate2.export_ctranslate2(model, directory, source=source, target=target)
     elif to == "argos":
-        exports.export_argos(model, directory, source=source, target=target, languages=languages)
+        ctranslate2.export_argos(
+            model, directory, source=source, target=target, languages=languages
+        )
     elif to == "onnx":
         suppress = decoding.get("suppress", ())
-        exports.export_onnx(model, directory, source=source, target=target, suppress=suppress)
+        onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
     elif to == "whisper":
         features = contents.feature_extractor
         whisper.export_whisper(

@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from transduce.arguments import Group
 from transduce.cli.common import OptionalFile, check_stdin, read_side, side_name
 from transduce.config import within
-from transduce.data.lines import split_table
+from transduce.data.tables import split_table
 from transduce.errors import InputError
 from transduce.score.measures import Tokenization, TranslationMeasure, bleu, chrf, comet, ter
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines

@@ -22,8 +22,9 @@ from transduce.cli.common import OptionalFile
 from transduce.config import at_least
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.language import CUT, encode_text, read_header, read_text, write_shard
-from transduce.data.lines import TABLES, check_text, decode_lines, table_files
+from transduce.data.lines import check_text, decode_lines
 from transduce.data.parallel_text import Pair, PairFiles, has_text
+from transduce.data.tables import TABLES, table_files
 from transduce.data.tokenizer_files import (
     FILES,
     KINDS,

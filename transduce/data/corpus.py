@@ -12,8 +12,8 @@ import numpy as np
 
 from transduce.config import Common, at_least
 from transduce.data.base_tokenizer import tag_of
-from transduce.data.lines import table_files
 from transduce.data.parallel_text import LargeText, PairFiles, ParallelText
+from transduce.data.tables import table_files
 from transduce.errors import InputError
 
 CACHE = Path("runs/text")

@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 
 from transduce.config import Common, within
-from transduce.data.lines import each_record, read_lines
+from transduce.data.lines import read_lines
+from transduce.data.tables import each_record
 from transduce.errors import InputError
 
 Row = dict[str, str]

@@ -13,7 +13,8 @@ from typing import TypeVar
 import numpy as np
 
 from transduce.data.base_tokenizer import TAG
-from transduce.data.lines import each_cell_row, each_line, in_step, lines_fingerprint
+from transduce.data.lines import each_line, in_step, lines_fingerprint
+from transduce.data.tables import each_cell_row
 from transduce.errors import InputError
 from transduce.process import Bar
 

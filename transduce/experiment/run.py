@@ -45,10 +45,11 @@ from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
-from transduce.train.log import TRACKERS, Sink, standard_sinks
+from transduce.train.log import Sink, standard_sinks
 from transduce.train.objectives import Objective
 from transduce.train.optim import merge, merged
 from transduce.train.state import Progress, Validation, gathered, parts_like
+from transduce.train.trackers import TRACKERS
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 

@@ -1,22 +1,19 @@
 """The log of a training, a list of sinks: a progress bar with the use of the device (MFU), files of
-the run, TensorBoard, Weights & Biases, MLflow, others."""
+the run, TensorBoard, services (trackers.py), others."""
 
 import json
 import math
-import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from transduce.config import flatten
 from transduce.device import peak_memory
-from transduce.errors import InputError, require
+from transduce.errors import require
 from transduce.files import read_json_lines, write_file
 from transduce.plot import learning_curve
 from transduce.process import Bar
@@ -294,93 +291,6 @@ class TensorBoard(Sink):
     def close(self) -> None:
         """Write what is left."""
         self.board.close()
-
-
-class Tracker(Sink):
-    """Sends numbers and samples to a service, as variables of the service's own library say.
-
-    Args:
-        directory: of the run; its name is the name there, and a file in it has the id, by which a
-            training that is resumed goes on there, too.
-        config: the experiment, as `to_dict` gives it.
-    """
-
-    name = ""
-    """Of the library, and of the extra that brings it."""
-    log: Callable[[dict[str, Any], int], object]
-    finish: Callable[[], object]
-
-    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
-        self.directory = directory
-        self.config = config
-
-    def open(self, progress: Progress) -> None:
-        """Begin a run there, or go on with the one that was begun; InputError if it fails."""
-        self.library: Any = import_module(self.name)
-        path = self.directory / f"{self.name}.id"
-        try:
-            write_file(path, self.begin(path.read_text() if path.is_file() else None))
-        except Exception as error:  # the libraries' own classes
-            raise InputError(
-                f"--log {self.name} must reach its service, but: {error}; see the variables of "
-                f"that library, remove {path} if the run there is gone, or leave out --log"
-            ) from error
-
-    def begin(self, run_id: str | None) -> str:
-        """Begin a run, or go on with the one of this id; set `log` and `finish`; return its id."""
-        raise NotImplementedError
-
-    def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
-        """Send them."""
-        self.log({f"{kind}/{name}": value for name, value in values.items()}, progress.update)
-
-    def close(self) -> None:
-        """Send what is left."""
-        self.finish()
-
-
-class WeightsAndBiases(Tracker):
-    """Weights & Biases; WANDB_MODE=offline leaves all in the run's directory, to be sent later."""
-
-    name = "wandb"
-
-    def begin(self, run_id: str | None) -> str:
-        """Begin or go on."""
-        os.environ.setdefault("WANDB_PROJECT", "transduce")
-        where, config = self.directory, self.config
-        run = self.library.init(
-            dir=where, name=where.name, config=config, id=run_id, resume="allow"
-        )
-        self.log, self.finish = run.log, run.finish
-        return str(run.id)
-
-    def validation(self, progress: Progress, validation: Validation) -> None:
-        """Send samples as a table."""
-        rows = [list(sample) for sample in validation.samples]
-        table = self.library.Table(columns=["source", "reference", "output"], data=rows)
-        self.log({"valid/samples": table}, progress.update)
-
-
-class MLflow(Tracker):
-    """MLflow; MLFLOW_TRACKING_URI names the server."""
-
-    name = "mlflow"
-
-    def begin(self, run_id: str | None) -> str:
-        """Begin or go on."""
-        run = self.library.start_run(run_id=run_id, run_name=self.directory.name)
-        self.log, self.finish = self.library.log_metrics, self.library.end_run
-        if run_id is None:  # parameters cannot be changed there
-            self.library.log_params(flatten(self.config))
-        return str(run.info.run_id)
-
-    def validation(self, progress: Progress, validation: Validation) -> None:
-        """Send samples as a file."""
-        self.library.log_text(as_table(validation), f"samples/{progress.update:08d}.tsv")
-
-
-TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (WeightsAndBiases, MLflow)}
-"""By what --log names."""
 
 
 def require_libraries(trackers: Sequence[str] = ()) -> None:

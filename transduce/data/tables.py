@@ -1,0 +1,269 @@
+"""Columns of tables: Parquet, Arrow, CSV, tabs, JSON lines, TMX, and the zips of OPUS."""
+
+import csv
+import gzip
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from transduce.data.lines import bounded_lines, decode_lines, each_line, in_step
+from transduce.errors import InputError, require
+
+ARROW = (".parquet", ".arrow", ".feather")
+"""Endings of tables of pyarrow; the last two are Arrow's own format, as a file or as a stream."""
+
+TABLES = (*ARROW, ".csv", ".jsonl", ".tmx", ".tmx.gz", ".zip")
+"""Endings of tables."""
+
+LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+"""The attribute of a TMX file that names the language of a text."""
+
+CODES = ("bpt", "ept", "ph", "it", "ut")
+"""Elements of a TMX file that hold the markup of another format, and no text."""
+
+ROWS = 1 << 14
+"""Rows of a Parquet file that are read at a time."""
+
+
+def split_table(
+    lines: Iterable[str], name: str, *, comma: bool = False
+) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The names of the columns, which the first line has; and the number and the cells of every
+    other row, blank ones left out.
+
+    Args:
+        name: stands for the table in errors.
+        comma: cells are those of CSV, with commas and quotes; otherwise tabs separate them.
+
+    Raises:
+        InputError: there is no line to name the columns, one is named twice, or a row has more or
+            fewer cells.
+    """
+    rows = _csv_rows(lines, name) if comma else enumerate((line.split("\t") for line in lines), 1)
+    _, header = next(rows, (0, None))
+    if header is None:
+        raise InputError(
+            f"a table must begin with a line that names its columns, but {name} is empty"
+        )
+    columns = ", ".join(header)
+    if len(set(header)) < len(header):
+        raise InputError(
+            f"a table must name every column once, but {name} has {columns}; rename one of them"
+        )
+    if len(header) == 1 < len(columns.split()):
+        between, has = ("commas", "no commas") if comma else ("tabs", "spaces")
+        raise InputError(
+            f"columns must have {between} between them, but the first line of {name} has {has}: "
+            f"{columns!r}; write tabs, or commas in a file that ends in .csv"
+        )
+    return header, _checked_rows(rows, header, name, comma)
+
+
+def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of CSV, and the line where each row begins; the end of a line inside of quotes
+    becomes a space."""
+    reader = csv.reader((f"{line}\n" for line in lines), strict=True)
+    number = 1
+    try:
+        for row in reader:
+            yield number, [cell.replace("\n", " ") for cell in row] or [""]
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"{name} must be CSV, but the row from line {number} on is not: {error}; look for "
+            "quotes that do not end, and write a quote inside of quotes twice"
+        ) from error
+
+
+def _checked_rows(
+    rows: Iterator[tuple[int, list[str]]], header: Sequence[str], name: str, comma: bool
+) -> Iterator[tuple[int, list[str]]]:
+    way_out = "put quotes around texts with commas" if comma else "tabs separate cells"
+    for number, row in rows:
+        if len(row) == len(header):
+            yield number, row
+        elif row != [""]:
+            raise InputError(
+                f"a line must have a cell for every column, but {name}, line {number}, has "
+                f"{len(row)} cells for {len(header)} columns ({', '.join(header)}); {way_out}"
+            )
+
+
+def each_record(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows of a table in text, by column, and their places for messages.
+
+    The rows are JSON objects (.json, .jsonl), or the first one names the columns, with commas
+    between them (.csv) or tabs. A cell without a value is "".
+
+    Raises:
+        InputError: there is no such file, or it is something else; by file and line.
+    """
+    if path.suffix in (".json", ".jsonl"):
+        for number, line in enumerate(each_line(path), start=1):
+            if line.strip():
+                yield f"{path}, line {number},", _json_record(line, path, number)
+        return
+    header, rows = split_table(each_line(path), str(path), comma=path.suffix == ".csv")
+    for number, row in rows:
+        yield f"{path}, line {number},", dict(zip(header, row, strict=True))
+
+
+def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
+    """The cells of a JSON object; "translation.en" is the field en of the field translation."""
+    try:
+        cells = {}
+        for name, cell in json.loads(line).items():
+            inner = cell if isinstance(cell, dict) else {"": cell}
+            for field, value in inner.items():
+                text = "" if value is None else str(value)
+                cells[f"{name}.{field}".removesuffix(".")] = text.replace("\n", " ")
+        return cells
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"a line must be a JSON object, but {path}, line {number}, is not: {error}; "
+            'write {"audio_filepath": "a.wav", "text": "good day"}'
+        ) from error
+
+
+def table_files(path: Path) -> tuple[Path, ...]:
+    """A table, or those of a directory by name.
+
+    Raises:
+        InputError: there is none.
+    """
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in files if file.name.endswith(TABLES) and file.is_file()]
+    if not files:
+        raise InputError(
+            f"a table must be a file or a folder of files that end in {', '.join(TABLES)}, but "
+            f"{path} is none"
+        )
+    return tuple(files)
+
+
+def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The cells of these columns, row by row; "translation.en" is the field en of the column
+    translation. The columns of TMX files and of Moses zips of OPUS are languages.
+
+    A cell without a value is "", and a line break inside a cell becomes a space.
+
+    Raises:
+        InputError: pyarrow is not installed, the file is damaged, or it has no such column of text.
+    """
+    readers = {".csv": _record_rows, ".jsonl": _record_rows, ".zip": _moses_rows}
+    readers |= dict.fromkeys(ARROW, _arrow_rows)
+    return readers.get(path.suffix, _tmx_rows)(path, columns)
+
+
+def _record_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for place, row in each_record(path):
+        _check_columns(place, columns, row)
+        yield tuple(row[column] for column in columns)
+
+
+def _moses_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    try:
+        with zipfile.ZipFile(path) as packed:
+            sides, names = [], []
+            for language in languages:
+                files = [name for name in packed.namelist() if name.endswith(f".{language}")]
+                if len(files) != 1:
+                    endings = [name.rpartition(".")[2] for name in packed.namelist()]
+                    _check_columns(str(path), [language], endings)
+                    raise InputError(f"one .{language} must be in {path}, not {files}; unpack it")
+                names.append(f"{path}: {files[0]}")
+                lines = bounded_lines(packed.open(files[0]).readline, names[-1])
+                sides.append(decode_lines(lines, names[-1]))
+            yield from in_step(names, *sides)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        raise InputError(f"{path} is no whole zip file: {error}; fetch it again") from error
+
+
+def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The texts of each unit that has one of the languages; en-GB also stands for a missing en."""
+    body = ElementTree.Element("body")
+    texts: dict[str, str] = {}
+    known = set[str]()
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            for event, element in ElementTree.iterparse(file, ("start", "end")):
+                match event, element.tag.rpartition("}")[2]:
+                    case "start", "body":
+                        body = element
+                    case "end", code if code in CODES:
+                        element.text = ""
+                    case "end", "tuv":
+                        name = (element.get(LANGUAGE) or element.get("lang") or "").lower()
+                        segments = chain(*(s.itertext() for s in element.findall("{*}seg")))
+                        text = " ".join("".join(segments).split())
+                        texts = {name.split("-")[0]: text} | texts | {name: text}
+                    case "end", "tu":
+                        row = tuple(texts.get(language.lower(), "") for language in languages)
+                        if any(row):
+                            yield row
+                        known |= texts.keys()
+                        texts = {}
+                        body.clear()  # or all units would stay in memory
+    except (SyntaxError, zlib.error, EOFError, OSError, LookupError, ValueError) as error:
+        # the last two are of unknown encodings
+        raise InputError(
+            f"{path} is no whole TMX file: {error}; fetch it again, or convert it to UTF-8"
+        ) from error
+    _check_columns(str(path), [language.lower() for language in languages], sorted(known))
+
+
+def _check_columns(place: str, columns: Iterable[str], present: Iterable[str]) -> None:
+    for column in columns:
+        if column not in present:
+            raise InputError(
+                f"source and target must be columns of text, but {place} has no {column} of that "
+                f"kind; it has {', '.join(present) or 'none'}; name them with --source-column and "
+                "--target-column (in transduce data clean with --source and --target)"
+            )
+
+
+def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    require("pyarrow", str(path), "arrow")
+    import pyarrow
+
+    try:
+        for batch in _record_batches(path):
+            table = pyarrow.Table.from_batches([batch]).flatten()
+            yield from zip(*(_cells(table, column, path) for column in columns), strict=True)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} is no whole Parquet or Arrow file: {error}; fetch it again"
+        ) from error
+
+
+def _record_batches(path: Path) -> Iterator[Any]:
+    from pyarrow import ArrowInvalid, ipc, memory_map, parquet
+
+    if path.suffix == ".parquet":
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(ROWS)
+        return
+    with memory_map(str(path)) as source:
+        try:
+            reader = ipc.open_file(source)
+        except ArrowInvalid:
+            yield from ipc.open_stream(source)
+        else:
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+
+
+def _cells(table: Any, column: str, path: Path) -> list[str]:
+    from pyarrow import types
+
+    texts = [
+        field.name
+        for field in table.schema
+        if types.is_string(field.type) or types.is_large_string(field.type)
+    ]
+    _check_columns(str(path), [column], texts)
+    return [(cell or "").replace("\n", " ") for cell in table[column].to_pylist()]

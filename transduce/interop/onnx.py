@@ -1,0 +1,196 @@
+"""Models in ONNX, which many programs run: the encoder, and one step of the decoder with its
+cache."""
+
+import warnings
+from collections.abc import Callable, Collection
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.tokenizer_files import write_tokenizers
+from transduce.errors import require
+from transduce.interop.pretrained import CONFIG, check_exportable, write_settings
+from transduce.model.cache import Cache, LayerCache
+from transduce.model.config import TransformerConfig
+from transduce.model.layers import Layer
+from transduce.model.transformer import Transformer
+
+ENCODER, STEP = "encoder.onnx", "step.onnx"
+OPSET = 18
+AXES = {
+    "source": {0: "sentences", 1: "source positions"},
+    "lengths": {0: "sentences"},
+    "memory_keys": {1: "sentences", 3: "positions"},
+    "memory_values": {1: "sentences", 3: "positions"},
+    "memory_lengths": {0: "sentences"},
+    "tokens": {0: "rows"},
+    "keys": {1: "rows", 3: "length"},
+    "values": {1: "rows", 3: "length"},
+    "logits": {0: "rows"},
+    "new_keys": {1: "rows", 3: "length + 1"},
+    "new_values": {1: "rows", 3: "length + 1"},
+}
+"""The axes of any size, of each input and output."""
+
+
+MemoryKeys = Float[Tensor, "C B K M E"]
+"""Keys or values of the memory: C layers, K heads, M positions."""
+
+
+class GivenCache(LayerCache):
+    """The cache of one layer as tensors that come in; what `append` gives goes out."""
+
+    def __init__(self, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor] | None) -> None:
+        super().__init__()
+        self.buffers = list(past)
+        self.memory = memory
+        self.length = past[0].size(2)
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All positions, in new tensors."""
+        keys, values = self.buffers
+        self.buffers = [torch.cat((keys, key), dim=2), torch.cat((values, value), dim=2)]
+        return self.buffers[0], self.buffers[1]
+
+
+def rms_norm(norm: nn.RMSNorm, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+    """RMSNorm as its formula, for ONNX has no operator for it in this version."""
+    assert norm.eps is not None
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps) * norm.weight
+
+
+class Traced(nn.Module):
+    """A function of a model and tensors as a module, for the exporter."""
+
+    def __init__(self, model: Transformer, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What the function gives."""
+        return self.function(self.model, *tensors)
+
+
+def encode_memory(
+    model: Transformer, source: Int[Tensor, "B S"], lengths: Int[Tensor, " B"]
+) -> tuple[MemoryKeys, MemoryKeys, Int[Tensor, " B"]]:
+    """The projected keys and values of every layer's cross-attention, and the lengths of the
+    memory."""
+    memory = model.encode(source, lengths)
+    assert model.decoder is not None and memory.lengths is not None
+    crosses = [layer.cross for layer in model.decoder.layers if isinstance(layer, Layer)]
+    parts = [cross.project(memory.states) for cross in crosses if cross is not None]
+    keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
+    return keys, values, memory.lengths
+
+
+def decode_step(
+    model: Transformer,
+    tokens: Int[Tensor, " N"],
+    keys: Float[Tensor, "C N K L E"],
+    values: Float[Tensor, "C N K L E"],
+    *memory: Tensor,
+) -> tuple[Float[Tensor, "N V"], Float[Tensor, "C N K P E"], Float[Tensor, "C N K P E"]]:
+    """The logits of one more token of every row, and keys and values with one position more.
+
+    Args:
+        memory: what `encode_memory` gives; nothing for a decoder alone.
+    """
+    cache = Cache(len(keys))
+    for i in range(len(keys)):
+        cross = (memory[0][i], memory[1][i]) if memory else None
+        cache.layers[i] = GivenCache((keys[i], values[i]), cross)
+    cache.memory_lengths = memory[2] if memory else None
+    logits = model.decode(tokens[:, None], cache=cache)
+    new_keys, new_values = (
+        torch.stack([layer.buffers[side] for layer in cache.layers]) for side in (0, 1)
+    )
+    return logits[:, 0], new_keys, new_values
+
+
+def export_onnx(
+    model: Transformer,
+    directory: Path,
+    *,
+    source: Tokenizer | None,
+    target: Tokenizer,
+    suppress: Collection[int] = (),
+) -> None:
+    """Write step.onnx, of a model with an encoder encoder.onnx, and config.json with what a search
+    needs to know.
+
+    Args:
+        suppress: ids that the run never writes, beside those that have no text.
+
+    Batches and lengths may have any size, up to the model's max_positions where positions come from
+    a table.
+
+    Raises:
+        InputError: the library onnx is not installed, or the model has no decoder, or parts that
+            are not written.
+    """
+    config = model.config
+    check_exportable(config, "ONNX", ("attention", "window", "n_experts"))
+    require("onnx", "this export", "onnx")
+    model = deepcopy(model).eval()
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.forward = partial(rms_norm, module)  # type: ignore[method-assign]
+    directory.mkdir(parents=True, exist_ok=True)
+    assert model.decoder is not None
+    n_layers = len(model.decoder.layers)
+    past = torch.zeros(n_layers, 2, config.kv_heads, 3, config.d_head)
+    inputs = {"tokens": torch.zeros(2, dtype=torch.long), "keys": past, "values": past}
+    if config.encoder is not None:
+        sources = {"source": torch.zeros(2, 5, dtype=torch.long), "lengths": torch.tensor([5, 4])}
+        names = ["memory_keys", "memory_values", "memory_lengths"]
+        _write_onnx(Traced(model, encode_memory), directory / ENCODER, sources, names)
+        with torch.no_grad():
+            inputs |= dict(zip(names, encode_memory(model, *sources.values()), strict=True))
+    _write_onnx(
+        Traced(model, decode_step), directory / STEP, inputs, ["logits", "new_keys", "new_values"]
+    )
+    write_tokenizers(directory, source, target, alone=config.encoder is None)
+    never = {*target.suppressed, *range(target.vocab_size, config.vocab_size), *suppress}
+    write_settings(directory / CONFIG, _onnx_settings(config, target, never))
+
+
+def _onnx_settings(config: TransformerConfig, target: Tokenizer, never: set[int]) -> dict[str, Any]:
+    """What a search needs to know; `never` are ids that it does not write."""
+    assert config.decoder is not None
+    return {
+        "n_layers": config.decoder.n_layers,
+        "n_kv_heads": config.kv_heads,
+        "d_head": config.d_head,
+        "vocab_size": config.vocab_size,
+        "bos_id": target.bos_id,
+        "eos_id": target.eos_id,
+        "suppressed": sorted(never),
+    }
+
+
+def _write_onnx(
+    module: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: list[str]
+) -> None:
+    """Trace a module with these inputs and write what it computes."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter(
+            "ignore"
+        )  # sizes are taken as constants where they choose a way to compute
+        torch.onnx.export(
+            module,
+            tuple(inputs.values()),
+            str(path),
+            input_names=[*inputs],
+            output_names=outputs,
+            dynamic_axes={name: AXES[name] for name in (*inputs, *outputs)},
+            opset_version=OPSET,
+            dynamo=False,
+        )
