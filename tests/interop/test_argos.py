@@ -52,6 +52,10 @@ def test_what_argos_cannot_run_is_refused(run, tmp_path, capsys):
     assert export(apart, tmp_path / "a.argosmodel", "--languages", "en", "de") == 2
     assert "share one SentencePiece model" in capsys.readouterr().err
     assert not (tmp_path / "a.argosmodel").exists()
+    assert export(run, tmp_path / "none" / "a.argosmodel", "--languages", "en", "de") == 2
+    assert "an output's folder must exist" in capsys.readouterr().err
+    assert export(run, tmp_path / "a.argosmodel", "--languages", "../en", "de") == 2
+    assert "a language is a code such as en or pt-BR, but not '../en'" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from transduce.cli.common import (
     checked,
     lines_or_errors,
 )
+from transduce.cli.large_files import check_output
 from transduce.errors import InputError
 from transduce.hub import PREFIX
 
@@ -262,6 +263,10 @@ def export(
         raise InputError(f"a model is exported with its tokenizer, but {run} has none")
     if (to == "argos") != all(languages):
         raise InputError("--to argos takes --languages SOURCE TARGET (en de), and no other does")
+    if to == "argos":
+        check_output(directory)
+        if others := [code for code in languages if not code.replace("-", "").isalnum()]:
+            raise InputError(f"a language is a code such as en or pt-BR, but not {others[0]!r}")
     if not _exported(run, contents, directory, to, languages):
         kind = type(contents.target_tokenizer).__name__
         print(f"transduce: {to} has no place for a {kind}, which was not written", file=sys.stderr)
