@@ -168,7 +168,8 @@ transduce train translation files --train-source train.en --train-target train.d
 transduce train translation files --train-source train.de --train-target train.en --hold-out 20 --run BACK --tokenizer RUN/tokenizer.model
 transduce train speech-to-text manifest --train train.tsv --hold-out recordings --run SPEECH
 transduce train language-model text --train a.txt --valid b.txt --run LANGUAGE
-transduce train language-model text --train train.de --valid valid.de --run LM --tokenizer RUN/tokenizer.model
+transduce train language-model text --train train.de --valid valid.de --run LM --tokenizer RUN/tokenizer.model \\
+    --model.decoder.n-layers 2 --model.d-model 48
 """
 """Runs that pages name and do not make: the names of directories, which stand there for any run."""
 
