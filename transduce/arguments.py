@@ -191,7 +191,9 @@ def _deferred(function: Callable[..., Any], *, brief: bool) -> Callable[..., Any
 
 
 def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[^.]\.)(?<!al\.)\s|;\s", " ".join(text.split()))[0].removesuffix(".")
+    """The text up to the first full stop or semicolon that is in no parentheses."""
+    ends = r"((?<=[^.]\.)(?<!al\.)\s|;\s)(?![^(]*\))"
+    return re.split(ends, " ".join(text.split()))[0].removesuffix(".")
 
 
 def _first_clauses(text: str) -> str:

@@ -1,0 +1,26 @@
+"""recipes/configs: each file is its setting, and what --print-config writes today."""
+
+import os
+
+import pytest
+
+from scripts.ops.configs import FOLDER, RECIPES, ROOT, configs
+from transduce.experiment.command import with_files
+
+CASES = [(recipe, setting) for recipe in RECIPES for setting in recipe.SETTINGS]
+
+pytestmark = pytest.mark.skipif("TRANSDUCE_DATA" in os.environ, reason="settings then name its folders")
+
+
+def test_files_are_what_print_config_prints():
+    files = {path: path.read_text("utf-8") for path in FOLDER.glob("*/*")}
+    assert files == dict(configs()), "python scripts/ops/configs.py writes them anew"
+
+
+@pytest.mark.parametrize(("recipe", "setting"), CASES, ids=[f"{each.__name__}-{name}" for each, name in CASES])
+def test_a_file_makes_any_setting_of_the_recipe_its_own(recipe, setting, tmp_path):
+    text = (FOLDER / recipe.__name__.removeprefix("recipes.") / f"{setting}.yaml").read_text("utf-8")
+    path = tmp_path / "config.yaml"
+    path.write_text(text.replace("recipes/", f"{ROOT}/recipes/"), "utf-8")
+    for _, other in recipe.SETTINGS.values():
+        assert with_files(other, [path]) == recipe.SETTINGS[setting][1]
