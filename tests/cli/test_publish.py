@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import huggingface_hub
 import pytest
+import yaml
 from huggingface_hub import constants
 
 import transduce as td
@@ -81,6 +82,27 @@ def test_what_is_published_translates_as_the_run_does(run, hub, capsys, monkeypa
     assert all(
         a.equal(b) for a, b in zip(*(td.load_model(x).parameters() for x in (run, "hub:anna/tiny")), strict=True)
     )
+
+
+def test_a_benchmark_gets_the_score_as_the_hub_reads_it(run, hub, capsys, tmp_path):
+    def score(search, measure, value, group=""):
+        return {"search": search, "measure": measure, "value": value, "score": f"{measure} {value} sig", "group": group}
+
+    copy = shutil.copytree(run, tmp_path / "copy")
+    scores = [score("greedy", "bleu", 4.5), score("beam5", "bleu", 5.256), score("beam5", "chrf", 30.0)]
+    (copy / "test.json").write_text(json.dumps([*scores, score("beam5", "bleu", 9.0, group="en-de")]))
+    assert main(["publish", str(copy), "anna/tiny", "--benchmark", "anna/captions/flickr"]) == 0
+    text = hub.repositories["anna/tiny"].files[".eval_results/transduce.yaml"]
+    (entry,) = huggingface_hub.parse_eval_result_entries(yaml.safe_load(text))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("anna/captions", "flickr", 5.26)
+    assert entry.notes == "beam5: bleu 5.256 sig"
+    capsys.readouterr()
+    for name in ("captions", "anna/captions", "a/b/c/d", "/b/c", "a/b/"):
+        assert main(["publish", str(copy), "anna/tiny", "--benchmark", name]) == 2
+        assert "a benchmark is USER/DATASET/TASK" in capsys.readouterr().err
+    (copy / "test.json").unlink()
+    assert main(["publish", str(copy), "anna/tiny", "--benchmark", "a/b/c"]) == 2
+    assert "test.json" in capsys.readouterr().err
 
 
 def test_the_cache_serves_without_a_network_and_only_what_a_run_has_is_fetched(run, hub, monkeypatch, tmp_path):

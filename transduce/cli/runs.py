@@ -1,10 +1,12 @@
 """What commands do with a run directory: describe, average, publish, tokenize, import, export."""
 
+import re
 import sys
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import yaml
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import (
@@ -19,7 +21,7 @@ from transduce.cli.common import (
     lines_or_errors,
 )
 from transduce.cli.large_files import check_output
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.hub import PREFIX
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ def publish(
     name: Positional[Name],
     *,
     private: Flag = False,
+    benchmark: Annotated[str, arg(metavar="USER/DATASET/TASK")] = "",
 ) -> None:
     """Put a finished run on the Hugging Face hub, for RUN or td.load to be hub:USER/NAME anywhere
     else.
@@ -124,6 +127,8 @@ def publish(
 
     Args:
         private: Only you see the repository.
+        benchmark: The benchmark on the hub whose test the run has scores on: the first score of its
+            last search goes into .eval_results, which the hub shows and ranks.
     """
     from transduce.hub import CARD, repository, upload
     from transduce.report.documents import is_unchanged, write_card
@@ -138,6 +143,8 @@ def publish(
     load_model(run)  # so that nothing goes there that cannot be loaded
     files = {each: run / each for each in PUBLISHED if each != CARD and (run / each).is_file()}
     files[CARD] = write_card(run)
+    if benchmark:
+        files[".eval_results/transduce.yaml"] = _write_benchmark(run, benchmark)
     is_generated = is_unchanged(files[CARD].read_text("utf-8", errors="replace"))
 
     def keeps(card: str) -> bool:
@@ -152,6 +159,37 @@ def publish(
         print(f"  {each}  {path.stat().st_size / 1e6:,.1f} MB", flush=True)
     url = upload(identifier, files, known=PUBLISHED, keeps=keeps, private=private, revision=branch)
     print(f"{url}: transduce describe {address}")
+
+
+def _write_benchmark(run: Path, benchmark: str) -> Path:
+    """Write a score of a test as the hub reads it.
+
+    Raises:
+        InputError: the benchmark's name has not three parts, or there is no score.
+    """
+    require("huggingface_hub", "publish --benchmark", "hub")
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    from transduce.files import write_file
+    from transduce.report.record import read_scores
+
+    dataset, _, task = benchmark.rpartition("/")
+    if not re.fullmatch("[^/]+/[^/]+/[^/]+", benchmark):
+        raise InputError(
+            f"a benchmark is USER/DATASET/TASK, such as cais/hle/default, but it is {benchmark!r}"
+        )
+    path = run / "test.json"
+    scores = [each for each in read_scores(path) if not each.group] if path.is_file() else []
+    if not scores:
+        raise InputError(
+            f"a benchmark's score is one of test.json, but {run} has none; train with test data"
+        )
+    score = next(each for each in scores if each.search == scores[-1].search)
+    notes = f"{score.search}: {score.score}"
+    entry = EvalResultEntry(dataset, task, round(score.value, 2), notes=notes)
+    output = run / "eval_results.yaml"
+    write_file(output, yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False))
+    return output
 
 
 def shortlist(
