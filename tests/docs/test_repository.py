@@ -52,6 +52,13 @@ def test_extras_and_blocks_of_pages_are_what_they_should_be():
     assert max(len(line) for line in re.findall(r"^    .*$", (ROOT / "README.md").read_text("utf-8"), re.M)) <= 85
 
 
+def test_the_readme_says_how_long_the_core_is():
+    files = [path for room in ("model", "decode", "train") for path in (ROOT / "transduce" / room).glob("*.py")]
+    n_lines = sum(len(path.read_text("utf-8").splitlines()) for path in files)
+    said = re.search(r"Model, search and training are ([\d,]+) lines", (ROOT / "README.md").read_text("utf-8"))
+    assert said and abs(int(said[1].replace(",", "")) - n_lines) < 300
+
+
 def test_the_page_of_decoding_has_every_option_of_a_search():
     page = (ROOT / "docs" / "guides" / "decoding.md").read_text("utf-8")
     flags = {f"--{field.name.replace('_', '-')}" for field in fields(td.SearchConfig)} - {"--alignment-heads"}
