@@ -59,6 +59,24 @@ def test_generate_prints_prompts_with_what_follows(run, stdin, capsys, stream):
         assert out == printed(run, ["All"], max_length=12, beam_size=4, n=2, alpha=1.0)
 
 
+@pytest.mark.parametrize("stream", [[], ["--stream"]])
+def test_generate_ends_at_stop_strings_and_takes_a_bias(run, capsys, stream):
+    """Texts end with their first stop string; of a beam none is known before its end."""
+    common = ["generate", str(run), "--prompt", "ROMEO:", "it's", "--max-length", "30", *stream]
+    config = td.GenerationConfig(max_length=30)
+    texts = [text.text for (text,) in td.load(run).generate(["ROMEO:", "it's"], config)]
+    stops = [texts[0][4:6], texts[1][7:8]]
+    ends = [min(text.find(s) + len(s) for s in stops if s in text) for text in texts]
+    assert main([*common, "--stop", stops[0], "--stop", stops[1]]) == 0
+    cut = [p + text[:end] + "\n" for p, text, end in zip(["ROMEO:", "it's"], texts, ends, strict=True)]
+    assert capsys.readouterr().out == RULE.join(cut)
+    assert main([*common, "--stop", "a", "--beam-size", "2"]) == 2
+    assert "beam_size=2; set it to 1" in capsys.readouterr().err
+    assert main([*common, "--logit-bias", "e", "-100", "5", "100", "--min-p", "0.1"]) == 0
+    want = printed(run, ["ROMEO:", "it's"], max_length=30, logit_bias={"e": -100.0, 5: 100.0}, min_p=0.1)
+    assert capsys.readouterr().out == want
+
+
 def test_a_stream_comes_in_pieces(run, monkeypatch):
     pieces = []
     out = io.StringIO()

@@ -7,7 +7,7 @@ from tests.decode.test_beam import same
 from tests.decode.test_phrases import SURFACES, VOCABULARY, WIDE, every, search, text
 from transduce.decode.beams import Hypothesis
 from transduce.decode.phrases import Prefix, Required
-from transduce.decode.rules import TextRule, known_words
+from transduce.decode.rules import TextRule, by_sentence, known_words
 
 LEXICONS = [["a"], ["ab", "ba"], ["aba", "b"], ["a", "ab", "abb", "baab"]]
 
@@ -27,22 +27,22 @@ def lexicon(words: list[str]) -> TextRule:
 @pytest.mark.parametrize("words", LEXICONS)
 def test_only_known_words_come_out_and_nothing_else_is_lost(words):
     language = Language(seed=2, vocab_size=len(SURFACES))
-    wide = search(language, [4, 5], WIDE, rules=[lexicon(words).rule()])
+    wide = search(language, [4, 5], WIDE, rules=[by_sentence([lexicon(words)] * 2)])
     for sentence, got in zip([4, 5], wide, strict=True):
         want = [h for h in every(language, sentence) if known(h, words)]
         assert 1 <= len(want) < len(every(language, sentence))
         same(got, want)
     for beam_size in (1, 3):
-        found = search(language, list(range(30)), beam_size, rules=[lexicon(words).rule()])
-        alone = [search(language, [i], beam_size, rules=[lexicon(words).rule()])[0] for i in (0, 17)]
+        found = search(language, list(range(30)), beam_size, rules=[by_sentence([lexicon(words)] * 30)])
+        alone = [search(language, [i], beam_size, rules=[by_sentence([lexicon(words)])])[0] for i in (0, 17)]
         assert [found[0], found[17]] == alone
         assert all(known(h, words) for each in found for h in each)
 
 
 def test_a_byte_of_no_word_leads_nowhere():
-    ruled_out = lexicon(["b"]).ruled_out([[], [4], [4, 4]])
+    added = [lexicon(["b"])(tokens).tolist() for tokens in ([], [4], [4, 4])]
     writes = {EOS: " ", **{i: surface.decode() for i, surface in enumerate(SURFACES) if surface}}
-    free = [{writes[i] for i in writes if not row[i]} for row in ruled_out.tolist()]
+    free = [{writes[i] for i in writes if row[i] == 0} for row in added]
     assert free == [{" ", "b"}, {" "}, set()]
 
 
@@ -51,12 +51,11 @@ def test_what_has_a_prefix_or_must_hold_something_is_free_of_it():
     language, words = Language(seed=3, vocab_size=len(SURFACES)), ["b"]
     prefix = Prefix(VOCABULARY, [], b"ab")
     for beam_size in (1, 3):
-        found = search(
-            language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], rules=[lexicon(words).rule(free={0})]
-        )
+        rules = [by_sentence([None, lexicon(words), lexicon(words)])]
+        found = search(language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], rules=rules)
         assert found[0] == search(language, [8], beam_size, prefixes=[prefix])[0]
-        assert found[1:] == search(language, [8, 7], beam_size, rules=[lexicon(words).rule()])
+        assert found[1:] == search(language, [8, 7], beam_size, rules=[by_sentence([lexicon(words)] * 2)])
     required = Required(VOCABULARY, [[b"ab"], []])
-    first, second = search(language, [8, 7], 3, required=required, rules=[lexicon(words).rule(free={0})])
+    first, second = search(language, [8, 7], 3, required=required, rules=[by_sentence([None, lexicon(words)])])
     assert [first] == search(language, [8], 3, required=Required(VOCABULARY, [[b"ab"]]))
     assert all(known(h, words) for h in second)

@@ -1,6 +1,8 @@
 """Phrases that outputs begin with or must not hold, against every sequence there is, read as text."""
 
+import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from transduce.decode.beam import beam_search
 from transduce.decode.beams import Hypothesis
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.phrases import Prefix, Required, Vocabulary
-from transduce.decode.rules import Constraints, forbidden_phrases
+from transduce.decode.rules import Constraints, biased_phrases, by_sentence, forbidden_phrases
 from transduce.decode.sample import GREEDY, Sampler
 
 SURFACES = [b"", b"", b"", b"a", b"b", b"ab", b" a", b"ba"]
@@ -56,14 +58,14 @@ def search(
 def test_a_forbidden_phrase_comes_out_of_no_tokens_and_nothing_else_is_lost(phrases):
     language = Language(seed=2, vocab_size=len(SURFACES))
     forbidden = forbidden_phrases(VOCABULARY, [phrase.encode() for phrase in phrases])
-    wide = search(language, [4, 5], WIDE, rules=[forbidden.rule()])
+    wide = search(language, [4, 5], WIDE, rules=[by_sentence([forbidden] * 2)])
     for sentence, got in zip([4, 5], wide, strict=True):
         want = [h for h in every(language, sentence) if not any(phrase in between(h) for phrase in phrases)]
         assert 1 <= len(want) < len(every(language, sentence))
         same(got, want)
     for beam_size in (1, 3):
-        found = search(language, list(range(30)), beam_size, rules=[forbidden.rule()])
-        alone = [search(language, [i], beam_size, rules=[forbidden.rule()])[0] for i in (0, 17)]
+        found = search(language, list(range(30)), beam_size, rules=[by_sentence([forbidden] * 30)])
+        alone = [search(language, [i], beam_size, rules=[by_sentence([forbidden])])[0] for i in (0, 17)]
         assert [found[0], found[17]] == alone
         assert not any(phrase in between(h) for each in found for h in each for phrase in phrases)
 
@@ -86,7 +88,7 @@ def test_a_prefix_wins_over_rules_and_what_is_impossible():
     language = Language(seed=3, vocab_size=len(SURFACES))
     forbidden, prefix = forbidden_phrases(VOCABULARY, [b"ab"]), Prefix(VOCABULARY, [], b"ab")
     for beam_size in (1, 4):
-        for each in search(language, [1, 2], beam_size, prefixes=[prefix] * 2, rules=[forbidden.rule()]):
+        for each in search(language, [1, 2], beam_size, prefixes=[prefix] * 2, rules=[by_sentence([forbidden] * 2)]):
             assert all(text(h).startswith("ab") and "ab" not in text(h)[1:] for h in each)
 
 
@@ -103,15 +105,51 @@ def matching_byte_by_byte_finds_what_python_finds(rng: random.Random) -> None:
     for _ in range(20):
         tokens = rng.choices(range(3, 8), k=rng.randint(0, 6))
         before = (b" " + b"".join(SURFACES[i] for i in tokens)).decode()
-        (got,) = forbidden.ruled_out([tokens]).tolist()
-        for token, ruled_out in enumerate(got):
+        for token, added in enumerate(forbidden(tokens).tolist()):
             after = before + (" " if token == EOS else SURFACES[token].decode())
-            assert ruled_out == any(after.find(word, max(0, len(before) - len(word) + 1)) >= 0 for word in words)
+            assert (added == -math.inf) == any(
+                after.find(word, max(0, len(before) - len(word) + 1)) >= 0 for word in words
+            )
 
 
 def test_a_prefix_without_tokens_is_refused():
     with pytest.raises(ValueError, match=r"^a prefix must be made of tokens, but this vocabulary cannot spell 'abc'$"):
         Prefix(VOCABULARY, [], b"abc")
+
+
+# Phrases with a bias
+
+
+def begun(text: str, bias: dict[str, float]) -> float:
+    """The largest share of a phrase that the text ends with a beginning of."""
+    shares = [nats * n / len(p) for p, nats in bias.items() for n in range(1, len(p)) if text.endswith(p[:n])]
+    return max([*shares, 0.0])
+
+
+def bonus(h: Hypothesis, bias: dict[str, float]) -> float:
+    """Of all that come, and of what a text that was cut ends with; the space before it was there already."""
+    seen = between(h)
+    total = sum(nats for phrase, nats in bias.items() for i in range(len(seen)) if seen.startswith(phrase, i))
+    return total - begun(" ", bias) + (0.0 if h.finished else begun(seen, bias))
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [{"aa": 2.0}, {"ab": 2.0, "b a ": 1.0}, {"a ": 4.0, "aab ": -2.0}, {" b": 3.0, "bb": 0.5, "abab": 8.0}],
+    ids=str,
+)
+def test_a_bias_counts_wherever_its_phrase_comes_and_is_given_back_where_it_does_not_go_on(bias):
+    """The whole space of outputs, ranked anew; a neighbour has other phrases, or none."""
+    language = Language(seed=2, vocab_size=len(SURFACES))
+    rule = biased_phrases(VOCABULARY, {phrase.encode(): nats for phrase, nats in bias.items()})
+    other = biased_phrases(VOCABULARY, {b"ba": 2.0})
+    found = search(language, [4, 5, 6], WIDE, rules=[by_sentence([rule, None, other])])
+    for sentence, got, each in zip([4, 5, 6], found, [bias, {}, {"ba": 2.0}], strict=True):
+        want = []
+        for h in every(language, sentence):
+            log_prob = h.log_prob + bonus(h, each)
+            want.append(replace(h, log_prob=log_prob, score=h.score * log_prob / h.log_prob))
+        same(got, sorted(want, key=lambda h: -h.score))
 
 
 # Required phrases

@@ -12,7 +12,7 @@ from torch import Tensor
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from transformers import TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer
 from tests.decode.test_beam import RULES, constrained, starts
@@ -90,6 +90,17 @@ def test_top_p_is_that_of_transformers(rng, top_p):
     want = TopPLogitsWarper(top_p)(NOTHING, logits.clone()).softmax(-1)
     got = probabilities(logits, SamplingConfig(top_p=top_p))
     torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("min_p", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_min_p_is_that_of_transformers(rng, min_p, top_p):
+    logits = 2 * torch.randn(7, 53, generator=rng, dtype=torch.float64)
+    nucleus_of = TopPLogitsWarper(top_p)(NOTHING, logits.clone() / 1.7) if top_p < 1 else logits / 1.7
+    want = MinPLogitsWarper(min_p)(NOTHING, nucleus_of).softmax(-1)
+    got = probabilities(logits, SamplingConfig(min_p=min_p, top_p=top_p, temperature=1.7))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    assert (got == 0).any() and (min_p < 1 or ((got > 0).sum(1) == 1).all())
 
 
 # Drawing

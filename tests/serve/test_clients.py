@@ -144,6 +144,8 @@ def test_completions(client, offline):
     assert [choice.text for choice in found.choices] == [output.text for each in outputs for output in each]
     assert {choice.finish_reason for choice in found.choices} == {"length"}
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (sum(map(len, prompts)), 4 * 12)
+    biased = client.completions.create(model="lm", prompt=prompts[0], max_tokens=5, logit_bias={"7": 100})
+    assert biased.choices[0].text == offline["lm"].tokenizer.decode([[7] * 5])[0]
     greedy = client.completions.create(model="lm", prompt=prompts, max_tokens=12, temperature=0, echo=True)
     texts = offline["lm"](prompts, GenerationConfig(max_length=12, temperature=0.0))
     assert [each.text for each in greedy.choices] == [

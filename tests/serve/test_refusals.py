@@ -82,8 +82,10 @@ def prompts(**fields: object) -> dict[str, object]:
          "suffix: String should have at most 0 characters, but it is 'x'; correct it"),
         ("/v1/completions", prompts(presence_penalty=0.5), 400,
          "presence_penalty: Input should be less than or equal to 0, but it is 0.5; correct it"),
-        ("/v1/completions", prompts(logit_bias={"5": 1}), 400, "logit_bias: Dictionary should have at most 0 items after "
-         "validation, not more, but it is {'5': 1}; correct it"),
+        ("/v1/completions", prompts(logit_bias={"5": "x"}), 400,
+         "logit_bias.5: Input should be a valid number, unable to parse string as a number, but it is 'x'; correct it"),
+        ("/v1/completions", prompts(logit_bias={"5": 1e9}), 400, "logit_bias must lie in [-1000, 1000], but "
+         "logit_bias=1000000000.0"),
         ("/v1/completions", prompts(best_of=3), 400, "best_of must be n, but it is 3; leave it out"),
         ("/v1/completions", prompts(temperature=0, n=2), 400,
          "greedy search has one text per prompt, but n=2 at temperature=0; raise the temperature, or use beam_size"),

@@ -190,7 +190,7 @@ def test_diverse_beams_reach_the_search_and_differ_more(text_run, letters_run, t
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": 0.5}, "temperature, top_k and top_p are of sampling, but temperature=0.5, top_k=0, top_p=1.0 and "
+        ({"temperature": 0.5}, "temperature, top_k, top_p and min_p are of sampling, but temperature=0.5, top_k=0, top_p=1.0, min_p=0.0 and "
          "sample=False; add sample"),
         ({"mbr": "chrf", "beam_size": 1}, "mbr=chrf chooses among beam_size hypotheses or samples, but beam_size=1; try "
          "beam_size=32 and sample"),

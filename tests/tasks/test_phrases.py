@@ -12,6 +12,7 @@ from tests.runs import GERMAN, RATE, library_tokenizer, sentences, sound
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.decode.rules import biased
 from transduce.tasks.generate import Generator
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=12)
@@ -218,7 +219,7 @@ def test_what_cannot_be_is_refused(translator):
         assert str(error.value) == message
     with pytest.raises(ValueError, match=r"prefix .* one string"):
         translator(LINES, prefix="Druck")
-    with pytest.raises(ValueError, match=r"forbidden phrase .* empty"):
+    with pytest.raises(ValueError, match=r"forbidden or biased .* empty"):
         translator(LINES, forbid=["a", ""])
     with pytest.raises(ValueError) as error:
         library("bpe").spelled("☃")
@@ -232,3 +233,52 @@ def test_a_phrase_without_tokens_or_letters_is_taken_as_it_stands(letters_run):
     assert generator(prompt, replace(config, forbid=("☃",))) == generator(prompt, config)
     free = td.GenerationConfig(max_length=60, seed=1, temperature=3.0)
     assert " " in generator(prompt, free)[0] and " " not in generator(prompt, replace(free, forbid=(" ",)))[0]
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_rule_of_ones_own_and_a_bias_of_ids_count_in_every_task(translator, transcriber, recordings, beam_size):
+    """Tokens that a rule in three lines takes out are those that -1000 nats, or suppress, take out."""
+    tokenizer = any_tokenizer("bytes")
+    generator = Generator(language_model(tokenizer.vocab_size).double(), tokenizer)
+    inputs = {translator: LINES, transcriber: [r.audio for r in recordings[:2]], generator: ["All:", "it"]}
+    for task, some in inputs.items():
+        greedy = {"beam_size": beam_size, "no_repeat_ngram": 4} | ({"temperature": 0.0} if beam_size == 1 else {})
+        plain = (
+            td.GenerationConfig(max_length=12, **greedy)
+            if task is generator
+            else SHORT.changed(beam_size=beam_size, no_repeat_ngram=4)
+        )
+        before = task(some, plain)
+        written = " ".join(before).encode()
+        often = [i for i, surface in enumerate(task.tokenizer.surfaces) if surface and surface in written]
+        want = task(some, plain.changed(suppress=tuple(often)))
+        assert want != before
+        assert task(some, plain.changed(logit_bias=dict.fromkeys(often, -1000.0))) == want
+
+        def without_them(scores, tokens, sentences, often=often):
+            scores[:, often] = -torch.inf
+            return scores
+
+        task.rules = [without_them]
+        assert task(some, plain) == want
+        task.rules = []
+        assert task(some, plain) == before
+
+
+def test_a_biased_phrase_comes_where_it_is_wanted_enough(translator, caplog):
+    name = "Oberbürgermeister"
+    assert not any(name in text for text in translator(LINES))
+    assert sum(name in text for text in translator(LINES, logit_bias={f" {name}": 100.0})) == 4
+    assert translator(LINES, logit_bias={f" {name}": -100.0}) == translator(LINES)
+    assert not caplog.messages
+    assert biased(library("unigram"), (("Brief", 1.0), ("\u6f22", 5.0))) is not None
+    assert biased(library("unigram"), (("\u6f22", 5.0),)) is None
+    assert caplog.messages == ["this vocabulary cannot spell '\u6f22', which is left out"] * 2
+    size = translator.tokenizer.vocab_size
+    for bias, message in (
+        ({str(size): 1.0}, f"0 to {size - 1}.*has {size}"),
+        ({"": 1.0}, "must have a character"),
+        ({"a": float("nan")}, r"must lie in \[-1000, 1000\], but logit_bias=nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            translator(LINES, logit_bias=bias)

@@ -151,8 +151,9 @@ def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run,
     with pytest.raises(ValueError) as error:
         translator(["Print it."], suppress=[3])
     size = translator.tokenizer.vocab_size
-    assert (
-        str(error.value) == f"suppress takes ids of 0 to {size - 1} except that of the end, but it has 3; leave it out"
+    assert str(error.value) == (
+        f"suppress and logit_bias take ids of 0 to {size - 1}, suppress without that of the end, but one has 3; "
+        "leave it out"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import arg
+from tyro.conf import UseAppendAction, arg
 
 from transduce.arguments import Group, Overrides
 from transduce.cli.common import (
@@ -244,6 +244,8 @@ class GenerationOutput:
 
     stream: Common[bool] = False
     """Print text as it comes, one text after the other; not in beam search."""
+    stop: UseAppendAction[tuple[str, ...]] = ()
+    """Strings that end a text, as its last part: --stop . --stop END; not in beam search."""
     format: Common[Literal["text", "json"]] = "text"
     """text: prompt and text, a rule between any two. json: an object per text and line."""
     token_scores: bool = False
@@ -323,7 +325,10 @@ class Generation(SearchJob):
         """Go on from prompts."""
         prompts = [_encodable(generator, checked(item), start + i) for i, item in enumerate(items)]
         texts = generator.generate(
-            prompts, first_prompt=start, token_scores=self.output.token_scores
+            prompts,
+            first_prompt=start,
+            stop=self.output.stop,
+            token_scores=self.output.token_scores,
         )
         progress(len(prompts), 0)
         pairs = [
@@ -349,7 +354,9 @@ class Generation(SearchJob):
         for number, prompt in enumerate(prompts, start=first_prompt):
             _encodable(generator, prompt, number)
             for k in range(generator.decoding.n):
-                pieces = generator.stream(prompt, prompt_number=number, text_number=k)
+                pieces = generator.stream(
+                    prompt, prompt_number=number, text_number=k, stop=self.output.stop
+                )
                 for piece in chain([rule + prompt], pieces, ["\n"]):
                     sys.stdout.write(piece)
                     sys.stdout.flush()

@@ -35,15 +35,36 @@ class RulesConfig:
     """Phrases that no output holds, not even inside of a word; a space at either end is the end of
     a word."""
 
+    logit_bias: tuple[tuple[str, float], ...] = ()
+    """Nats that are added to the score of each token with one of these ids, or of each phrase that
+    is no number: its beginning has a share by its length, which is taken back where the phrase
+    does not go on. A space at either end is the end of a word. -100 all but forbids. In Python, a
+    dict: {"Katze": 2.0, "17": -100}."""
+
     def __post_init__(self) -> None:
+        pairs = tuple((str(name), bias) for name, bias in dict(self.logit_bias).items())
+        object.__setattr__(self, "logit_bias", pairs)
+        for _, bias in pairs:
+            within("[-1000, 1000]", logit_bias=bias)
         at_least(0, self, "min_length", "no_repeat_ngram")
         within("[0.001, 1000]", self, "repetition_penalty")
-        if not all(self.forbid):
+        if not all((*self.forbid, *dict(pairs))):
             raise InputError(
-                "a forbidden phrase must have a character, but one is empty; leave it out"
+                "a phrase that is forbidden or biased must have a character, but one is empty; "
+                "leave it out"
             )
         at_least(0, suppress=min(self.suppress, default=None))
         at_least(0, suppress_first=min(self.suppress_first, default=None))
+
+    @property
+    def biased_ids(self) -> dict[int, float]:
+        """The bias of tokens."""
+        return {int(name): bias for name, bias in self.logit_bias if name.isdecimal()}
+
+    @property
+    def biased_phrases(self) -> tuple[tuple[str, float], ...]:
+        """The bias of phrases."""
+        return tuple(pair for pair in self.logit_bias if not pair[0].isdecimal())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +113,11 @@ class BeamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """Changes of logits before a token is drawn, in the order temperature, k, p.
+    """Changes of logits before a token is drawn, in the order temperature, k, p, min-p.
 
     Source: Fan et al. (2018), Hierarchical neural story generation, for top-k; Holtzman et al.
-    (2020), The curious case of neural text degeneration, for the nucleus.
+    (2020), The curious case of neural text degeneration, for the nucleus; Nguyen et al. (2025),
+    Turning up the heat: min-p sampling for creative and coherent LLM outputs.
     """
 
     temperature: float = 1.0
@@ -106,12 +128,16 @@ class SamplingConfig:
     off."""
     top_p: float = 1.0
     """In sampling, draw among the fewest tokens that have this probability together; 1 = off."""
+    min_p: float = 0.0
+    """In sampling, leave out tokens that have less than this share of the likeliest one's
+    probability; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "temperature", "top_k")
         within("(0, 1]", self, "top_p")
+        within("[0, 1]", self, "min_p")
 
     @property
     def is_default(self) -> bool:
         """Whether logits stay as they are."""
-        return (self.temperature, self.top_k, self.top_p) == (1.0, 0, 1.0)
+        return (self.temperature, self.top_k, self.top_p, self.min_p) == (1.0, 0, 1.0, 0.0)

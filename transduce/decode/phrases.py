@@ -6,7 +6,7 @@ that begins or ends with a space stands at the beginning or the end of a word.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class Vocabulary:
 
     def __init__(self, surfaces: Sequence[bytes], eos_id: int | None) -> None:
         self.surfaces = list(surfaces)
+        self.eos_id = eos_id
         self.ordered = sorted(
             (surface, i) for i, surface in enumerate(surfaces) if surface and i != eos_id
         )
@@ -97,10 +98,13 @@ class Trie:
     """The beginnings of some strings as numbered states, of which 0 is the empty one.
 
     Args:
+        values: of each string; 1 if not given.
         more: bytes that lead somewhere besides those of the strings.
     """
 
-    def __init__(self, strings: Iterable[bytes], more: bytes = b"") -> None:
+    def __init__(
+        self, strings: Collection[bytes], values: Iterable[float] = (), more: bytes = b""
+    ) -> None:
         self.children: list[dict[int, int]] = [{}]
         self.ends: list[int] = []
         """The state of each string."""
@@ -123,9 +127,9 @@ class Trie:
         nowhere."""
         for state, children in enumerate(self.children):
             self.next[state, self.column[list(children)]] = list(children.values())
-        self.is_end = np.zeros(len(self.next), dtype=bool)
-        """By state, whether a string ends in it."""
-        self.is_end[self.ends] = True
+        self.value = np.zeros(len(self.next), dtype=np.float32)
+        """By state, the value of the strings that end in it."""
+        self.value[self.ends] = list(values) or 1.0
 
     def state(self, text: bytes) -> int:
         """The state behind a text."""
@@ -135,12 +139,12 @@ class Trie:
         return state
 
     def walk(self, state: int, tokens: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-        """For every token: the state behind it, and whether a string ended in it."""
+        """For every token: the state behind it, and the value of the strings that ended in it."""
         states = np.full(len(tokens.surfaces), state, dtype=np.int32)
-        ended = np.zeros(len(states), dtype=bool)
+        ended = np.zeros(len(states), dtype=np.float32)
         for ids, column in tokens.columns:
             states[ids] = self.next[states[ids], self.column[column]]
-            ended[ids] |= self.is_end[states[ids]]
+            ended[ids] += self.value[states[ids]]
         return states, ended
 
 
@@ -150,17 +154,18 @@ class Matcher(Trie):
     Source: Aho and Corasick (1975), Efficient string matching.
     """
 
-    def __init__(self, strings: Sequence[bytes]) -> None:
-        super().__init__(strings)
+    def __init__(self, strings: Collection[bytes], values: Iterable[float] = ()) -> None:
+        super().__init__(strings, values)
         self.longest = max(map(len, strings), default=0)
         self.shorter = np.zeros(len(self.children), dtype=np.int32)
         """By state, the next shorter one."""
-        queue = [0]
+        self.order = queue = [0]
+        """The states, shorter ones first."""
         for state in queue:
             shorter = self.shorter[state]
             for byte, child in self.children[state].items():
                 self.shorter[child] = self.next[shorter, self.column[byte]] if state else 0
-                self.is_end[child] |= self.is_end[self.shorter[child]]
+                self.value[child] += self.value[self.shorter[child]]
                 queue.append(child)
             otherwise = self.next[shorter] if state else 0
             self.next[state] = np.where(
@@ -296,8 +301,8 @@ class Required:
         complete = begun = np.zeros(len(self.vocabulary.surfaces), dtype=np.int64)
         for phrase, state in states:
             matcher, useful = self._matchers[phrase]
-            after, ended = matcher.walk(max(state, 0), self.vocabulary)
-            ended |= state < 0
+            after, value = matcher.walk(max(state, 0), self.vocabulary)
+            ended = (value > 0) | (state < 0)
             complete = complete + len(phrase) * ended
             begun = np.maximum(begun, np.where(ended, 0, useful[after]))
         return complete + begun

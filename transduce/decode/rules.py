@@ -3,15 +3,17 @@
 Rules are functions, as transformers' LogitsProcessor; add your own.
 """
 
+import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
@@ -35,10 +37,13 @@ from transduce.decode.scorer import (
 )
 from transduce.errors import InputError
 
+logger = logging.getLogger("transduce")
+
 
 @runtime_checkable
 class Rule(Protocol):
-    """Set the scores of tokens to -inf that may not come next, in place or in a copy.
+    """Change the scores of tokens, in place or in a copy: to -inf where one may not come next, or
+    by some nats.
 
     Args:
         scores: of the next token of every hypothesis.
@@ -55,8 +60,11 @@ class Rule(Protocol):
 def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> list[Rule]:
     """The rules of a configuration; those of phrases need a vocabulary (`forbidden`)."""
     rules: list[Rule] = []
+    if config.biased_ids:
+        bias = torch.tensor([*config.biased_ids.values()], device=device)
+        rules.append(partial(add_bias, ids_tensor([*config.biased_ids], device), bias))
     if config.suppress:
-        rules.append(partial(suppress, ids_tensor(config.suppress, device)))
+        rules.append(partial(add_bias, ids_tensor(config.suppress, device), -math.inf))
     if config.min_length and eos_id is not None:
         rules.append(partial(min_length, config.min_length, eos_id))
     if config.suppress_first:
@@ -66,14 +74,17 @@ def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) 
     return rules
 
 
-def suppress(ids: Tensor, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
-    """These tokens never come."""
-    return scores.index_fill_(1, ids, -math.inf)
+def add_bias(
+    ids: Tensor, bias: Tensor | float, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
+) -> Tensor:
+    """These tokens are likelier by some nats, each or all; by -inf, they never come."""
+    scores[:, ids] += bias
+    return scores
 
 
 def suppress_first(ids: Tensor, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
     """These tokens do not come first."""
-    return scores if tokens.size(1) else suppress(ids, scores, tokens, sentences)
+    return scores if tokens.size(1) else add_bias(ids, -math.inf, scores, tokens, sentences)
 
 
 def min_length(
@@ -177,61 +188,88 @@ class Timestamps:
 StateT = TypeVar("StateT", int, bytes)
 
 
-class TextRule:
-    """A rule that reads what a row of tokens writes, and rules out tokens behind it.
+TextRule = Callable[[Sequence[int]], Float[Tensor, " V"]]
+"""What is added to the score of every token behind a row of tokens; -inf rules it out."""
+
+
+def text_rule(
+    vocabulary: Vocabulary,
+    state: Callable[[bytes], StateT],
+    added_behind: Callable[[StateT], np.ndarray],
+) -> TextRule:
+    """A rule that reads what a row of tokens writes.
 
     Args:
         state: gives all that matters of a text for the next token.
-        ruled_out_behind: gives the tokens that may not come next, (V,), from a state.
+        added_behind: gives what is added to the score of each token, (V,), from a state.
     """
+    behind = lru_cache(maxsize=1024)(lambda state: torch.from_numpy(added_behind(state)))
+    return lambda tokens: behind(state(vocabulary.text(tokens)))
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        state: Callable[[bytes], StateT],
-        ruled_out_behind: Callable[[StateT], np.ndarray],
-    ) -> None:
-        behind = lru_cache(maxsize=1024)(lambda state: torch.from_numpy(ruled_out_behind(state)))
-        self._next = lambda tokens: behind(state(vocabulary.text(tokens)))
 
-    def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
-        """For every row of tokens, those that may not come next."""
-        return torch.stack([self._next(tokens) for tokens in rows])
+def by_sentence(
+    rules: Sequence[TextRule | None], prompts: Int[Tensor, "B P"] | None = None
+) -> Rule:
+    """The rule of each sentence, if it has one, for outputs behind these prompts."""
 
-    def rule(self, prompts: Tensor | None = None, *, free: Collection[int] = ()) -> Rule:
-        """The rule for outputs behind these prompts, but for the sentences with the numbers
-        `free`."""
-        return partial(self._apply, prompts, free)
+    def apply(scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
+        rows = behind_prompt(prompts, tokens, sentences).tolist()
+        n_rows = len(rows) // len(sentences)
+        for row, written in enumerate(rows):
+            if rule := rules[sentences[row // n_rows]]:
+                scores[row] += rule(written).to(scores)
+        return scores
 
-    def _apply(
-        self,
-        prompts: Tensor | None,
-        free: Collection[int],
-        scores: Tensor,
-        tokens: Tensor,
-        sentences: Sequence[int],
-    ) -> Tensor:
-        ruled_out = self.ruled_out(behind_prompt(prompts, tokens, sentences).tolist())
-        is_free = torch.tensor([number in free for number in sentences])
-        ruled_out.view(len(sentences), -1)[is_free] = False
-        return scores.masked_fill_(ruled_out.to(scores.device), -torch.inf)
+    return apply
 
 
 def forbidden_phrases(vocabulary: Vocabulary, phrases: Sequence[bytes]) -> TextRule:
     """No output holds one of these phrases."""
-    matcher = Matcher(phrases)
-    return TextRule(vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary)[1])
+    matcher = Matcher(phrases, [-math.inf] * len(phrases))
+    return text_rule(vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary)[1])
+
+
+def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextRule:
+    """Each of these phrases is likelier by some nats, wherever it comes.
+
+    A beginning of one has a share by its length, the largest of all that the text ends with, and
+    gives it back where the phrase does not go on.
+
+    Source: Zhao et al. (2019), Shallow-fusion end-to-end contextual biasing.
+    """
+    matcher = Matcher(bias, bias.values())
+    share = np.zeros(len(matcher.value), dtype=np.float32)
+    for phrase, nats in bias.items():
+        for length in range(1, len(phrase)):
+            state = Trie.state(matcher, phrase[:length])
+            share[state] = max(share[state], nats * length / len(phrase))
+    for state in matcher.order:
+        share[state] = max(share[state], share[matcher.shorter[state]])
+
+    def added_behind(state: int) -> np.ndarray:
+        states, whole = matcher.walk(state, vocabulary)
+        begun = share[states]
+        if vocabulary.eos_id is not None:
+            begun[vocabulary.eos_id] = 0.0
+        return whole + begun - share[state]
+
+    return text_rule(vocabulary, matcher.state, added_behind)
+
+
+def spellings(tokenizer: Tokenizer, phrases: Iterable[str]) -> dict[str, bytes]:
+    """Each phrase as the tokenizer normalizes it; one that is not made of tokens is left out."""
+    spelled = dict[str, bytes]()
+    for phrase in phrases:
+        with suppress(InputError):
+            spelled[phrase] = phrase_bytes(tokenizer, phrase)
+    return spelled
 
 
 @lru_cache(maxsize=4)
 def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> TextRule:
     """The phrases as they stand, and as the tokenizer normalizes them."""
     strings = {phrase.encode() for phrase in phrases}
-    for phrase in phrases:
-        try:
-            strings.add(phrase_bytes(tokenizer, phrase))
-        except InputError:  # a phrase without tokens comes out of none
-            continue
+    strings.update(spellings(tokenizer, phrases).values())
     return forbidden_phrases(vocabulary(tokenizer, size), sorted(strings))
 
 
@@ -244,13 +282,29 @@ def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
     Args:
         words: in UTF-8, each without a space.
     """
-    trie = Trie(words, b" ")
+    trie = Trie(words, more=b" ")
     trie.next[[0, *trie.ends], trie.column[ord(" ")]] = 0
-    return TextRule(
+    return text_rule(
         vocabulary,
         lambda text: text.rpartition(b" ")[2],
-        lambda begun: trie.walk(trie.state(begun), vocabulary)[0] == trie.nowhere,
+        lambda begun: np.where(
+            trie.walk(trie.state(begun), vocabulary)[0] == trie.nowhere, -math.inf, 0.0
+        ).astype(np.float32),
     )
+
+
+@lru_cache(maxsize=64)
+def biased(
+    tokenizer: Tokenizer, bias: tuple[tuple[str, float], ...], size: int = 0
+) -> TextRule | None:
+    """The rule of these phrases and their bias; None for none. A warning names those that no tokens
+    write."""
+    spelled = spellings(tokenizer, dict(bias))
+    for phrase, _ in bias:
+        if phrase not in spelled:
+            logger.warning("this vocabulary cannot spell %r, which is left out", phrase)
+    phrases = {spelled[phrase]: nats for phrase, nats in bias if phrase in spelled}
+    return biased_phrases(vocabulary(tokenizer, size), phrases) if phrases else None
 
 
 @lru_cache(maxsize=4)
@@ -260,12 +314,8 @@ def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> TextRule:
     Raises:
         InputError: none of them has tokens.
     """
-    known = set[bytes]()
-    for word in words:
-        try:
-            known |= {*phrase_bytes(tokenizer, word).split()}
-        except InputError:  # a word without tokens cannot come out
-            continue
+    spelled = spellings(tokenizer, words).values()
+    known = {word for phrase in spelled for word in phrase.split()}
     if not known:
         raise InputError(
             f"known words must be such as the run's tokenizer can spell, but of {len(words)} it "

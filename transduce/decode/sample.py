@@ -39,7 +39,13 @@ def probabilities(logits: Scores, config: SamplingConfig) -> Scores:
     if 0 < config.top_k < logits.size(1):
         logits = logits.masked_fill(logits < logits.topk(config.top_k).values[:, -1:], -math.inf)
     probs = logits.softmax(-1)
-    return probs if config.top_p == 1 else nucleus(probs, config.top_p)
+    if config.top_p < 1:
+        probs = nucleus(probs, config.top_p)
+    if config.min_p:
+        unlikely = probs < config.min_p * probs.amax(-1, keepdim=True)
+        probs = probs.masked_fill(unlikely, 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
 
 
 def next_tokens(logits: Scores, config: SamplingConfig, uniform: Float[Tensor, " N"]) -> Tokens:

@@ -48,6 +48,8 @@ class CompletionBody(BaseModel):
     max_tokens: int = Field(16, ge=1)
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    """As vLLM and llama.cpp have it."""
     n: int = Field(1, ge=1)
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=0)
     stop: str | list[str] = ""
@@ -60,7 +62,8 @@ class CompletionBody(BaseModel):
     best_of: int | None = None
     frequency_penalty: float = Field(0.0, ge=0, le=0)
     presence_penalty: float = Field(0.0, ge=0, le=0)
-    logit_bias: dict[str, float] = Field({}, max_length=0)
+    logit_bias: dict[str, float] = {}
+    """What is added to the logits of tokens, by their ids."""
     logprobs: None = None
     suffix: str = Field("", max_length=0)
 
@@ -99,6 +102,8 @@ class CompletionBody(BaseModel):
             max_length=self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
+            min_p=self.min_p,
+            logit_bias=tuple(self.logit_bias.items()),
             n=self.n,
             seed=self.seed,
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import bucket, pad, pad_frames
 from transduce.decode.phrases import Prefix
+from transduce.decode.rules import Rule
 from transduce.decode.scorer import Scorer, at_least_float32
 from transduce.engine.select import Engine
 from transduce.errors import InputError
@@ -126,6 +127,9 @@ Source = list[int] | Float[Tensor, "_ F"]
 
 class Task:
     """A model, its tokenizer, and the engines that compute it, of which an ensemble has several."""
+
+    rules: Sequence[Rule] = ()
+    """Rules of the caller's own, behind those of the configuration, in every search."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         self.model = model

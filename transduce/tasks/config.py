@@ -20,6 +20,7 @@ GREEDY: dict[str, Any] = {
     "temperature": 1.0,
     "top_k": 0,
     "top_p": 1.0,
+    "min_p": 0.0,
     "mbr": "none",
 }
 """Fields of SearchConfig that make it greedy."""
@@ -142,9 +143,9 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         at_least(0, self, "seed")
         if not self.sample and not self.is_default:
             raise InputError(
-                "temperature, top_k and top_p are of sampling, but "
-                f"temperature={self.temperature}, "
-                f"top_k={self.top_k}, top_p={self.top_p} and sample=False; add sample"
+                "temperature, top_k, top_p and min_p are of sampling, but "
+                f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, "
+                f"min_p={self.min_p} and sample=False; add sample"
             )
         if self.sample and self.beam_groups > 1:
             raise InputError(
@@ -209,6 +210,8 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     """Draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
     top_p: Common[float] = 1.0
     """Draw among the fewest of this probability; 1 = off."""
+    min_p: Common[float] = 0.0
+    """Leave out what has less than this share of the likeliest token's probability; 0 = off."""
     max_length: Common[int] = 256
     """New tokens at most, an end included."""
     beam_size: Common[int] = 1
@@ -239,10 +242,10 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         SamplingConfig.__post_init__(self)
         if self.beam_size > 1 and (not self.is_default or self.n > self.beam_size):
             raise InputError(
-                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k "
-                "and top_p alone and "
+                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, "
+                "top_p and min_p alone and "
                 f"n <= beam_size, but temperature={self.temperature}, top_k={self.top_k}, "
-                f"top_p={self.top_p}, n={self.n}, "
+                f"top_p={self.top_p}, min_p={self.min_p}, n={self.n}, "
                 f"beam_size={self.beam_size}"
             )
         _ = self.beam  # which checks its fields

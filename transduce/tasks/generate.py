@@ -16,7 +16,7 @@ from transduce.data.language import encode_text
 from transduce.decode.beam import beam_search
 from transduce.decode.beams import Hypothesis
 from transduce.decode.config import RulesConfig
-from transduce.decode.rules import Constraints, forbidden
+from transduce.decode.rules import Constraints
 from transduce.decode.sample import Sampler
 from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.errors import InputError
@@ -25,7 +25,7 @@ from transduce.model.transformer import Transformer
 from transduce.tasks.base import Task, check_list, check_positions, last_position, token_log_probs
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.outputs import Output, TokenScores, with_scores
-from transduce.tasks.search import check_suppressed
+from transduce.tasks.search import check_suppressed, phrase_rules
 
 logger = logging.getLogger("transduce")
 
@@ -245,17 +245,14 @@ class Generator(Task):
         bound = limit + 1 - ids.size(1)
         if bound < config.max_length:
             logger.warning("texts end after %d tokens at most (max_positions=%d)", bound, limit)
-        rules = []
-        if config.forbid:
-            phrases = forbidden(self.tokenizer, config.forbid, self.model.vocab_size)
-            rules.append(phrases.rule(ids))
+        rules = phrase_rules(self.tokenizer, config, ids, size=self.model.vocab_size)
         return Constraints(
             ids.new_full((len(ids),), min(bound, config.max_length)),
             eos_id=self.tokenizer.eos_id,
             suppressed=self.suppressed,
             config=config,
             prompts=ids,
-            rules=rules,
+            rules=[*rules, *self.rules],
         )
 
     def _sampler(

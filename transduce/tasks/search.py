@@ -16,7 +16,16 @@ from transduce.decode.beams import Hypothesis
 from transduce.decode.config import RulesConfig
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.phrases import Required, required
-from transduce.decode.rules import LEAST, Constraints, Rule, Timestamps, forbidden, lexicon
+from transduce.decode.rules import (
+    LEAST,
+    Constraints,
+    Rule,
+    Timestamps,
+    biased,
+    by_sentence,
+    forbidden,
+    lexicon,
+)
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
 from transduce.decode.scorer import CoverageScorer, ModelScorer, Scorer, combined
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
@@ -153,15 +162,13 @@ class SearchTask(Task):
         self, config: SearchConfig, prompts: Tensor, requests: Sequence[Request]
     ) -> list[Rule]:
         """The rules that need a tokenizer."""
-        rules: list[Rule] = []
-        if config.forbid:
-            rules.append(forbidden(self.tokenizer, config.forbid).rule(prompts))
+        rules = phrase_rules(self.tokenizer, config, prompts)
         if times := timestamps(self.tokenizer, config):
             rules.append(times)
         if config.words == "known":
-            free = {i for i, request in enumerate(requests) if request.has_text}
-            rules.append(lexicon(self.tokenizer, self.lexicon).rule(free=free))
-        return rules
+            known = lexicon(self.tokenizer, self.lexicon)
+            rules.append(by_sentence([None if each.has_text else known for each in requests]))
+        return [*rules, *self.rules]
 
     def _search_shortlist(
         self,
@@ -236,6 +243,21 @@ def _length_bounds(
     return torch.maximum(bounds, least).clamp(max=limit)
 
 
+def phrase_rules(
+    tokenizer: Tokenizer, config: RulesConfig, prompts: Int[Tensor, "B P"], size: int = 0
+) -> list[Rule]:
+    """The rules of phrases that are forbidden or biased.
+
+    Args:
+        size: of the vocabulary, if not the tokenizer's.
+    """
+    rules = [
+        forbidden(tokenizer, config.forbid, size) if config.forbid else None,
+        biased(tokenizer, config.biased_phrases, size),
+    ]
+    return [by_sentence([rule] * len(prompts), prompts) for rule in rules if rule]
+
+
 def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
     """The rules of times, if they are to come out.
 
@@ -282,15 +304,16 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
 
 
 def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
-    """Raise InputError if an id to suppress is none of this vocabulary, or marks the end of more
-    than a beginning."""
+    """Raise InputError if an id to suppress or to bias is none of this vocabulary, or one to
+    suppress marks the end of more than a beginning."""
     ids = range(tokenizer.vocab_size)
     unknown = [i for i in rules.suppress if i not in ids or i == tokenizer.eos_id]
-    unknown += [i for i in rules.suppress_first if i not in ids]
+    unknown += [i for i in (*rules.suppress_first, *rules.biased_ids) if i not in ids]
     if unknown:
         raise InputError(
-            f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it "
-            f"has {unknown[0]}; leave it out"
+            "suppress and logit_bias take ids of 0 to "
+            f"{tokenizer.vocab_size - 1}, suppress without that of the end, but one has "
+            f"{unknown[0]}; leave it out"
         )
 
 

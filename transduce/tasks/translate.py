@@ -35,7 +35,7 @@ logger = logging.getLogger("transduce")
 
 NOT_SHORTLIST = (
     *("coverage_penalty", "suppress", "suppress_first", "forbid", "ctc_weight", "begin_with"),
-    *("lm_weight", "sample"),
+    *("lm_weight", "sample", "logit_bias"),
 )
 """Fields of SearchConfig that a search over a shortlist cannot use."""
 
@@ -196,6 +196,7 @@ class Translator(Seq2SeqTask[str]):
         others = {
             "prefix or require": phrases,
             **{name: getattr(config, name) for name in NOT_SHORTLIST},
+            "a rule": self.rules,
             "an ensemble": len(self.engines) > 1,
             "a language": self.tokenizer.opening,
         }
