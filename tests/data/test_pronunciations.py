@@ -8,7 +8,7 @@ import pytest
 
 from transduce.data.pronunciations import PRIOR, PronunciationTokenizer, read_dictionary
 from transduce.data.tokenizer_files import load_tokenizer
-from transduce.decode.rules import lexicon
+from transduce.decode.text_rules import lexicon
 from transduce.tasks.outputs import word_spans
 
 DICTIONARY = """\

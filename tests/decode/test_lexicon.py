@@ -7,7 +7,7 @@ from tests.decode.test_beam import same
 from tests.decode.test_phrases import SURFACES, VOCABULARY, WIDE, every, search, text
 from transduce.decode.beams import Hypothesis
 from transduce.decode.phrases import Prefix, Required
-from transduce.decode.rules import TextRule, by_sentence, known_words
+from transduce.decode.text_rules import TextRule, by_sentence, known_words
 
 LEXICONS = [["a"], ["ab", "ba"], ["aba", "b"], ["a", "ab", "abb", "baab"]]
 

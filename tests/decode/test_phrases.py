@@ -13,8 +13,9 @@ from transduce.decode.beam import beam_search
 from transduce.decode.beams import Hypothesis
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.phrases import Prefix, Required, Vocabulary
-from transduce.decode.rules import Constraints, biased_phrases, by_sentence, forbidden_phrases
+from transduce.decode.rules import Constraints
 from transduce.decode.sample import GREEDY, Sampler
+from transduce.decode.text_rules import biased_phrases, by_sentence, forbidden_phrases
 
 SURFACES = [b"", b"", b"", b"a", b"b", b"ab", b" a", b"ba"]
 VOCABULARY = Vocabulary(SURFACES, EOS)

@@ -12,7 +12,7 @@ from tests.runs import GERMAN, RATE, library_tokenizer, sentences, sound
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.decode.rules import biased
+from transduce.decode.text_rules import biased
 from transduce.tasks.generate import Generator
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=12)

@@ -3,30 +3,18 @@
 Rules are functions, as transformers' LogitsProcessor; add your own.
 """
 
-import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import Protocol, TypeVar, runtime_checkable
+from functools import partial
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.data.base_tokenizer import Tokenizer
 from transduce.decode.config import RulesConfig
-from transduce.decode.phrases import (
-    LEXICON,
-    Matcher,
-    Prefix,
-    Trie,
-    Vocabulary,
-    phrase_bytes,
-    vocabulary,
-)
+from transduce.decode.phrases import Prefix
 from transduce.decode.scorer import (
     Scorer,
     Scores,
@@ -36,8 +24,6 @@ from transduce.decode.scorer import (
     log_sum_exp,
 )
 from transduce.errors import InputError
-
-logger = logging.getLogger("transduce")
 
 
 @runtime_checkable
@@ -183,146 +169,6 @@ class Timestamps:
                 segments.append((start, seconds, text))
             start, text = seconds, []
         return [*segments, (start, None, text)] if text else segments
-
-
-StateT = TypeVar("StateT", int, bytes)
-
-
-TextRule = Callable[[Sequence[int]], Float[Tensor, " V"]]
-"""What is added to the score of every token behind a row of tokens; -inf rules it out."""
-
-
-def text_rule(
-    vocabulary: Vocabulary,
-    state: Callable[[bytes], StateT],
-    added_behind: Callable[[StateT], np.ndarray],
-) -> TextRule:
-    """A rule that reads what a row of tokens writes.
-
-    Args:
-        state: gives all that matters of a text for the next token.
-        added_behind: gives what is added to the score of each token, (V,), from a state.
-    """
-    behind = lru_cache(maxsize=1024)(lambda state: torch.from_numpy(added_behind(state)))
-    return lambda tokens: behind(state(vocabulary.text(tokens)))
-
-
-def by_sentence(
-    rules: Sequence[TextRule | None], prompts: Int[Tensor, "B P"] | None = None
-) -> Rule:
-    """The rule of each sentence, if it has one, for outputs behind these prompts."""
-
-    def apply(scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
-        rows = behind_prompt(prompts, tokens, sentences).tolist()
-        n_rows = len(rows) // len(sentences)
-        for row, written in enumerate(rows):
-            if rule := rules[sentences[row // n_rows]]:
-                scores[row] += rule(written).to(scores)
-        return scores
-
-    return apply
-
-
-def forbidden_phrases(vocabulary: Vocabulary, phrases: Sequence[bytes]) -> TextRule:
-    """No output holds one of these phrases."""
-    matcher = Matcher(phrases, [-math.inf] * len(phrases))
-    return text_rule(vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary)[1])
-
-
-def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextRule:
-    """Each of these phrases is likelier by some nats, wherever it comes.
-
-    A beginning of one has a share by its length, the largest of all that the text ends with, and
-    gives it back where the phrase does not go on.
-
-    Source: Zhao et al. (2019), Shallow-fusion end-to-end contextual biasing.
-    """
-    matcher = Matcher(bias, bias.values())
-    share = np.zeros(len(matcher.value), dtype=np.float32)
-    for phrase, nats in bias.items():
-        for length in range(1, len(phrase)):
-            state = Trie.state(matcher, phrase[:length])
-            share[state] = max(share[state], nats * length / len(phrase))
-    for state in matcher.order:
-        share[state] = max(share[state], share[matcher.shorter[state]])
-
-    def added_behind(state: int) -> np.ndarray:
-        states, whole = matcher.walk(state, vocabulary)
-        begun = share[states]
-        if vocabulary.eos_id is not None:
-            begun[vocabulary.eos_id] = 0.0
-        return whole + begun - share[state]
-
-    return text_rule(vocabulary, matcher.state, added_behind)
-
-
-def spellings(tokenizer: Tokenizer, phrases: Iterable[str]) -> dict[str, bytes]:
-    """Each phrase as the tokenizer normalizes it; one that is not made of tokens is left out."""
-    spelled = dict[str, bytes]()
-    for phrase in phrases:
-        with suppress(InputError):
-            spelled[phrase] = phrase_bytes(tokenizer, phrase)
-    return spelled
-
-
-@lru_cache(maxsize=4)
-def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> TextRule:
-    """The phrases as they stand, and as the tokenizer normalizes them."""
-    strings = {phrase.encode() for phrase in phrases}
-    strings.update(spellings(tokenizer, phrases).values())
-    return forbidden_phrases(vocabulary(tokenizer, size), sorted(strings))
-
-
-def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
-    """Outputs are made of these words, with spaces between them.
-
-    Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural
-    networks, section 4, for a search that is restricted to a dictionary.
-
-    Args:
-        words: in UTF-8, each without a space.
-    """
-    trie = Trie(words, more=b" ")
-    trie.next[[0, *trie.ends], trie.column[ord(" ")]] = 0
-    return text_rule(
-        vocabulary,
-        lambda text: text.rpartition(b" ")[2],
-        lambda begun: np.where(
-            trie.walk(trie.state(begun), vocabulary)[0] == trie.nowhere, -math.inf, 0.0
-        ).astype(np.float32),
-    )
-
-
-@lru_cache(maxsize=64)
-def biased(
-    tokenizer: Tokenizer, bias: tuple[tuple[str, float], ...], size: int = 0
-) -> TextRule | None:
-    """The rule of these phrases and their bias; None for none. A warning names those that no tokens
-    write."""
-    spelled = spellings(tokenizer, dict(bias))
-    for phrase, _ in bias:
-        if phrase not in spelled:
-            logger.warning("this vocabulary cannot spell %r, which is left out", phrase)
-    phrases = {spelled[phrase]: nats for phrase, nats in bias if phrase in spelled}
-    return biased_phrases(vocabulary(tokenizer, size), phrases) if phrases else None
-
-
-@lru_cache(maxsize=4)
-def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> TextRule:
-    """The words as the tokenizer normalizes them.
-
-    Raises:
-        InputError: none of them has tokens.
-    """
-    spelled = spellings(tokenizer, words).values()
-    known = {word for phrase in spelled for word in phrase.split()}
-    if not known:
-        raise InputError(
-            f"known words must be such as the run's tokenizer can spell, but of {len(words)} it "
-            "can spell none; "
-            f"write others into the run's {LEXICON}, or say words=any"
-        )
-    return known_words(vocabulary(tokenizer), sorted(known))
 
 
 NO_RULES = RulesConfig()

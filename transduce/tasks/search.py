@@ -16,19 +16,11 @@ from transduce.decode.beams import Hypothesis
 from transduce.decode.config import RulesConfig
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.phrases import Required, required
-from transduce.decode.rules import (
-    LEAST,
-    Constraints,
-    Rule,
-    Timestamps,
-    biased,
-    by_sentence,
-    forbidden,
-    lexicon,
-)
+from transduce.decode.rules import LEAST, Constraints, Rule, Timestamps
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
 from transduce.decode.scorer import CoverageScorer, ModelScorer, Scorer, combined
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
+from transduce.decode.text_rules import biased, by_sentence, forbidden, lexicon
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
 from transduce.score.measures import minimum_bayes_risk
