@@ -107,6 +107,7 @@ def run(specified: ex.SpeechExperiment) -> dict[str, float]:
     """Train, then transcribe and score the test recordings; returns the scores."""
     # Data
     recordings, valid, test = specified.corpus.read(specified.training.seed)
+    canary = specified.corpus.part(specified.corpus.canary)
     x = ex.resolved(specified, columns=set.intersection(*({*r.columns} for r in recordings + valid)))
     tokenizer = ex.speech_tokenizer(x, recordings)
     cache = ex.FeatureCache(x.cache)
@@ -132,14 +133,16 @@ def run(specified: ex.SpeechExperiment) -> dict[str, float]:
     objective = (ex.HybridCTC if x.ctc_weight else ex.CrossEntropy)(model, ex.token_losses(x, model, processor))
     transcriber, search = td.Transcriber(model, tokenizer, features, lexicon=words), x.decoding.greedy()
     validate = ex.speech_validator(
-        transcriber, held_out, by=x.validate_by, tokenize=x.tokenize, search=search, recordings=valid
+        transcriber, held_out, by=x.validate_by, tokenize=x.tokenize, search=search, recordings=valid, canary=canary
     )
     key = ex.recordings_fingerprint(recordings, valid, column=x.ctc_text)
     if not ex.train(x, objective, processor, data=pairs, validate=validate, fingerprint=key, specified=specified):
         return {}  # of several processes, the first one goes on
 
     # Decoding and score
-    return ex.speech_report(x.run, test, x.decoding, x.device, measures=x.measures, tokenize=x.tokenize) if test else {}
+    if not test:
+        return {}
+    return ex.speech_report(x.run, test, x.decoding, x.device, canary=canary, measures=x.measures, tokenize=x.tokenize)
 
 
 if __name__ == "__main__":

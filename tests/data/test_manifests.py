@@ -53,6 +53,18 @@ def test_a_speaker_left_out_is_the_test_and_nowhere_else(folder, valid):
     assert "A" not in speakers(train) + speakers(held_out) and held_out
 
 
+def test_what_is_replayed_says_its_share_and_validation_takes_none_of_it(folder):
+    """The three speakers A, B and G of another manifest; leave_out takes A from there, too."""
+    others = [Recording(f"old{name}", folder / "x.wav", 1.0, name, "old") for name in "ABG"]
+    write_manifest(folder / "old.tsv", others)
+    corpus = Manifests(data=folder, replay=Path("old.tsv"), replay_share=0.25, canary=Path("valid.tsv"), share=0.6)
+    train, valid, _ = corpus.read(1)
+    assert [(r.id, r.replay) for r in train[-3:]] == [("oldA", 0.25), ("oldB", 0.25), ("oldG", 0.25)]
+    assert {r.replay for r in train[:-3] + valid} == {0} and len(train) + len(valid) == 23
+    assert [r.speaker for r in corpus.part(corpus.canary)] == ["A", "G"]
+    assert speakers(replace(corpus, leave_out="A", share=0.3).read(1)[0][-2:]) == "BG"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -71,6 +83,7 @@ def test_a_speaker_left_out_is_the_test_and_nowhere_else(folder, valid):
             "there are 0 and 2; look at test.tsv, valid.tsv and leave_out='F'",
         ),
         ({"hold_out": "recordings", "share": 1.0}, "share=1.0"),
+        ({"replay_share": 1.0}, "replay_share must lie in (0, 1), but replay_share=1.0"),
     ],
 )
 def test_what_cannot_be_is_told(folder, fields, message):
@@ -95,6 +108,6 @@ def test_a_fingerprint_is_what_the_recordings_are_wherever_they_lie():
     assert recordings_fingerprint(one) == recordings_fingerprint(moved)
     others = [
         [one[0]], one[::-1], [replace(one[0], text="rot"), one[1]], [replace(one[0], seconds=1.5), one[1]],
-        [replace(one[0], id="c"), one[1]],
+        [replace(one[0], id="c"), one[1]], [replace(one[0], replay=0.5), one[1]], [replace(one[0], replay=0.25), one[1]],
     ]  # fmt: skip
-    assert len({recordings_fingerprint(each) for each in [one, *others]}) == 6
+    assert len({recordings_fingerprint(each) for each in [one, *others]}) == 8

@@ -62,6 +62,25 @@ def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokeni
     assert want == {}
 
 
+@pytest.mark.parametrize(("share", "per_epoch"), [(0.5, 6), (0.25, 2), (0.75, 18)])
+def test_an_epoch_has_all_that_is_new_and_a_share_of_what_is_replayed_in_turn(
+    recordings, reader, tokenizer, share, per_epoch
+):
+    """Of 6 new ones and 9 old ones: after 9 epochs, every old one was there equally often."""
+    some = [*recordings[:6], *(replace(r, replay=share) for r in recordings[6:15])]
+    pairs = speech_pairs(some, reader, tokenizer, frames_per_batch=300)
+    names = {reader.feature_extractor(read_audio(r.audio, RATE)).numpy().tobytes(): r.id for r in some}
+    new, old = ({r.id for r in part} for part in (some[:6], some[6:]))
+    seen = Counter[str]()
+    for epoch in range(9):
+        found = [names[frames.numpy().tobytes()] for frames, *_ in rows(pairs, epoch)]
+        assert sorted(name for name in found if name in new) == sorted(new) and len(found) == 6 + per_epoch
+        seen.update(name for name in found if name in old)
+    assert seen == Counter(dict.fromkeys(old, per_epoch))
+    with pytest.raises(ValueError, match="training needs recordings, but of 9 none is left"):
+        speech_pairs(some[6:], reader, tokenizer, frames_per_batch=300)
+
+
 def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordings, reader, tokenizer):
     """Both rows of a recording go together; a target of any length goes with a short text that is heard."""
     long = [replace(r, text=100 * "grün ", columns={"said": r.text}) for r in recordings[:2]]

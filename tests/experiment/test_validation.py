@@ -145,6 +145,20 @@ def test_speech_validation_is_loss_error_rates_and_samples(speech):
     assert found.metrics["loss"] == pytest.approx(total / n_tokens, rel=1e-5)
 
 
+def test_a_canary_is_scored_beside_validation_and_decides_nothing(speech):
+    transcriber, pairs = speech
+    decoding = replace(GREEDY, length_ratio=0.2, length_extra=5)
+    held_out, canary = pairs.recordings[:3], [replace(r, text=f"{r.text} red red") for r in pairs.recordings[3:]]
+    plain, both = (
+        speech_validator(transcriber, pairs, search=decoding, recordings=held_out, canary=each)(transcriber.model)
+        for each in ([], canary)
+    )
+    outputs, references = transcriber([r.audio for r in canary], decoding), [r.text for r in canary]
+    assert both.metrics.pop("canary.wer") == pytest.approx(100 * jiwer.wer(references, outputs))
+    assert both.metrics.pop("canary.cer") == pytest.approx(100 * jiwer.cer(references, outputs))
+    assert both == plain and both.metrics["wer"] != 100 * jiwer.wer(references, outputs)
+
+
 def test_speech_validation_has_the_features_of_a_chunk_in_memory(speech, monkeypatch):
     transcriber, pairs = speech
     features, read, most = [], FrameReader.__call__, 0

@@ -90,6 +90,19 @@ def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypa
     assert all(f"\n{r.id}: " in told for r, output in zip(spoken, outputs, strict=True) if r.text != output)
 
 
+def test_a_canary_has_scores_beside_those_of_the_test_whose_files_stay_as_they_were(run, recordings, capsys):
+    test, canary = [recordings[i] for i in (0, 2)], [recordings[i] for i in (1, 3)]
+    files = [run / name for name in ("test.greedy.txt", "test.beam3.txt", "test.errors.txt")]
+    alone = speech_report(run, test, PLAIN, "cpu"), [path.read_text() for path in files]
+    both = speech_report(run, test, PLAIN, "cpu", canary=canary), [path.read_text() for path in files]
+    others = {name: value for name, value in both[0].items() if name.endswith(".canary")}
+    assert (both[0].items() - others.items(), both[1]) == (alone[0].items(), alone[1])
+    outputs = td.load(run)([r.audio for r in canary], replace(PLAIN, n_best=1))
+    assert others["wer.beam3.canary"] == pytest.approx(100 * jiwer.wer([r.text for r in canary], outputs))
+    assert set(others) == {f"{name}.canary" for name in alone[0]}
+    assert "  canary: WER " in capsys.readouterr().out
+
+
 def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch, capsys):
     """Seven seconds of greedy search, six of the beam's."""
     clock = iter([0.0, 7.0, 7.0, 13.0])

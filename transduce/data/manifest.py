@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -145,7 +145,8 @@ class Recording:
 
     audio: a sound file, or a .npy file of floats (frames, features). text: the reference. It may be
     blank: such a recording is not trained on, and every word written for it is wrong. columns: the
-    cells of the other columns, by name.
+    cells of the other columns, by name. replay: 0, or the share of an epoch that such recordings
+    take, which a model has learned before.
     """
 
     id: str
@@ -154,6 +155,7 @@ class Recording:
     speaker: str
     text: str
     columns: dict[str, str] = field(default_factory=dict)
+    replay: float = 0.0
 
 
 def read_manifest(path: Path | str, target_column: str = "text") -> list[Recording]:
@@ -331,9 +333,17 @@ class Manifests:
     leave_out: str = ""
     """Test on this speaker alone: all recordings of the speaker, from both manifests, and train on
     none of them."""
+    canary: Path | None = None
+    """Recordings of what the model of start_from can do already: they are scored in every
+    validation and in the test, beside the others, to show what it forgets."""
+    replay: Path | None = None
+    """Recordings that the model of start_from has learned, or others like them, which are mixed
+    into the training so that it forgets less."""
+    replay_share: float = 0.5
+    """The share of the recordings of an epoch that are taken from replay, in turn."""
 
     def __post_init__(self) -> None:
-        within("(0, 1)", self, "share")
+        within("(0, 1)", self, "share", "replay_share")
 
     def read(self, seed: int) -> tuple[list[Recording], list[Recording], list[Recording]]:
         """Training, validation and test recordings; `seed` decides which ones validation takes.
@@ -342,9 +352,9 @@ class Manifests:
             InputError: a manifest is missing or wrong, leave_out is not a speaker, no recording is
                 left for training or for validation, or the test has no texts.
         """
-        train = self._read(self.train)
-        test = self._read(self.test)
-        valid = self._read(self.valid)
+        train, test, valid, replay = map(
+            self.part, (self.train, self.test, self.valid, self.replay)
+        )
         if who := self.leave_out:
             everybody = [*train, *test]
             test = [r for r in everybody if r.speaker == who]
@@ -353,7 +363,9 @@ class Manifests:
                 raise InputError(
                     f"leave_out must be a speaker of the manifests, but {who!r} is not: {names}"
                 )
-            train, valid = ([r for r in part if r.speaker != who] for part in (train, valid))
+            train, valid, replay = (
+                [r for r in part if r.speaker != who] for part in (train, valid, replay)
+            )
         if train and not self.valid:
             train, valid = split(train, self.hold_out, self.share, seed)
         if not train or not valid:
@@ -369,9 +381,14 @@ class Manifests:
                     f"a {part} needs texts, but none of its {len(recordings)} recordings has one; "
                     f"look at {path}, and at what transduce data manifest says of it"
                 )
-        return train, valid, test
+        return [*train, *(replace(r, replay=self.replay_share) for r in replay)], valid, test
 
-    def _read(self, path: Path | None) -> list[Recording]:
+    def part(self, path: Path | None) -> list[Recording]:
+        """The recordings of one of the manifests; none where it is None.
+
+        Raises:
+            InputError: it is missing or wrong.
+        """
         if path is None:
             return []
         path = self.data / path if self.data else path

@@ -57,7 +57,8 @@ class SpeechPairs:
 
     Every recording is read once. Those that cannot be used are left out, counted in `skipped` by
     reason, and named in a warning. `recordings` and `target` are those that are left; `n_frames`
-    has their numbers of frames, by speed.
+    has their numbers of frames, by speed. An epoch has each of them, but of recordings to replay as
+    many as their share says, in turn.
 
     Args:
         out_lengths: the model's `Frames.out_lengths`: the positions of the encoder for numbers of
@@ -91,7 +92,7 @@ class SpeechPairs:
         n_positions = out_lengths(n_frames.min(axis=0))
         fits = [i for i, row in enumerate(ctc_targets) if n_positions[i] >= positions_needed(row)]
         self.skipped["fewer positions than tokens"] = len(usable) - len(fits)
-        if not fits:
+        if all(usable[i].replay for i in fits):
             counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
             raise InputError(
                 f"training needs recordings, but of {len(recordings)} none is left: {counts}; "
@@ -101,6 +102,9 @@ class SpeechPairs:
         self.target = [target[i] for i in fits]
         self.ctc_targets = [ctc_targets[i] for i in fits] if config.ctc_column else None
         self.n_frames = dict(zip(speeds, n_frames[:, fits], strict=True))
+        shuffled = np.random.default_rng(config.seed).permutation(len(fits))
+        self.to_replay = np.array([i for i in shuffled if self.recordings[i].replay])
+        """The indices of recordings to replay, in the order of their turns."""
 
     def __str__(self) -> str:
         first = self.epoch(0)
@@ -117,10 +121,10 @@ class SpeechPairs:
     def epoch(self, n: int) -> Epoch:
         """The batches of epoch n; in epoch 0 they go from short to long."""
         config = self.config
-        indices = range(len(self.recordings))
-        speeds = [draw_speed([*self.n_frames], generator(config.seed, n, i)) for i in indices]
-        silence = [self._silence(n, i) for i in indices]
-        lengths = [self.n_frames[speed][i] + sum(silence[i]) for i, speed in enumerate(speeds)]
+        indices = self._indices(n)
+        speeds = {i: draw_speed([*self.n_frames], generator(config.seed, n, i)) for i in indices}
+        silence = {i: self._silence(n, i) for i in indices}
+        lengths = [self.n_frames[speeds[i]][i] + sum(silence[i]) for i in indices]
 
         def frames(rows: list[int], seed: int) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
             return pad_frames(
@@ -136,7 +140,8 @@ class SpeechPairs:
                 ]
             )
 
-        def batch(rows: list[int]) -> Batch:
+        def batch(places: list[int]) -> Batch:
+            rows = [indices[place] for place in places]
             made = batch_of(
                 *frames(rows, config.seed + 1), [self.target[i] for i in rows], bos=self.bos_id
             )
@@ -163,6 +168,16 @@ class SpeechPairs:
             epoch=n,
             short_first=n == 0,
         )
+
+    def _indices(self, epoch: int) -> list[int]:
+        """The recordings of an epoch: all new ones, and those to replay whose turn it is."""
+        new = [i for i, recording in enumerate(self.recordings) if not recording.replay]
+        if not len(self.to_replay):
+            return new
+        share = self.recordings[self.to_replay[0]].replay
+        n = round(share / (1 - share) * len(new))
+        turns = np.arange(epoch * n, (epoch + 1) * n) % len(self.to_replay)
+        return new + self.to_replay[turns].tolist()
 
     def _silence(self, epoch: int, i: int) -> tuple[int, int]:
         """Frames of silence before and after utterance i."""
@@ -250,10 +265,12 @@ def cells(recordings: Sequence[Recording], column: str) -> list[str]:
 
 
 def recordings_fingerprint(*splits: Sequence[Recording], column: str = "") -> str:
-    """SHA-256 of ids, lengths, texts and the cells of a column, which does not depend on where the
-    recordings are."""
+    """SHA-256 of ids, lengths, texts, shares of replay and the cells of a column, which does not
+    depend on where the recordings are."""
     return lines_fingerprint(
-        f"{r.id}\t{r.seconds}\t{r.text}" + (f"\t{r.columns[column]}" if column else "")
+        f"{r.id}\t{r.seconds}\t{r.text}"
+        + (f"\t{r.columns[column]}" if column else "")
+        + (f"\t{r.replay}" if r.replay else "")
         for split in splits
         for r in split
     )

@@ -140,6 +140,7 @@ def speech_validator(
     by: str = "wer",
     tokenize: Tokenization | None = None,
     recordings: Sequence[Recording] | None = None,
+    canary: Sequence[Recording] = (),
     n_samples: int = 3,
 ) -> Validator:
     """Loss and error rates on held-out recordings.
@@ -147,18 +148,24 @@ def speech_validator(
     Args:
         recordings: those to transcribe and score, whatever the loss leaves out; a sound that cannot
             be used has a blank transcript. By default those of `pairs`.
+        canary: others, whose measures stand beside theirs, such as canary.wer.
     """
     scored = pairs.recordings if recordings is None else recordings
-    references = [recording.text for recording in scored]
     measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
     shown = [pairs.recordings[i] for i in _spread(len(pairs.recordings), n_samples)]
 
-    def look(model: Transformer) -> Validation:
-        texts = _transcripts(transcriber, world().share(scored), pairs.reader, search)
+    def transcripts(part: Sequence[Recording]) -> tuple[list[str], dict[str, float]]:
+        texts = _transcripts(transcriber, world().share(part), pairs.reader, search)
         outputs = world().gather(texts)
+        return outputs, _scores(measures, outputs, [recording.text for recording in part])
+
+    def look(model: Transformer) -> Validation:
+        outputs, metrics = transcripts(scored)
+        if canary:
+            metrics |= {f"canary.{name}": value for name, value in transcripts(canary)[1].items()}
         by_audio = {r.audio: output for r, output in zip(scored, outputs, strict=True)}
         samples = [(r.id, r.text, by_audio[r.audio]) for r in shown]
-        return Validation(_scores(measures, outputs, references), samples=samples)
+        return Validation(metrics, samples=samples)
 
     example = shown[0].audio, shown[0].text
     return Validator(batches=pairs.epoch(0), look=look, by=by, example=example)

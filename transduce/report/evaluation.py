@@ -31,6 +31,7 @@ def speech_report(
     search: SearchConfig,
     device: str,
     *,
+    canary: Sequence[Recording] = (),
     measures: Sequence[str] = ("wer", "cer"),
     tokenize: Tokenization | None = None,
 ) -> dict[str, float]:
@@ -42,23 +43,31 @@ def speech_report(
 
     Args:
         test: recordings, of which at least one has a text.
+        canary: others, whose scores stand beside theirs.
         measures: ("bleu", "chrf") for speech translation.
         tokenize: how BLEU separates words.
     """
     transcriber = load_as(Transcriber, directory, device)
+    every = [*test, *canary]
     errors: set[str] = set()
 
     def decode(config: SearchConfig) -> list[str]:
-        transcripts = transcriber.transcribe([recording.audio for recording in test], config)
+        transcripts = transcriber.transcribe([recording.audio for recording in every], config)
         for transcript in transcripts:
             if transcript.error and transcript.error not in errors:
                 print(f"  {transcript.error}")
                 errors.add(transcript.error)
         return [transcript.text for transcript in transcripts]
 
-    pairs = [(recording.id, recording.text) for recording in test]
     return search_report(
-        directory, decode, pairs, search, measures, tokenize=tokenize, recordings=test
+        directory,
+        decode,
+        [(recording.id, recording.text) for recording in every],
+        search,
+        measures,
+        tokenize=tokenize,
+        groups=[""] * len(test) + ["canary"] * len(canary),
+        recordings=every,
     )
 
 
@@ -81,7 +90,7 @@ def search_report(
         measures: their names, such as "bleu".
         tokenize: how BLEU separates words.
         groups: the group of every pair, such as its direction; each group has scores of its own,
-            beside those of all.
+            beside those of all. If the first pairs are in none, "", they alone are the test.
         recordings: the sources, if they are sound.
 
     Returns:
@@ -89,18 +98,21 @@ def search_report(
         group.
     """
     groups = groups or [""] * len(pairs)
+    n_test = groups.count("") or len(pairs)
     rows: list[HeldOut] = []
     for name, config in _searches(search).items():
         started = time.monotonic()
         outputs = decode(config)
         seconds = time.monotonic() - started
-        write_file(directory / f"test.{name}.txt", "".join(line + "\n" for line in outputs))
+        lines = "".join(line + "\n" for line in outputs[:n_test])
+        write_file(directory / f"test.{name}.txt", lines)
         speed = f"lines in {seconds:.1f} s"
         if recordings:
             factor = seconds / sum(recording.seconds for recording in recordings)
             speed = f"recordings in {seconds:.1f} s, real-time factor {factor:.4f}"
         print(f"test, {name}: {len(outputs)} {speed}")
         rows += _scores(name, outputs, pairs, groups, [get_measure(m, tokenize) for m in measures])
+    pairs, outputs, recordings = pairs[:n_test], outputs[:n_test], recordings[:n_test]
     for (source, reference), output in list(zip(pairs, outputs, strict=True))[:SHOWN]:
         print(_example(source, reference, output))
     _write(directory, rows)
@@ -129,7 +141,7 @@ def _scores(
     """Print and return the scores of each group, and of all."""
     rows = []
     for group in dict.fromkeys([*groups, ""]):
-        chosen = [i for i in range(len(pairs)) if group in ("", groups[i])]
+        chosen = [i for i, each in enumerate(groups) if each == group] or range(len(pairs))
         for measure in measures:
             score = measure([outputs[i] for i in chosen], [pairs[i][1] for i in chosen])
             row = HeldOut(
