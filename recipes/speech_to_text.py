@@ -118,8 +118,8 @@ def run(specified: ex.SpeechExperiment) -> dict[str, float]:
     pairs = ex.speech_pairs(x, recordings, reader, tokenizer, training=True)
     held_out = ex.speech_pairs(x, valid, reader, tokenizer, training=False)
     print(f"train: {pairs}\nvalid: {held_out}")
-    lengths = sorted(r.seconds for r in pairs.recordings)
-    x = ex.resolved(x, seconds=(lengths[0], lengths[-1]))
+    longest = max(r.seconds for r in [*pairs.recordings, *canary])
+    x = ex.resolved(x, seconds=(min(r.seconds for r in pairs.recordings), longest))
     assert x.run is not None and x.validate_by is not None
     print(f"segments to transcribe: {x.decoding.min_seconds:.1f} to {x.decoding.max_seconds:.1f} s, as in the training")
 

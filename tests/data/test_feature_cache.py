@@ -54,6 +54,14 @@ def test_what_comes_out_is_what_would_be_computed(tmp_path, cache):
             got += 1  # the caller's own
 
 
+def test_a_validation_in_bf16_computes_what_is_missing_as_any_other(tmp_path, cache):
+    path = record(tmp_path / "a.wav")
+    want = FEATURES.log_mel(read_audio(path, 8000))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(cache.get(path, FEATURES), want)
+    assert torch.equal(cache.get(path, FEATURES), want)
+
+
 def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
     path = record(tmp_path / "a.wav")
     want = cache.get(path, FEATURES)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.interop.test_speech import whisper
 from tests.recipes.test_register import make_corpora
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +142,8 @@ def write_sounds(folder: Path) -> None:
         ("valid", rows[25:31]),
         ("test", rows[31:35]),
         ("all", rows[31:35]),
+        ("canary", rows[35:39]),
+        ("replay", rows[39:47]),
     ):
         (folder / f"{name}.tsv").write_text("\n".join([rows[0], *part]) + "\n", "utf-8")
     kaldi = folder / "data" / "train"
@@ -170,6 +173,7 @@ transduce train speech-to-text manifest --train train.tsv --hold-out recordings 
 transduce train language-model text --train a.txt --valid b.txt --run LANGUAGE
 transduce train language-model text --train train.de --valid valid.de --run LM --tokenizer RUN/tokenizer.model \\
     --model.decoder.n-layers 2 --model.d-model 48
+transduce import whisper-tiny runs/whisper
 """
 """Runs that pages name and do not make: the names of directories, which stand there for any run."""
 
@@ -183,9 +187,11 @@ def folder(server, once, tmp_path) -> Path:
         write_texts(folder)
         write_sounds(folder)
         make_corpora(folder / "DIR")
+        (folder / "whisper-tiny").mkdir()
+        whisper(folder / "whisper-tiny", steps=0, seconds=10, n_positions=100)
         done = sh(server, folder, PREPARED)
         assert done.returncode == 0, done.stderr[-3000:]
-        for name, run in (("imported", "RUN"), ("whisper", "SPEECH"), ("gpt2", "LANGUAGE"), ("mine", "RUN")):
+        for name, run in (("imported", "RUN"), ("gpt2", "LANGUAGE"), ("mine", "RUN")):
             shutil.copytree(folder / run, folder / "runs" / name)
         for name, run in (("translation", "RUN"), ("speech", "SPEECH")):
             shutil.copytree(folder / run, folder / "runs" / "demo" / name)

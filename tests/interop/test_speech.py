@@ -126,7 +126,15 @@ def with_times(tokenizer: Any, labels: list[int], text: str) -> list[int]:
     return [*labels[: labels.index(zero - 1)], *spoken, labels[-1]]
 
 
-def whisper(directory: Path, *, steps: int = 30, seconds: int = 1, n_mels: int = 21, times: bool = False) -> Rival:
+def whisper(
+    directory: Path,
+    *,
+    steps: int = 30,
+    seconds: int = 1,
+    n_mels: int = 21,
+    n_positions: int = 41,
+    times: bool = False,
+) -> Rival:
     from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
     torch.manual_seed(0)
@@ -136,12 +144,13 @@ def whisper(directory: Path, *, steps: int = 30, seconds: int = 1, n_mels: int =
     config = WhisperConfig(
         vocab_size=size, num_mel_bins=n_mels, d_model=20, encoder_layers=2, decoder_layers=3, encoder_ffn_dim=23,
         encoder_attention_heads=2, decoder_attention_heads=2, decoder_ffn_dim=23, max_source_positions=50 * seconds,
-        max_target_positions=41, decoder_start_token_id=ids["startoftranscript"], pad_token_id=eos, bos_token_id=eos,
+        max_target_positions=n_positions, decoder_start_token_id=ids["startoftranscript"], pad_token_id=eos, bos_token_id=eos,
         eos_token_id=eos, init_std=0.2,
     )  # fmt: skip
     model = WhisperForConditionalGeneration(config).eval()
     space = tokenizer.convert_tokens_to_ids("Ġ")
-    how: dict[str, Any] = {"is_multilingual": True, "no_timestamps_token_id": ids["notimestamps"], "max_length": 41}
+    how: dict[str, Any] = {"is_multilingual": True, "no_timestamps_token_id": ids["notimestamps"]}
+    how["max_length"] = n_positions
     how["lang_to_id"] = {f"<|{name}|>": tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("en", "de")}
     how["task_to_id"] = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("transcribe", "translate")}
     how |= {"suppress_tokens": [5, 9, ids["startoftranscript"]], "begin_suppress_tokens": [space, eos]}

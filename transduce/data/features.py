@@ -307,6 +307,7 @@ class FeatureCache:
         if missing := [speed for speed, file in files.items() if not file.exists()]:
             self._compute(path, features, missing)
 
+    @torch.autocast("cpu", enabled=False)  # a validation in bf16 may be what asks
     def _compute(
         self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
     ) -> dict[float, Float[Tensor, "S M"]]:
