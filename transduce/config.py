@@ -240,9 +240,14 @@ def divides(**values: int) -> None:
 
 
 @cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+@cache
 def _choices(kind: type) -> dict[str, tuple[Any, ...]]:
     """The values that each field of a Literal type may have."""
-    hints = get_type_hints(kind)
+    hints = _type_hints(kind)
     return {name: get_args(each) for name, each in hints.items() if get_origin(each) is Literal}
 
 
@@ -266,7 +271,16 @@ def with_fields(config: Config, /, **values: Any) -> Config:
 
 def changed(config: Config, plain: Any, prefix: str = "") -> Config:
     """The configuration with the fields of an object."""
-    hints = get_type_hints(type(config))
+    return replace(config, **checked(config, plain, prefix))  # type: ignore[type-var]
+
+
+def checked(config: Any, plain: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of an object as the fields of a configuration hold them.
+
+    Raises:
+        InputError: a field has a wrong name or a value that does not fit.
+    """
+    hints = _type_hints(config.__class__)
     changes: dict[str, Any] = {}
     for name, value in _checked_object(plain, prefix).items():
         if name not in hints:
@@ -276,11 +290,13 @@ def changed(config: Config, plain: Any, prefix: str = "") -> Config:
             near = get_close_matches(str(name), hints, n=1) or hints
             raise InputError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
         changes[name] = _value(hints[name], value, prefix + name, getattr(config, name))
-    return replace(config, **changes)  # type: ignore[type-var]
+    return changes
 
 
 def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
     """A value of this type; an object changes the fields of `old` where it can."""
+    if hasattr(value, "tolist"):  # of NumPy or torch
+        value = value.tolist()
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     classes: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
     if (value is None and NoneType in kinds) or isinstance(value, tuple(classes)):
@@ -321,7 +337,9 @@ def _type_names(kinds: Sequence[Any]) -> str:
         if get_origin(kind) is Literal:
             names.append("one of " + ", ".join(json.dumps(part) for part in parts))
         elif get_origin(kind) is tuple:
-            names.append("a list of " + _type_names([each for each in parts if each is not ...]))
+            inner = _type_names([*dict.fromkeys(each for each in parts if each is not ...)])
+            size = "" if ... in parts else f" of {len(parts)}"
+            names.append(f"a list{size}, each {inner}")
         else:
             names.append(TYPE_NAMES[kind])
     return " or ".join(names)

@@ -49,6 +49,18 @@ def torch_device(name: torch.device | str) -> torch.device:
     return device
 
 
+def torch_dtype(name: torch.dtype | str) -> torch.dtype:
+    """The type of this name: a key of DTYPES, or as torch calls it.
+
+    Raises:
+        InputError: there is no such type.
+    """
+    dtype = DTYPES.get(name, getattr(torch, name, None)) if isinstance(name, str) else name
+    if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype == torch.int8):
+        raise InputError(f"a dtype must be one of {', '.join(DTYPES)}, but it is {name!r}")
+    return dtype
+
+
 def trains_in(
     precision: TrainingPrecision | Literal["auto"], device: torch.device
 ) -> TrainingPrecision:

@@ -212,7 +212,7 @@ def test_what_cannot_be_is_refused(translator):
             {"prefix": ["a"]},
             "prefix must be a list with one for each of the 5 inputs, but got 1; use an empty one for none",
         ),
-        ({"forbid": "Druck"}, "forbid takes a list, but got 'Druck'; put it into brackets"),
+        ({"forbid": "Druck"}, 'forbid must be a list, each a string, but it is "Druck"'),
     ):
         with pytest.raises(ValueError) as error:
             translator(LINES, **settings)

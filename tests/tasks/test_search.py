@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,7 +96,39 @@ def test_more_outputs_widen_the_beam():
         own.changed(n_best=8, beam_size=5)
     with pytest.raises(ValueError) as error:
         own.changed(nbest=2)
-    assert str(error.value) == (f"a search setting must be one of {', '.join(vars(own))}, but it is 'nbest'")
+    assert str(error.value) == "there is no field nbest; here it is n_best"
+
+
+def test_settings_have_the_types_of_their_fields():
+    own = td.SearchConfig()
+    assert own.changed(beam_size=np.int64(3), alpha=1, forbid=["a"]) == replace(
+        own, beam_size=3, alpha=1.0, forbid=("a",)
+    )
+    assert own.changed(suppress=torch.tensor([3, 4])) == replace(own, suppress=(3, 4))
+    for settings, message in (
+        ({"beam_size": "3"}, 'beam_size must be a whole number, but it is "3"'),
+        ({"beam_size": 2.5}, "beam_size must be a whole number, but it is 2.5"),
+        ({"n_best": "2"}, 'n_best must be a whole number, but it is "2"'),
+        ({"num_beams": 3}, "there is no field num_beams; here it is beam_size"),
+        (
+            {"alignment_heads": [[1]]},
+            "alignment_heads must be a list, each a list of 2, each a whole number, but it is [[1]]",
+        ),
+    ):
+        with pytest.raises(td.InputError) as error:
+            own.changed(**settings)
+        assert str(error.value) == message
+    with pytest.raises(td.InputError, match=r"^max_length must be a whole number, but it is 1\.5$"):
+        td.GenerationConfig().changed(max_length=1.5)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32), ("int4", None)])
+def test_a_dtype_may_be_a_name(text_run, name, dtype):
+    if dtype is None:
+        with pytest.raises(td.InputError, match=r"^a dtype must be one of fp32, bf16, fp16, int8, but it is 'int4'$"):
+            td.load(text_run, dtype=name)
+    else:
+        assert next(td.load(text_run, dtype=name).model.parameters()).dtype == dtype
 
 
 def test_greedy_settings_are_the_same_but_for_the_beam():

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transduce.config import Common, at_least, within
+from transduce.config import Common, at_least, checked, within
 from transduce.decode.config import BeamConfig, RulesConfig, SamplingConfig
 from transduce.errors import InputError
 
@@ -174,21 +174,9 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         beam_size is named too.
 
         Raises:
-            InputError: there is no such setting, or its value is out of its range.
+            InputError: there is no such setting, or its value does not fit.
         """
-        names = [each.name for each in fields(self)]
-        for name in settings:
-            if name not in names:
-                raise InputError(
-                    f"a search setting must be one of {', '.join(names)}, but it is {name!r}"
-                )
-        for name in ("suppress", "suppress_first", "forbid"):
-            values = settings.get(name, getattr(self, name))
-            if isinstance(values, str):
-                raise InputError(
-                    f"{name} takes a list, but got {values!r:.40}; put it into brackets"
-                )
-            settings[name] = tuple(values)
+        settings = checked(self, settings)
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
         if "max_seconds" in settings:  # the run's shortest segment is no wish of the user's
@@ -259,8 +247,9 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         """The same with other settings. A beam leaves out how to draw, unless that is named too.
 
         Raises:
-            InputError: the value of one is out of its range.
+            InputError: there is no such setting, or its value does not fit.
         """
+        settings = checked(self, settings)
         if settings.get("beam_size", 1) > 1:
             settings = {each.name: each.default for each in fields(SamplingConfig)} | settings
         return replace(self, **settings)

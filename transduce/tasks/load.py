@@ -16,6 +16,7 @@ from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.decode.phrases import load_lexicon
 from transduce.decode.scorer import combined
 from transduce.decode.shortlist import load_shortlist
+from transduce.device import torch_dtype
 from transduce.engine.select import engine_for
 from transduce.errors import InputError
 from transduce.model.config import Tokens
@@ -40,7 +41,7 @@ Directories = Path | str | Sequence[Path | str]
 def load(
     directory: Directories,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     *,
     lm: Path | str | None = None,
 ) -> Translator | Transcriber | Generator | FillMask:
@@ -55,7 +56,7 @@ def load(
     `lm_weight` is not 0: a run with the same target tokenizer, or n-grams of its tokens in an ARPA
     file.
 
-    The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8,
+    The weights are converted to `dtype`: bf16 is faster, and its outputs differ a little; int8,
     on CPUs, rounds large matrices to 8 bits (see transduce/engine/stack.py), but those of a
     language model beside stay float32. They cannot be trained; `load_model` gives weights that can.
 
@@ -64,6 +65,7 @@ def load(
             there are no kernels for it.
     """
     first, *rest = paths(directory)
+    dtype = torch_dtype(dtype)
     task = _load(first, device, dtype)
     others = [_load(path, device, dtype) for path in rest]
     for path, other in zip(rest, others, strict=True):
@@ -270,7 +272,7 @@ def load_as(
     kind: type[KindT],
     directory: Directories,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     *,
     lm: Path | str | None = None,
 ) -> KindT:
@@ -289,7 +291,7 @@ def load_as(
 def load_translator(
     directory: Directories,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     *,
     lm: Path | str | None = None,
 ) -> Translator:
@@ -304,7 +306,7 @@ def load_translator(
 def load_transcriber(
     directory: Directories,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     *,
     lm: Path | str | None = None,
 ) -> Transcriber:
@@ -317,7 +319,9 @@ def load_transcriber(
 
 
 def load_generator(
-    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = torch.float32,
 ) -> Generator:
     """Load a run of language modelling, as `load` does.
 
@@ -328,7 +332,9 @@ def load_generator(
 
 
 def load_fill_mask(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Path | str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = torch.float32,
 ) -> FillMask:
     """Load a run of masked language modelling, as `load` does.
 
