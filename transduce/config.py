@@ -312,6 +312,8 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
             if isinstance(old, fitting)
             else from_dict(fitting, value, name)
         )
+    if isinstance(value, dict):  # pairs
+        value = [(str(key), each) for key, each in value.items()]
     for kind in kinds:
         if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
             with suppress(ValueError):
