@@ -123,8 +123,6 @@ def run(specified: ex.TranslationExperiment) -> dict[str, float]:
     key = ex.fingerprint(text, valid)
     if not ex.train(x, objective, processor, data=pairs, validate=validate, fingerprint=key, specified=specified):
         return {}  # of several processes, the first one goes on
-    if x.shortlist:
-        ex.save_shortlist(x.run, ex.learn_shortlist(source, target, *text.sample()))
 
     # Decoding and score
     if test is None:

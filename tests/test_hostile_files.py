@@ -195,7 +195,6 @@ ABSURD = {
     "generate": ("--max-length", "--n", "--batch-size", "--repetition-penalty", "--top-k", "--seed"),
     "score perplexity": ("--window", "--stride"),
     "score chrf": ("--word-order", "--resamples"),
-    "shortlist": ("--n", "--lines"),
 }
 
 
@@ -206,7 +205,7 @@ def test_numbers_that_no_memory_holds_are_refused_by_name(once, tmp_path, capsys
     (tmp_path / "a").write_text("All\n")
     file = str(tmp_path / "a")
     words = {"translate": [text, file], "generate": [letters, "--prompt", "a"], "score perplexity": [letters, file],
-             "score chrf": [file, file], "shortlist": [text, file, file]}[command]  # fmt: skip
+             "score chrf": [file, file]}[command]  # fmt: skip
     for value in (f"1{'0' * 20}", f"1{'0' * 400}"):
         assert main([*command.split(), *words, flag, value]) == 2
         err = capsys.readouterr().err

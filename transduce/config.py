@@ -110,7 +110,12 @@ def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-REMOVED = {"conv_dims": (1,), "interctc_column": (None,), "compile_layers": (False, True)}
+REMOVED = {
+    "conv_dims": (1,),
+    "interctc_column": (None,),
+    "compile_layers": (False, True),
+    "shortlist": (False,),
+}
 """Fields of earlier versions, with the values of which a run can do without them."""
 
 

@@ -19,7 +19,7 @@ from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import FILES, side_files, write_tokenizers
-from transduce.decode import phrases, shortlist
+from transduce.decode.phrases import LEXICON
 from transduce.device import torch_device
 from transduce.errors import InputError
 from transduce.files import (
@@ -41,7 +41,7 @@ WEIGHTS, CHECKPOINTS, STATE = "model.safetensors", "checkpoints", "state.json"
 CONFIG, STATISTICS, METRICS = "config.json", "features.safetensors", "metrics.jsonl"
 SAMPLES, MODEL_CARD, ERRORS, REPORT = "samples", "MODEL_CARD.md", "test.errors.txt", "report.html"
 USED = (
-    *(CONFIG, WEIGHTS, STATISTICS, shortlist.FILE, phrases.LEXICON, *FILES),
+    *(CONFIG, WEIGHTS, STATISTICS, LEXICON, *FILES),
     *(*side_files("source"), *side_files("target")),
 )
 """The names of what a finished run is used with."""
@@ -54,7 +54,7 @@ FORMAT = 1
 
 MAY_CHANGE = (
     "run.", "name.", "device.", "log.", "corpus.", "pronunciations.", "test.", "cache.", "workers.",
-    "decoding.", "shortlist.", "tokenize.", "normalization.", "generation.", "model.recompute.",
+    "decoding.", "tokenize.", "normalization.", "generation.", "model.recompute.",
     "training.data_workers.", "training.max_updates.", "training.max_minutes.", "training.shard.",
     "training.save_every_minutes.",
 )  # fmt: skip

@@ -72,8 +72,6 @@ def main() -> None:
     tokens = x.batch_size * sum(map(len, plain.sources(lines))) // len(lines)
     how: dict[str, Any] = {"beam_size": x.beam_size, "batch_tokens": max(tokens, plain.decoding.max_source_length + 1)}
     systems: dict[str, System] = {"transduce float32": partial(plain, **how), "transduce int8": partial(rounded, **how)}
-    if plain.shortlist:
-        systems |= {f"{name} shortlist": partial(system, shortlist=True) for name, system in systems.items()}
     with tempfile.TemporaryDirectory() as directory:
         for kind in ("float32", "int8"):
             folder = Path(directory) / kind

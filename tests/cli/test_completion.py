@@ -69,7 +69,7 @@ def test_the_tab_key_writes_the_rest_of_a_command(script):
     env = {**os.environ, "TERM": "dumb", "PS1": "$ "}
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True) as shell:
         os.close(theirs)
-        os.write(ours, f"source {script}\ntransduce shor\t| cat; exit\n".encode())
+        os.write(ours, f"source {script}\ntransduce publi\t| cat; exit\n".encode())
         said = b""
         while select.select([ours], [], [], 10)[0]:
             try:
@@ -78,4 +78,4 @@ def test_the_tab_key_writes_the_rest_of_a_command(script):
                 break
         shell.kill()
     os.close(ours)
-    assert b"transduce shortlist | cat" in said
+    assert b"transduce publish | cat" in said

@@ -56,7 +56,7 @@ def answers(main: str, calls: list[list[str]]) -> list[tuple[int, str, list[str]
 @pytest.mark.process
 def test_help_and_typos_of_every_command_do_not_wait_for_torch():
     calls = [["--help"]]
-    few = {"rerank": "abc", "shortlist": "abc", "data get": ["fsdd", "b"], "completion": ["bash"]}
+    few = {"rerank": "abc", "data get": ["fsdd", "b"], "completion": ["bash"]}
     for name in COMMANDS:
         calls += [
             [*name.split(), "--help"],
@@ -114,7 +114,7 @@ def test_help_is_short_and_has_what_is_used_most(capsys, monkeypatch):
         "--output",
     }
     for name, others in {
-        "translate": {"--scores", "--alignments", "--interactive", "--shortlist"},
+        "translate": {"--scores", "--alignments", "--interactive"},
         "transcribe": {"--word-times", "--stream", "--max-seconds"},
     }.items():
         shown = set(re.findall(r"(?m)^│ (--[a-z-]+)", pages[name]))

@@ -266,7 +266,7 @@ def test_options_replace_what_the_run_says_and_nothing_else():
         (
             "transcribe",
             td.SearchConfig,
-            {"max_source_length", "split_length", "shortlist", "source_language", "target_language", "alignment_heads"},
+            {"max_source_length", "split_length", "source_language", "target_language", "alignment_heads"},
         ),
         ("generate", td.GenerationConfig, set()),
     ],

@@ -213,9 +213,6 @@ def test_what_is_not_there_is_told_with_the_way_out(run, hub, monkeypatch, capsy
         "hub:anna/other must be a run that transduce publish wrote, but it is not; models of transformers are downloaded "
         "and imported: transduce import HF_DIRECTORY RUN"
     )
-    assert error(["shortlist", "hub:anna/tiny", "a", "b"], capsys) == (
-        "a shortlist is written into a run directory, but hub:anna/tiny is on the hub; make it before transduce publish"
-    )
     assert not any("resolve" in each and "safetensors" in each for each in hub.asked)
     point_at("http://127.0.0.1:9", monkeypatch)
     assert error(["score", "perplexity", "hub:anna/none", __file__], capsys) == (

@@ -24,7 +24,6 @@ from transduce.cli.serve import load_served
 from transduce.config import differences, to_dict
 from transduce.data.corpus import Directions, Files
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.decode.shortlist import FILE
 from transduce.experiment.command import choose
 from transduce.experiment.config import with_vocabularies
 from transduce.experiment.start import saved_tokenizers
@@ -234,21 +233,6 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(
         wanted = torch.tensor([*(target.encode(got.text).ids if target else before.encode([got.text])[0]), eos])
         logits = model(source=source, target_in=torch.tensor([[bos, *wanted[:-1]]]))[0]
         torch.testing.assert_close(score.log_probs, -cross_entropy(logits, wanted, reduction="none"))
-
-
-def test_the_recipe_learns_a_shortlist_of_what_it_trained_on(translation_run, parallel_text, tmp_path, untrained):
-    """The same table as the command makes of the same text, in the run directory, with which the run translates."""
-    x = small(tmp_path / "with", parallel_text, shortlist=True, start_from=translation_run.run)
-    x = replace(x, corpus=brief(parallel_text))
-    untrained(run, x)
-    copy = shutil.copytree(translation_run.run, tmp_path / "run")
-    assert main(["shortlist", str(copy), *(str(parallel_text / f"valid.{side}") for side in ("en", "de"))]) == 0
-    got, want = (load_file(folder / FILE) for folder in (x.run, copy))
-    assert got.keys() == want.keys() and all((got[name] == want[name]).all() for name in want)
-    translator, line = td.load(x.run), ["Open the letter."]
-    (source,) = translator.sources(line)
-    ((output,),) = translator.translate(line, shortlist=True, length_ratio=0.0, length_extra=9)
-    assert set(output.tokens) <= {*got["always"].tolist(), *got["table"][source].flatten().tolist()}
 
 
 def test_two_passes_of_a_batch_may_be_compared(parallel_text, tmp_path, untrained):

@@ -3,7 +3,6 @@
 The scores are written out once more, from whole forward passes over the given tokens, without a cache, beams or batch.
 """
 
-import math
 import random
 import statistics
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import VectorConfig
 from transduce.data.features import VectorReader
 from transduce.decode.scorer import ModelScorer
-from transduce.decode.shortlist import Shortlist
 from transduce.engine.select import engine_for
 from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
@@ -142,7 +140,6 @@ class Case:
         drawing |= {"top_p": rng.choice([0.3, 0.9, 1.0]), "seed": rng.randint(0, 99)}
         self.prefix: list[str] | None = None
         self.require: list[list[str]] | None = None
-        self.shortlist: Shortlist | None = None
         self.lm_weight = self.ctc_weight = 0.0
         self.n_models = some(0.3, 2, 3, default=1)
         if self.task == "language":
@@ -171,13 +168,6 @@ class Case:
             way["beam_groups"] = 1
         if beam_size > 1:
             way["mbr"] = some(0.1, "chrf", "wer", default="none")
-        if self.task == "text" and rng.random() < 0.15:
-            off = {"coverage_penalty": 0.0, "suppress": (), "forbid": (), "sample": False, "temperature": 1.0}
-            way |= {**off, "top_k": 0, "top_p": 1.0, "shortlist": True}
-            self.prefix = self.require = None
-            self.lm_weight, self.n_models = 0.0, 1
-            size, table = self.tokenizer.vocab_size, torch.Generator().manual_seed(self.seed)
-            self.shortlist = Shortlist(torch.randint(4, size, (size, 2), generator=table), torch.tensor([BOS, EOS]))
         told = {"lm_weight": self.lm_weight, "ctc_weight": self.ctc_weight}
         self.way = td.SearchConfig(**way, **told)
 
@@ -241,7 +231,7 @@ class Case:
             return generator.generate(inputs, replace(self.way, batch_size=batch))
         way, start = replace(self.way, batch_tokens=batch), torch.tensor([[BOS]])
         if self.task == "text":
-            task: Any = Translator(own[0], tokenizer, tokenizer, shortlist=self.shortlist)
+            task: Any = Translator(own[0], tokenizer, tokenizer)
         else:
             task = Transcriber(own[0], tokenizer, VectorReader(VectorConfig(n_features=4)), lexicon=WORDS)
         task.engines = tuple(own)
@@ -262,14 +252,6 @@ class Case:
             read, memories = [BOS], [self._memory(model, self.inputs[i]) for model in models]
         target_in, pairs = torch.tensor([[*read, *ids[:-1]]]), list(zip(models, memories, strict=True))
         tables = [model.decode(target_in, memory=memory)[0, len(read) - 1 :].double() for model, memory in pairs]
-        if self.shortlist is not None:
-            source = [*self.tokenizer.encode([self.inputs[i]])[0], EOS]
-            allowed = [BOS, EOS, *self.shortlist.table[source].flatten().tolist()]
-            tables = [
-                tables[0].index_fill(
-                    1, torch.tensor([k for k in range(tables[0].size(1)) if k not in allowed]), -math.inf
-                )
-            ]
         if alone := len(models) == 1 and not self.ctc_weight and not self.lm_weight:
             total = tables[0]
         else:

@@ -8,7 +8,6 @@ import torch
 import transduce as td
 from tests.runs import ENGLISH, LITTLE, random_run
 from tests.tasks.test_search import SHORT
-from transduce.decode.shortlist import Shortlist
 
 LINES = ENGLISH[:3]
 PREFIX = ["Druck", "", "Mach bitte den "]
@@ -66,21 +65,11 @@ def test_what_a_beam_of_required_phrases_holds_risk_chooses_among(runs):
         assert all(phrase.strip() in output.text for phrase in phrases)
 
 
-def test_required_phrases_and_shortlists_refuse_what_they_do_not_know(runs):
-    one, both = ensemble(runs[:1]), ensemble(runs)
+def test_required_phrases_refuse_what_they_do_not_know(runs):
+    one = ensemble(runs[:1])
     for settings, message in (
         (DRAWN, "^samples know no required phrases, but sample=True; leave one of them out$"),
         ({"beam_groups": 2, "beam_size": 4}, "required phrases, but beam_groups=2;"),
     ):
         with pytest.raises(ValueError, match=message):
             one.translate(LINES, require=REQUIRE, **settings)
-    one.shortlist = both.shortlist = Shortlist(torch.zeros(1, 1, dtype=torch.long), torch.tensor([0]))
-    for translator, settings, name in (
-        (both, {}, "an ensemble"),
-        (one, DRAWN, "sample"),
-        (one, {"lm_weight": 0.3}, "lm_weight"),
-    ):
-        with pytest.raises(ValueError) as error:
-            translator.translate(LINES, shortlist=True, **settings)
-        told = f"a shortlist goes with plain search alone, but {name} is set; leave one of them out"
-        assert str(error.value) == told

@@ -73,10 +73,6 @@ COMMANDS = {
         "serve:watch",
         "Show a training in a browser while it goes on: curves, samples, scores.",
     ),
-    "shortlist": (
-        "runs:shortlist",
-        "Learn a table of translations, with which translate --shortlist is faster.",
-    ),
     "average": (
         "runs:average_checkpoints",
         "Make the mean of checkpoints the run's finished model.",

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -190,57 +190,6 @@ def _write_benchmark(run: Path, benchmark: str) -> Path:
     output = run / "eval_results.yaml"
     write_file(output, yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False))
     return output
-
-
-def shortlist(
-    run: OwnRun,
-    source: Positional[Text],
-    target: Positional[Text],
-    *,
-    n: int = 20,
-    frequent: int = 200,
-    lines: int = 500_000,
-) -> None:
-    """Learn which target tokens may translate a source token, for transduce translate --shortlist,
-    which is faster.
-
-    Args:
-        source: The source side of what the run was trained on, plain or .gz.
-        target: The target side, line by line.
-        n: Target tokens per source token, the likeliest by IBM model 1.
-        frequent: So many most frequent target tokens may always come out.
-        lines: Read so many lines at most.
-    """
-    from transduce.config import at_least, within
-    from transduce.data.parallel_text import PairFiles
-    from transduce.decode.shortlist import FILE, learn_shortlist, save_shortlist
-    from transduce.run import load_run
-
-    within("[1, 10000]", n=n)
-    at_least(1, lines=lines)
-    at_least(0, frequent=frequent)
-    if str(run).startswith(PREFIX):
-        raise InputError(
-            f"a shortlist is written into a run directory, but {run} is on the hub; make it before "
-            "transduce publish"
-        )
-    contents = load_run(run)
-    sides = contents.source_tokenizer, contents.target_tokenizer
-    if sides[0] is None or sides[1] is None:
-        raise InputError(
-            f"a shortlist belongs to a run of text to text, but {run} is of another kind"
-        )
-    texts = [*zip(*islice(PairFiles((source, target)), lines), strict=True)]
-    if not texts:
-        raise InputError(
-            f"a table of translations is learned from parallel text, but {source} is empty"
-        )
-    table = learn_shortlist(sides[0], sides[1], *texts, n=n, frequent=frequent)
-    save_shortlist(run, table)
-    print(
-        f"{run / FILE}: {n} target tokens for each of {len(table.table):,} source tokens, "
-        f"{len(table.always)} for all"
-    )
 
 
 def tokenize(run: Run, files: Files = (), *, source: Flag = False) -> None:

@@ -46,7 +46,6 @@ class TranscriptionSettings(Overrides):
     WITHOUT = (
         "max_source_length",
         "split_length",
-        "shortlist",
         "source_language",
         "target_language",
         "alignment_heads",

@@ -80,8 +80,6 @@ class Decoder(Protocol):
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...
 
-    def projection(self, ids: Int[Tensor, " U"]) -> Any: ...
-
 
 class ModelScorer:
     """The scorer of one model; a step costs one position.
@@ -117,16 +115,12 @@ class ModelScorer:
 
     def step(self, tokens: Tokens) -> Scores:
         """Logits of the next token; only the last position is projected to the vocabulary."""
-        return self.model.project(self.states(tokens))
-
-    def states(self, tokens: Tokens) -> Float[Tensor, "N D"]:
-        """Append one token to every row; the last states of the decoder."""
         new = tokens[:, None] if self.prompts is None else self.prompts
         states = self.model.decoder_states(
             new, memory=self.memory, cache=self.cache, taps=self.taps
         )
         self.memory = self.prompts = None
-        return states[:, -1]
+        return self.model.project(states[:, -1])
 
     def reorder(self, rows: Places) -> None:
         self.cache.reorder(rows)

@@ -218,11 +218,6 @@ class CPUEngine:
         """States to logits, as Transformer.project."""
         return self.model.project(states) if self.output is None else self.output(states)
 
-    def projection(self, ids: Int[Tensor, " U"]) -> Matrix:
-        """A function of states that gives the logits of these tokens alone."""
-        assert self.model.output is not None
-        return Matrix(self.model.output[ids], self.model.bias_of(ids), int8=self.int8)
-
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
         """The logits of the CTC head, as Transformer.ctc_logits."""
         return self.model.ctc_logits(memory_states)

@@ -77,10 +77,6 @@ if TYPE_CHECKING:
         TokenizerKind as TokenizerKind,
         train_tokenizer as train_tokenizer,
     )
-    from transduce.decode.shortlist import (
-        learn_shortlist as learn_shortlist,
-        save_shortlist as save_shortlist,
-    )
     from transduce.device import default_device as default_device
     from transduce.experiment.command import main as main
     from transduce.experiment.config import (

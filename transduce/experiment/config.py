@@ -115,9 +115,6 @@ class TranslationExperiment(Experiment):
     tokenize: Tokenization | None = None
     """How BLEU separates words; by itself as the script of the references asks for."""
     decoding: SearchConfig = field(default_factory=SearchConfig)
-    shortlist: bool = False
-    """Learn, at the end, which target tokens may translate a source token: transduce translate
-    --shortlist is faster."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "vocab_size", "max_length", "tokens_per_batch")

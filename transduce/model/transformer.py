@@ -284,17 +284,6 @@ class Transformer(nn.Module):
             )
         return F.linear(states, self.output[: self.vocab_size], self.output_bias)
 
-    def projection(
-        self, ids: Int[Tensor, " U"]
-    ) -> Callable[[Float[Tensor, "*B D"]], Float[Tensor, "*B U"]]:
-        """What `project` gives for these tokens alone, as a function of the states."""
-        assert self.output is not None
-        return partial(F.linear, weight=self.output[ids], bias=self.bias_of(ids))
-
-    def bias_of(self, ids: Int[Tensor, " U"]) -> Float[Tensor, " U"] | None:
-        """What the logits of these tokens have added; None where nothing is."""
-        return None if self.output_bias is None else self.output_bias[ids]
-
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
         """The memory's states to logits of the tokens and the blank symbol at every source
         position.

@@ -99,9 +99,6 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     alignment_heads: tuple[tuple[int, int], ...] = ()
     """Layers and heads, from 0, whose cross-attention follows the sound, for the times of words in
     a model without a CTC head, such as an imported Whisper."""
-    shortlist: Common[bool] = False
-    """Translate with the tokens that the run's table has for the source's, which is faster;
-    `transduce shortlist` makes the table."""
     words: Literal["any", "known"] = "any"
     """known: only the words of a speech run's lexicon.txt. It has those of the training, one in
     each line, and what one adds: better where few others are said, wrong where many are. Texts with

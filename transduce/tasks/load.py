@@ -15,7 +15,6 @@ from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.decode.phrases import load_lexicon
 from transduce.decode.scorer import combined
-from transduce.decode.shortlist import load_shortlist
 from transduce.device import torch_dtype
 from transduce.engine.select import engine_for
 from transduce.errors import InputError
@@ -218,8 +217,7 @@ def _task(
         raise InputError(
             f"a translator needs two tokenizers or a shared one, but {directory} has none"
         )
-    shortlist = load_shortlist(directory, run.source_tokenizer, target)
-    return Translator(model, run.source_tokenizer, target, decoding, shortlist)
+    return Translator(model, run.source_tokenizer, target, decoding)
 
 
 def run_decoding(directory: Path, run: Run, kind: type[ConfigT]) -> ConfigT:

@@ -19,7 +19,6 @@ from transduce.decode.phrases import Required, required
 from transduce.decode.rules import LEAST, Constraints, Rule, Timestamps
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
 from transduce.decode.scorer import CoverageScorer, ModelScorer, Scorer, combined
-from transduce.decode.shortlist import Shortlist, ShortlistScorer
 from transduce.decode.text_rules import biased, by_sentence, forbidden, lexicon
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
@@ -31,7 +30,6 @@ from transduce.tasks.base import (
     Task,
     encoded,
     last_position,
-    padded,
 )
 from transduce.tasks.config import AUTO, SearchConfig
 from transduce.tasks.outputs import Output
@@ -43,9 +41,6 @@ class SearchTask(Task):
     """A task of encoder-decoder models that search for outputs; several models are an ensemble:
     what a token adds to a hypothesis is the mean of their log-probabilities."""
 
-    shortlist: Shortlist | None = None
-    """Target tokens that may translate each source token; used where `decoding.shortlist` is
-    set."""
     lexicon: tuple[str, ...] = ()
     """The words that may be written where `decoding.words` is "known"."""
     lm: LanguageModel | None = None
@@ -78,9 +73,6 @@ class SearchTask(Task):
         phrases = required(self.tokenizer, [request.require for request in requests])
         limit = self._length_limit(config, len(prompt))
         bounds = _length_bounds(memories[0], config, limit, requests, phrases)
-        if config.shortlist and self.shortlist:
-            ids, _ = padded(self.engine, sources)
-            return self._search_shortlist(self.shortlist, memories[0], ids, bounds, config)
         check_suppressed(config, self.tokenizer)
         prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
         constraints = Constraints(
@@ -161,31 +153,6 @@ class SearchTask(Task):
             known = lexicon(self.tokenizer, self.lexicon)
             rules.append(by_sentence([None if each.has_text else known for each in requests]))
         return [*rules, *self.rules]
-
-    def _search_shortlist(
-        self,
-        shortlist: Shortlist,
-        memory: Memory,
-        source: Int[Tensor, "B S"],
-        bounds: Int[Tensor, " B"],
-        config: SearchConfig,
-    ) -> list[list[Hypothesis]]:
-        """A search over the few tokens that this batch may need, by their numbers among these."""
-        assert memory.lengths is not None
-        ids, allowed = shortlist.choose(source.to(bounds.device), memory.lengths)
-        names: list[int] = ids.tolist()
-        bos, eos = map(names.index, self.tokenizer.required("bos_id", "eos_id"))
-        prompts = bounds.new_full((len(bounds), 1), bos)
-        suppressed = [i for i, name in enumerate(names) if name in self.tokenizer.suppressed]
-        constraints = Constraints(
-            bounds, eos_id=eos, suppressed=suppressed, config=config, prompts=prompts
-        )
-        scorer = ShortlistScorer(self.engine, memory, ids, allowed)
-        hypotheses = _run([(1.0, scorer)], prompts, constraints, config)
-        return [
-            [replace(h, tokens=[names[token] for token in h.tokens]) for h in each]
-            for each in hypotheses
-        ]
 
 
 def _run(

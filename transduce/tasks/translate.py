@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.decode.beams import length_penalty
 from transduce.decode.phrases import text_prefix
-from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import (
@@ -33,12 +32,6 @@ from transduce.tasks.seq2seq import Seq2SeqTask
 
 logger = logging.getLogger("transduce")
 
-NOT_SHORTLIST = (
-    *("coverage_penalty", "suppress", "suppress_first", "forbid", "ctc_weight", "begin_with"),
-    *("lm_weight", "sample", "logit_bias"),
-)
-"""Fields of SearchConfig that a search over a shortlist cannot use."""
-
 TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*""")
@@ -58,11 +51,9 @@ class Translator(Seq2SeqTask[str]):
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer,
         decoding: SearchConfig | None = None,
-        shortlist: Shortlist | None = None,
     ) -> None:
         super().__init__(model, target_tokenizer, decoding)
         self.source_tokenizer = source_tokenizer
-        self.shortlist = shortlist
 
     def _texts(
         self, inputs: Sequence[str], decoding: SearchConfig | None, settings: dict[str, Any]
@@ -143,7 +134,6 @@ class Translator(Seq2SeqTask[str]):
         self, lines: Sequence[str], requests: Sequence[Request], details: Details
     ) -> Iterator[tuple[int, list[Output]]]:
         config = self.decoding
-        self._check_shortlist(any(request.has_text for request in requests))
         check_tags(lines, self.source_tokenizer, requests)
         ways = self._ways(lines, requests)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
@@ -177,34 +167,6 @@ class Translator(Seq2SeqTask[str]):
             self.source_tokenizer, self.tokenizer, decoding
         )
         return task
-
-    def _check_shortlist(self, phrases: bool) -> None:
-        """Check that the search can use the shortlist, where it is asked for.
-
-        Raises:
-            InputError: the run has none, or something is asked for that a shortlist does not go
-            with.
-        """
-        config = self.decoding
-        if not config.shortlist:
-            return
-        if self.shortlist is None:
-            raise InputError(
-                "a shortlist needs a run's table of translations, but this run has none; "
-                "transduce shortlist RUN SOURCE TARGET makes it"
-            )
-        others = {
-            "prefix or require": phrases,
-            **{name: getattr(config, name) for name in NOT_SHORTLIST},
-            "a rule": self.rules,
-            "an ensemble": len(self.engines) > 1,
-            "a language": self.tokenizer.opening,
-        }
-        if set_ones := [name for name, value in others.items() if value]:
-            raise InputError(
-                f"a shortlist goes with plain search alone, but {set_ones[0]} is set; leave one of "
-                "them out"
-            )
 
     def sources(self, inputs: Sequence[str]) -> list[Source]:
         """Ids of every line, with its end; nothing is cut."""
