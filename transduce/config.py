@@ -115,6 +115,7 @@ REMOVED = {
     "interctc_column": (None,),
     "compile_layers": (False, True),
     "shortlist": (False,),
+    "coverage_penalty": (0,),
 }
 """Fields of earlier versions, with the values of which a run can do without them."""
 

@@ -93,22 +93,16 @@ struct Hypotheses {
 };
 
 // How hypotheses grow by one token: the tokens (A, k, L) of the active ones, those that have ended, and tokens (A, 2n) with which
-// the active ones may go on, sorted, of hypotheses whose numbers are `parent`. `coverage` (A, k) is added to scores, and `bias`
-// (A, 2n) taken from what decides who goes on; null: neither. Then what comes out.
+// the active ones may go on, sorted, of hypotheses whose numbers are `parent`. `bias` (A, 2n), if not null, is taken from
+// what decides who goes on. Then what comes out.
 struct Growth {
     const int64_t* active;
     Hypotheses finished;
     const float* log_prob;
     const int64_t *token, *parent;
-    const float *coverage, *bias;
+    const float* bias;
     Hypotheses going, ended;
     int64_t* going_parent;
-};
-
-// Where the cross-attention (n_rows, H, T, S) of one layer is written; `weights` is null where nobody asks.
-struct CrossTap {
-    float* weights;
-    int64_t layer;
 };
 }
 
@@ -559,11 +553,9 @@ struct Heads {
     int64_t n, shared, width, keys, values;
 };
 
-// The queries of one place over n positions: softmax(q k scale) v of every head; zeros where there are no positions. The weights
-// go to `taken` too, where it is not null, those of a head `stride` numbers behind the last one's. What is computed of all heads
-// one after the other need not wait for what was computed before.
-void attend(const Heads& heads, const float* queries, const float* const* positions, int64_t n, float* out,
-            float* taken = nullptr, int64_t stride = 0) {
+// The queries of one place over n positions: softmax(q k scale) v of every head; zeros where there are no positions. What is
+// computed of all heads one after the other need not wait for what was computed before.
+void attend(const Heads& heads, const float* queries, const float* const* positions, int64_t n, float* out) {
     const int64_t width = heads.width, size = (n + LANES - 1) / LANES * LANES;
     if (n < 1) return std::fill(out, out + heads.n * width, 0.0f);
     if (static_cast<int64_t>(scratch.scores.size()) < heads.n * size) scratch.scores.resize(2 * heads.n * size);
@@ -582,7 +574,6 @@ void attend(const Heads& heads, const float* queries, const float* const* positi
     for (int64_t h = 0; h < heads.n; h++, out += width) {
         const float* weights = all_scores + h * size;
         const int64_t value = heads.values + h / heads.shared * width;
-        if (taken) std::memcpy(taken + h * stride, weights, n * sizeof(float));
         int64_t at = 0;
         for (; at + 4 * LANES <= width; at += 4 * LANES) weighted_sum<4>(positions, value + at, weights, n, out + at);
         if (at + 2 * LANES <= width) weighted_sum<2>(positions, value + at, weights, n, out + at), at += 2 * LANES;
@@ -690,8 +681,8 @@ void prepare(const Stack& stack, const Layer& layer, float* qkv, const Positions
 }
 
 // T new positions of the rows first ... last - 1, whose vectors are in x (rows, T, D) and whose states go there.
-void some_rows(const Stack& stack, const KVCache& cache, const Positions& positions, const CrossTap& tap, float* x,
-               int64_t n_new, int64_t first, int64_t last, int threads) {
+void some_rows(const Stack& stack, const KVCache& cache, const Positions& positions, float* x, int64_t n_new,
+               int64_t first, int64_t last, int threads) {
     const int64_t n = (last - first) * n_new, heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head;
     const int64_t inner = heads * e, both = 2 * kv_heads * e, stride = inner + both;
     const Heads each_head{heads, heads / kv_heads, e, 0, both / 2};
@@ -735,11 +726,8 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
             const float* keys = cache.memory + (i * cache.n_memory_slots + cache.memory_slots[sentence]) * length * both;
             for (int64_t t = 0; t < length; t++) there[t] = keys + t * both;
             const int64_t n_keys = cache.memory_lengths ? std::min(cache.memory_lengths[sentence], length) : length;
-            for (int64_t m = (row - first) * n_new; m < (end - first) * n_new; m++) {
-                float* taken = nullptr;
-                if (tap.weights && tap.layer == i) taken = tap.weights + ((first + m / n_new) * heads * n_new + m % n_new) * length;
-                attend(each_head, queries + m * inner, there, n_keys, to + m * inner, taken, n_new * length);
-            }
+            for (int64_t m = (row - first) * n_new; m < (end - first) * n_new; m++)
+                attend(each_head, queries + m * inner, there, n_keys, to + m * inner);
         }
     };
     layers(stack, x + first * n_new * stack.d_model, n, threads, attention, memory);
@@ -809,7 +797,7 @@ int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32
 // x (N, T, D) becomes the states of T new positions of N rows, whose keys and values are added to the cache. 0 if a token is
 // not in the vocabulary.
 int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding* table, const Positions* positions,
-                       const CrossTap* tap, const int64_t* tokens, float* x, int64_t n_new, int32_t threads) {
+                       const int64_t* tokens, float* x, int64_t n_new, int32_t threads) {
     const int64_t width = stack->d_model, n = cache->n_rows * n_new;
     for (int64_t m = 0; m < n; m++) {
         if (tokens[m] < 0 || tokens[m] >= table->rows) return 0;
@@ -821,7 +809,7 @@ int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding
     const int outer = rows < 4 * threads ? 1 : threads;  // threads share rows, or the outputs of each product
     return guarded([&] {
         parallel(outer, [&](int t) {
-            some_rows(*stack, *cache, *positions, *tap, x, n_new, rows * t / outer, rows * (t + 1) / outer,
+            some_rows(*stack, *cache, *positions, x, n_new, rows * t / outer, rows * (t + 1) / outer,
                       outer == 1 ? threads : 1);
             release_large_scratch();
         });
@@ -888,8 +876,7 @@ int32_t grow(const Growth* growth, int64_t n_sentences, int64_t n_active, int64_
             auto past = [&](int64_t i) { return x.active + (a * n_active + x.parent[first + i]) * length; };
             for (int64_t i = 0; i < 2 * n; i++) {
                 const bool ends = x.token[first + i] == eos;
-                float score = x.log_prob[first + i] / penalty;
-                if (x.coverage) score += x.coverage[a * n_active + x.parent[first + i]];
+                const float score = x.log_prob[first + i] / penalty;
                 going_score[i] = rank[i] = ends ? -INFINITY : score;
                 if (x.bias) rank[i] -= x.bias[first + i] / penalty;
                 if (i < n) ended_score[i] = x.finished.score[a * n + i], ended_score[n + i] = ends ? score : -INFINITY;

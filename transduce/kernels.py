@@ -162,17 +162,7 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     size, flag, pointer = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
     arguments = {
         "linear_map": [pointer, pointer, size, pointer, flag],
-        "decoder_states": [
-            pointer,
-            pointer,
-            pointer,
-            pointer,
-            pointer,
-            pointer,
-            pointer,
-            size,
-            flag,
-        ],
+        "decoder_states": [*[pointer] * 6, size, flag],
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
         "project_memory": [pointer, pointer, size, pointer, flag],
         "grow": [pointer, *[size] * 5, ctypes.c_float],

@@ -58,7 +58,7 @@ def test_it_is_for_the_shells_that_tyro_knows(capsys):
 def test_flags_are_all_that_there_are(script):
     assert completed(script, "score", "wer", "--re") == ["--resamples", "--report"]
     flags = completed(script, "translate", "RUN", "--")
-    assert {"--coverage-penalty", "--require"} <= set(flags) and all(flag.startswith("--") for flag in flags)
+    assert {"--length-offset", "--require"} <= set(flags) and all(flag.startswith("--") for flag in flags)
     assert set(completed(script, "translate", "RUN", "--format", "")) == {"text", "json"}
 
 

@@ -118,7 +118,7 @@ def test_help_is_short_and_has_what_is_used_most(capsys, monkeypatch):
         "transcribe": {"--word-times", "--stream", "--max-seconds"},
     }.items():
         shown = set(re.findall(r"(?m)^│ (--[a-z-]+)", pages[name]))
-        assert common | others <= shown and "--coverage-penalty" not in shown and "--help-all" in pages[name]
+        assert common | others <= shown and "--length-offset" not in shown and "--help-all" in pages[name]
 
 
 def test_help_has_a_line_for_every_command_in_one_order(capsys):

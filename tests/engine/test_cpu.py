@@ -11,7 +11,6 @@ import torch
 from tests import contract
 from tests.kernels import needs_cpp
 from tests.model.test_contract import CASES, CHOSEN, one_layer
-from transduce.device import Taps
 from transduce.engine.cpu import CPUEngine
 from transduce.engine.support import unsupported
 from transduce.model.config import Tokens, TransformerConfig
@@ -290,20 +289,6 @@ def test_every_activation_and_norm(activation, gated, norm, rng):
     pieces_are_the_whole(replace(TEXT, activation=activation, gated=gated, norm=norm), rng, pieces=())
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_one_layers_cross_attention_is_that_of_the_layers(layer, rng):
-    """Also of beams, which share their sentence's memory, and 0 on padding."""
-    plain, engine = both(replace(TEXT, decoder=replace(TEXT.decoder, n_layers=2)), rng)
-    example = contract.random_example(TEXT, rng)
-    memory, target = example.memory(plain), example.target.repeat_interleave(2, dim=0)
-    want, got = Taps(cross_attention=[]), Taps(cross_attention=[], layer=layer)
-    plain.decoder_states(target, memory=memory, taps=want)
-    with torch.inference_mode():
-        engine.decoder_states(target, memory=single(memory), taps=got)
-    assert engine.calls == 1
-    torch.testing.assert_close(got.cross_attention[0].double(), want.cross_attention[layer], rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_long_texts_and_sources(n_threads, rng):
     """Threads share the positions of one text, and the heads of one source."""
@@ -327,7 +312,6 @@ def test_long_sources_beside_short_ones(kind, n_threads, rng):
                       ((config.encoder, 131), (config.decoder, 3)))  # fmt: skip
     lengths = torch.tensor([131, 64, 1, 90])
     rows = target.repeat_interleave(3, dim=0)
-    tapped, expected = (Taps(cross_attention=[], layer=0) for _ in range(2))
     with torch.inference_mode(), threads(n_threads):
         want, got = plain.encode(source, lengths), engine.encode(source, lengths)
         for row, length in enumerate(lengths.tolist()):
@@ -335,9 +319,6 @@ def test_long_sources_beside_short_ones(kind, n_threads, rng):
         near(
             contract.in_pieces(engine, rows, got, (1, 2)), plain.decode(target, memory=want).repeat_interleave(3, dim=0)
         )
-        engine.decoder_states(rows, memory=got, taps=tapped)
-        plain.decoder_states(rows, memory=want, taps=expected)
-    near(tapped.cross_attention[0], expected.cross_attention[0])
 
 
 def test_weights_that_change_are_noticed(rng):

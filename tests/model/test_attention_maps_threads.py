@@ -1,4 +1,4 @@
-"""Attention maps and coverage are those of the thread that asks, whatever others do with the same model."""
+"""Attention maps are those of the thread that asks, whatever others do with the same model."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,7 +8,6 @@ import torch
 
 from tests import contract
 from tests.model.test_contract import BASE, DECODER
-from transduce.decode.scorer import CoverageScorer
 from transduce.model.transformer import cross_attention
 
 
@@ -35,21 +34,3 @@ def test_another_thread_that_decodes_adds_nothing(rng):
             ended.set()
         for other in others:
             other.result()
-
-
-def test_two_searches_with_coverage_look_for_themselves(rng):
-    model = contract.random_model(replace(BASE, decoder=DECODER), rng)
-    example = contract.random_example(model.config, rng)
-    memory = example.memory(model)
-
-    @torch.no_grad()
-    def coverage():
-        scorer = CoverageScorer(model, memory, layer=max(0, DECODER.n_layers - 2))
-        for t in range(6):
-            scorer.step(example.target[:, t])
-        return scorer.coverage()
-
-    want = coverage()
-    with ThreadPoolExecutor(3) as pool:
-        for found in [pool.submit(coverage) for _ in range(12)]:
-            torch.testing.assert_close(found.result(), want)

@@ -11,9 +11,9 @@ import transduce as td
 from tests.contract import random_example, random_model
 from tests.runs import random_speech_run, record, sentences
 from transduce.config import from_dict, to_dict
-from transduce.device import Taps
 from transduce.files import save_weights
 from transduce.interop.ctranslate2 import check_ctranslate2
+from transduce.model.cache import Taps
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run

@@ -23,7 +23,7 @@ from transduce.decode.scorer import ModelScorer
 from transduce.engine.select import engine_for
 from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.transformer import Memory, Transformer, cross_attention
+from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.base import LanguageModel
 from transduce.tasks.generate import Generator
 from transduce.tasks.outputs import Output
@@ -149,7 +149,6 @@ class Case:
             way["min_length"] = min(way["min_length"], way["max_length"])
             self.way: Any = td.GenerationConfig(**way)
             return
-        way["coverage_penalty"] = some(0.2, 0.2, 2.0, default=0.0)
         way["at_max_length"] = rng.choice(["finished_first", "by_score"])
         way |= {"length_ratio": rng.choice([0.0, 0.5, 1.0]), "length_extra": rng.randint(1, 8)}
         way |= {"max_length": some(0.2, 1, 2, 5, default=0), "n_best": rng.randint(1, beam_size)}
@@ -267,9 +266,6 @@ class Case:
         if self.ctc_weight:
             log_prob += self.ctc_weight * statistics.mean(spelt(*pair, output.tokens) for pair in pairs)
         score = log_prob / ((5 + len(ids)) / 6) ** way.alpha
-        covers = self.task != "language" and way.beam_size > 1 and not way.sample and self.ctc_weight < 1
-        if covers and way.coverage_penalty:
-            score += way.coverage_penalty * statistics.mean(covered(*pair, target_in) for pair in pairs)
         return log_prob, score
 
     def _memory(self, model: Transformer, given: Any) -> Memory:
@@ -284,9 +280,3 @@ def spelt(model: Transformer, memory: Memory, tokens: list[int]) -> float:
     log_probs = model.ctc_logits(memory.states)[0].double().log_softmax(-1)[:, None]
     sizes = torch.tensor([len(log_probs)]), torch.tensor([len(tokens)])
     return -F.ctc_loss(log_probs, torch.tensor([tokens]), *sizes, blank=PAD, reduction="none").item()
-
-
-def covered(model: Transformer, memory: Memory, target_in: Tensor) -> float:
-    """The sum over the source of log(min(1, all attention to it)), of the layer before the last one."""
-    looks = cross_attention(model, memory, target_in)
-    return looks[max(0, len(looks) - 2), 0].mean(dim=0).sum(dim=0).clamp(max=1.0).log().sum().item()

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.contract import GARBAGE, random_model
 from transduce.data.batch import IGNORE, Batch, pad
 from transduce.data.sentencepiece_bpe import BOS, EOS, PAD
-from transduce.device import Taps
+from transduce.model.cache import Taps
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig

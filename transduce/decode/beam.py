@@ -2,7 +2,6 @@
 far as a beam can see."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -28,9 +27,7 @@ class DiverseBeams(Beams):
     scenes.
     """
 
-    def grown(
-        self, scores: Tensor, offset: Tensor, penalty: float, coverage: Tensor | None
-    ) -> Growth:
+    def grown(self, scores: Tensor, offset: Tensor, penalty: float) -> Growth:
         """The groups after one more token, one after the other."""
         table = scores.view(*offset.shape, -1)
         taken = torch.zeros_like(table[:, 0])
@@ -49,10 +46,7 @@ class DiverseBeams(Beams):
                     (same & (ended.score > -math.inf)[:, None]).any(dim=2), -math.inf
                 )
             continuations = Continuations(log_prob + bias, token, parent)
-            covered = None if coverage is None else coverage[:, rows]
-            new = grow(
-                past, self.finished[:, group], continuations, self.eos_id, penalty, covered, bias
-            )
+            new = grow(past, self.finished[:, group], continuations, self.eos_id, penalty, bias)
             exists = (new[0].log_prob > -math.inf).to(taken.dtype)
             taken = taken.scatter_add(1, new[0].tokens[:, :, -1], exists)
             active.append(new[0])
@@ -72,7 +66,6 @@ def beam_search(
     config: BeamConfig = DEFAULT,
     *,
     required: Required | None = None,
-    coverage: Callable[[], Float[Tensor, " N"]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
@@ -84,12 +77,10 @@ def beam_search(
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: the tokens before the output, at least BOS, on the device of the search.
         required: the phrases that each output must hold.
-        coverage: the coverage of each row that the scorer has seen; it is never above 0, and is
-            added to the scores of its continuations with the weight `config.coverage_penalty`.
 
     Raises:
         InputError: there are groups and required phrases.
-    Source: Wu et al. (2016), section 7, for the penalties; transformers for the rule to stop.
+    Source: Wu et al. (2016), section 7, for the penalty; transformers for the rule to stop.
     """
     if required and config.beam_groups > 1:
         raise InputError(
@@ -107,8 +98,7 @@ def beam_search(
         past = active.tokens.flatten(0, 1)
         scores, normalizer = constraints.scores(scorer, last, past, beams.sentences)
         offset = active.log_prob - normalizer.view_as(active.log_prob)
-        penalty = None if coverage is None else config.coverage_penalty * coverage().view_as(offset)
-        parents = beams.extend(scores, offset, penalty)
+        parents = beams.extend(scores, offset)
         rest = beams.retire()
         scorer.reorder((parents if rest is None else parents[rest]).flatten())
         if rest is not None:

@@ -124,7 +124,6 @@ def grow(
     continuations: Continuations,
     eos_id: int,
     penalty: float,
-    coverage: Float[Tensor, "A k"] | None = None,
     bias: Float[Tensor, "A n"] | None = None,
 ) -> Growth:
     """Append one token; a continuation that ends counts if it is among the best beam_size.
@@ -133,17 +132,14 @@ def grow(
         continuations: sorted by their log-probability less `bias`, by which the active ones are
             chosen.
         penalty: of the new length.
-        coverage: what each hypothesis adds to the scores of its continuations.
     """
     log_prob, token, parent = continuations
     if (cpp := in_cpp(log_prob)) is not None:
-        rows = [active.tokens, *vars(finished).values(), *continuations, coverage, bias]
+        rows = [active.tokens, *vars(finished).values(), *continuations, bias]
         return _grow_in_cpp(cpp, rows, eos_id, penalty)
     size = finished.score.size(1)
     tokens = active.append(parent, token)
     score = log_prob / penalty
-    if coverage is not None:
-        score = score + coverage.gather(1, parent)
     ends = token == eos_id
     going = Hypotheses(
         tokens, log_prob.masked_fill(ends, -math.inf), score.masked_fill(ends, -math.inf)
@@ -216,21 +212,17 @@ class Beams:
         size = self.config.beam_size // self.config.beam_groups
         return [slice(start, start + size) for start in range(0, self.config.beam_size, size)]
 
-    def extend(
-        self, scores: Scores, offset: Float[Tensor, "A k"], coverage: Float[Tensor, "A k"] | None
-    ) -> Int[Tensor, "A K"]:
+    def extend(self, scores: Scores, offset: Float[Tensor, "A k"]) -> Int[Tensor, "A K"]:
         """Append one token; the rows of `scores` that the active hypotheses continue.
 
         Args:
             scores: of the next token of every active hypothesis.
             offset: added to them, they are the log-probabilities of the longer hypotheses.
-            coverage: penalty of each active hypothesis, or None.
         """
         first_row = torch.arange(0, offset.numel(), offset.size(1), device=offset.device)[:, None]
         penalty = length_penalty(self.length + 1, self.config.alpha, self.config.length_offset)
-        self.active, self.finished, parent = self.grown(scores, offset, penalty, coverage)
-        # a group is done when no active hypothesis beats its worst finished one; coverage may only
-        # add penalties
+        self.active, self.finished, parent = self.grown(scores, offset, penalty)
+        # a group is done when no active hypothesis beats its worst finished one
         log_prob, score = (
             each.view(offset.size(0), self.config.beam_groups, -1)
             for each in (self.active.log_prob, self.finished.score)
@@ -243,12 +235,10 @@ class Beams:
             self.active = Hypotheses(self.active.tokens, self.active.log_prob, score)
         return first_row + parent
 
-    def grown(
-        self, scores: Tensor, offset: Tensor, penalty: float, coverage: Tensor | None
-    ) -> Growth:
+    def grown(self, scores: Tensor, offset: Tensor, penalty: float) -> Growth:
         """The hypotheses after one more token; see `extend`."""
         continuations = self.continuations(scores, offset)
-        return grow(self.active, self.finished, continuations, self.eos_id, penalty, coverage)
+        return grow(self.active, self.finished, continuations, self.eos_id, penalty)
 
     def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
         """The 2 * beam_size best: so beam_size active hypotheses remain when others end."""

@@ -71,8 +71,8 @@ class RulesConfig:
 class BeamConfig:
     """Beam search.
 
-    Source: Wu et al. (2016), Google's neural machine translation system, section 7, for both
-    penalties; Vijayakumar et al. (2018), Diverse beam search for improved description of complex
+    Source: Wu et al. (2016), Google's neural machine translation system, section 7, for the length
+    penalty; Vijayakumar et al. (2018), Diverse beam search for improved description of complex
     scenes, for groups (Hamming diversity).
     """
 
@@ -86,9 +86,6 @@ class BeamConfig:
     early_stopping: bool = False
     """A beam search is over when beam_size hypotheses have ended, though a better one might come,
     as in transformers."""
-    coverage_penalty: float = 0.0
-    """Weight of the coverage penalty in beam search (beta; 0.2, say), where outputs leave out parts
-    of the source; 0 = off."""
     at_max_length: Literal["finished_first", "by_score"] = "finished_first"
     """Hypotheses of beam search that the bound on the length cut come out where there are not
     enough finished ones, or where their score is higher, as in transformers, for outputs that shall
@@ -106,7 +103,7 @@ class BeamConfig:
         check_choices(self)
         at_least(0, self, "length_offset")
         within(f"[0, {STEEPEST}]", self, "alpha")
-        within("[0, 1000]", self, "coverage_penalty", "diversity")
+        within("[0, 1000]", self, "diversity")
         within(f"[1, {self.beam_size}]", self, "n_best")
         divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
 

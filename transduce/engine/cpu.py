@@ -9,11 +9,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from transduce.device import Taps
 from transduce.engine.cache import KVCache
 from transduce.engine.stack import (
     CPUStack,
-    CrossTapStruct,
     EmbeddingStruct,
     Matrix,
     address,
@@ -87,8 +85,6 @@ class CPUEngine:
         self,
         source: Shaped[Tensor, "B S *F"] | None,
         source_lengths: Int[Tensor, " B"] | None = None,
-        *,
-        taps: Taps | None = None,
     ) -> Memory:
         """Ids (B, S) or frames (B, S, F) to memory, as Transformer.encode; states of padding are 0.
 
@@ -96,8 +92,8 @@ class CPUEngine:
             RuntimeError: the model's weights have changed.
         """
         self._check()
-        if self.encoder is None or source is None or taps is not None:
-            return self.model.encode(source, source_lengths, taps=taps)
+        if self.encoder is None or source is None:
+            return self.model.encode(source, source_lengths)
         assert self.model.source_input is not None
         x, lengths = self.model.source_input(source, source_lengths)
         if x.dtype != torch.float32:
@@ -130,7 +126,6 @@ class CPUEngine:
         *,
         memory: Memory | None = None,
         cache: KVCache | Cache | None = None,
-        taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
         """The states that `project` turns into logits, as Transformer.decoder_states.
 
@@ -139,10 +134,9 @@ class CPUEngine:
             InputError: there are other rows than in the cache, or not as many for each sentence of
                 the memory.
         """
-        in_layers = taps is not None and not taps.one_cross_attention
-        if self.decoder is None or in_layers:
+        if self.decoder is None:
             assert not isinstance(cache, KVCache)
-            return self.model.decoder_states(target_in, memory=memory, cache=cache, taps=taps)
+            return self.model.decoder_states(target_in, memory=memory, cache=cache)
         cache = KVCache(self.config.window) if cache is None else cache
         assert isinstance(cache, KVCache)
         past = self._fill(cache, memory, *target_in.shape)
@@ -150,12 +144,7 @@ class CPUEngine:
         tokens = target_in.long().contiguous()
         x = past.new_empty(n_rows, n_new, self.config.d_model)
         positions = self.decoder.position_struct(cache.length, cache.length + n_new)
-        places, weights = cache.struct(), None
-        if taps is not None and taps.cross_attention is not None:
-            weights = x.new_zeros(n_rows, self.config.n_heads, n_new, places.memory_length)
-            taps.cross_attention.append(weights)
-        tap = CrossTapStruct(address(weights), (taps and taps.layer) or 0)
-        structs = (self.decoder.struct, places, self.embedding, positions, tap)
+        structs = (self.decoder.struct, cache.struct(), self.embedding, positions)
         pointers = tokens.data_ptr(), x.data_ptr()
         if not required().decoder_states(
             *map(ctypes.byref, structs), *pointers, n_new, torch.get_num_threads()

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from transduce.device import Taps
 from transduce.engine.cpu import CPUEngine
 from transduce.errors import InputError
 from transduce.kernels import library, origin
@@ -38,8 +37,6 @@ class Engine(Protocol):
         self,
         source: Shaped[Tensor, "B S *F"] | None,
         source_lengths: Int[Tensor, " B"] | None = None,
-        *,
-        taps: Taps | None = None,
     ) -> Memory: ...
 
     def new_cache(self) -> Any: ...
@@ -50,7 +47,6 @@ class Engine(Protocol):
         *,
         memory: Memory | None = None,
         cache: Any = None,
-        taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]: ...
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...

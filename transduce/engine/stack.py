@@ -145,7 +145,6 @@ CacheStruct = structure(
     **dict.fromkeys(("n_rows", "n_slots", "length", "capacity"), SIZE),
     **dict.fromkeys(("n_sentences", "n_memory_slots", "memory_length"), SIZE),
 )
-CrossTapStruct = structure("CrossTap", weights=POINTER, layer=SIZE)
 
 
 def norm_struct(norm: nn.Module | None) -> Any:

@@ -1,5 +1,7 @@
-"""Keys and values of the positions decoded so far, or their sums, so that a step computes one
-position and not all of them."""
+"""What a forward pass keeps: keys and values of the positions decoded so far, or their sums, so
+that a step computes one position and not all of them; and what it is asked for by taps."""
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -109,3 +111,35 @@ class Cache:
             layer.keep(sentences)
         if self.memory_lengths is not None:
             self.memory_lengths = self.memory_lengths.index_select(0, sentences)
+
+
+@dataclass(kw_only=True)
+class Taps:
+    """Lists that a forward pass fills, an entry per layer in their order; None: not kept."""
+
+    cross_attention: list[Float[Tensor, "N H T S"]] | None = None
+    self_attention: list[Float[Tensor, "N H T T"]] | None = None
+    balance_losses: list[Float[Tensor, ""]] | None = None
+    """The weighted losses of layers with experts, in nats per token, which training adds to its
+    loss."""
+    ctc_logits: list[Float[Tensor, "B S V"]] | None = None
+    """The logits of the CTC head after each of the config's ctc_layers."""
+    router_scores: list[Float[Tensor, "N T X"]] | None = None
+    """Scores of the experts of one layer, see `of_layer`."""
+
+    def of_layer(self) -> "Taps":
+        """The taps of one layer: lists of attention are the same ones, the list of its router's
+        scores is its own.
+
+        A graph of torch.compile that is computed again, as activation checkpointing does, must not
+        change a list outside.
+        """
+        return Taps(
+            cross_attention=self.cross_attention,
+            self_attention=self.self_attention,
+            router_scores=None if self.balance_losses is None else [],
+        )
+
+
+NO_TAPS = Taps()
+"""Keeps nothing."""

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.device import NO_TAPS, Taps
 from transduce.errors import InputError
 from transduce.model.attention import CrossAttention, FusedLinear, SelfAttention, split_rows
-from transduce.model.cache import LayerCache
+from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import Positions, TokenInput, zero_padding
 

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.device import NO_TAPS, Taps, without_cudnn_attention
+from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
-from transduce.model.cache import Cache
+from transduce.model.cache import NO_TAPS, Cache, Taps
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.inputs import ConvolvedInput, FrameInput, Positions, TokenInput
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
@@ -104,7 +104,7 @@ class Stack(nn.Module):
         taps: Taps,
     ) -> tuple[Tensor, list[Tensor]]:
         """The states after a layer, and the scores of its router if it has one."""
-        of_layer = taps.of_layer(number)
+        of_layer = taps.of_layer()
         x = self.layers[number](
             x,
             lengths=None if self.causal else lengths,
@@ -301,6 +301,12 @@ class Transformer(nn.Module):
             )
         with torch.autocast(memory_states.device.type, enabled=False):
             return self.ctc(memory_states.to(self.ctc.weight.dtype))
+
+    def new_taps(self, *, balance_losses: bool, ctc_logits: bool) -> Taps:
+        """New, empty lists for what a loss reads besides the states."""
+        return Taps(
+            balance_losses=[] if balance_losses else None, ctc_logits=[] if ctc_logits else None
+        )
 
     def new_cache(self) -> Cache:
         """A new, empty cache for `decode`."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
@@ -18,7 +18,7 @@ from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.phrases import Required, required
 from transduce.decode.rules import LEAST, Constraints, Rule, Timestamps
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
-from transduce.decode.scorer import CoverageScorer, ModelScorer, Scorer, combined
+from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.decode.text_rules import biased, by_sentence, forbidden, lexicon
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
@@ -123,13 +123,8 @@ class SearchTask(Task):
         """
         scorers = list[tuple[float, Scorer]]()
         weight = config.ctc_weight
-        covers = config.coverage_penalty and config.beam_size > 1 and not config.sample
         for model, memory in zip(self.engines, memories, strict=True):
             attention = ModelScorer(model, memory, prompts=prompts)
-            if covers and weight < 1:
-                assert model.config.decoder is not None
-                layer = max(0, model.config.decoder.n_layers - 2)  # that of `Alignment.mean`
-                attention = CoverageScorer(model, memory, prompts, layer=layer)
             scorers.append(((1 - weight) / len(memories), attention))
             if weight:
                 eos, blank = self.tokenizer.required("eos_id", "pad_id")
@@ -171,19 +166,8 @@ def _run(
         sampling = config if config.sample else GREEDY_SAMPLING
         sampler = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, score=config)
         return sampler.run_by_sentence()
-    covering = [scorer for _, scorer in scorers if isinstance(scorer, CoverageScorer)]
-
-    def coverage() -> Float[Tensor, " N"]:
-        return torch.stack([each.coverage() for each in covering]).mean(dim=0)
-
-    return beam_search(
-        scorer,
-        prompts,
-        constraints,
-        replace(config, n_best=config.n_candidates),
-        required=phrases,
-        coverage=coverage if covering else None,
-    )
+    config = replace(config, n_best=config.n_candidates)
+    return beam_search(scorer, prompts, constraints, config, required=phrases)
 
 
 def _length_bounds(

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.config import within
-from transduce.device import Taps
 from transduce.train.config import LossConfig
 from transduce.train.losses import (
     consistent_cross_entropy,
@@ -122,10 +121,7 @@ class CrossEntropy(Objective):
 
     def loss(self, batch: Seq2SeqBatch) -> Loss:
         """Compute the loss of one pass over a batch, which may hold two views."""
-        taps = Taps(
-            balance_losses=[] if self.model.training else None,
-            ctc_logits=[] if self.ctc_inside else None,
-        )
+        taps = self.model.new_taps(balance_losses=self.model.training, ctc_logits=self.ctc_inside)
         memory, states = _states(self.model, batch, taps)
         total, parts = self.terms(memory, states, batch, taps.ctc_logits or [])
         if taps.balance_losses:  # per token; only layers with experts have any
@@ -291,7 +287,7 @@ def with_bias(model: Any, states: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(states, (0, 1), value=1.0), torch.cat((weight, column), dim=1)
 
 
-def _states(model: Any, batch: Seq2SeqBatch, taps: Taps | None = None) -> tuple[Any, Tensor]:
+def _states(model: Any, batch: Seq2SeqBatch, taps: Any = None) -> tuple[Any, Tensor]:
     """Compute the output of the encoder, if there is one, and the states before the projection."""
     memory: Any = None
     if model.encoder is not None or batch.source is not None:
