@@ -102,10 +102,9 @@ def run(specified: ex.TranslationExperiment) -> dict[str, float]:
             *tokenizers,
             tokens_per_batch=x.tokens_per_batch,
             max_length=x.max_length,
-            bpe_dropout=dropout,
             seed=x.training.seed,
         )
-        for side, dropout in ((text, x.bpe_dropout), (valid, 0.0))
+        for side in (text, valid)
     )
     print(f"train: {pairs}\nvalid: {held_out}")
     vocab_sizes = [source.vocab_size] if source is target else [source.vocab_size, target.vocab_size]

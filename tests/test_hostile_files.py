@@ -50,8 +50,8 @@ CONFIGS = {
     "half a character.yaml": b'run: "\\ud800"',
     "long number.json": b'{"training": {"seed": ' + b"9" * 5000 + b"}}",
     "long number.yaml": b"training: {seed: 0x" + b"f" * 5000 + b"}",
-    "beyond floats.json": b'{"bpe_dropout": 1' + b"0" * 400 + b"}",
-    "beyond floats.yaml": b"bpe_dropout: 1" + b"0" * 400,
+    "beyond floats.json": b'{"model": {"dropout": 1' + b"0" * 400 + b"}}",
+    "beyond floats.yaml": b"model: {dropout: 1" + b"0" * 400 + b"}",
 }
 
 

@@ -116,6 +116,7 @@ REMOVED = {
     "compile_layers": (False, True),
     "shortlist": (False,),
     "coverage_penalty": (0,),
+    "bpe_dropout": (0,),
 }
 """Fields of earlier versions, with the values of which a run can do without them."""
 

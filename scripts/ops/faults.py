@@ -102,7 +102,6 @@ def trainings(folder: Path) -> dict[str, tuple[Callable[[Any], object], Any]]:
         run=folder,
         corpus=ex.Files(**dict(zip(names, files, strict=True))),
         vocab_size=275,
-        bpe_dropout=0.1,
         tokens_per_batch=400,
         model=small(td.transformer_tiny(), 16),
         training=short,

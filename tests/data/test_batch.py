@@ -231,19 +231,6 @@ def test_the_usual_length_is_exceeded_by_one_text_in_a_hundred():
     assert n_longer <= 0.02 * len(lengths) and pairs.usual_length >= lengths[int(0.97 * len(lengths))]
 
 
-def test_dropout_segments_anew_in_every_epoch_and_differently_on_either_side():
-    pairs = text_pairs(tokens_per_batch=64, bpe_dropout=0.5, seed=3)
-    texts = [pairs.target_tokenizer.decode([row[:-1] for row in pairs.ids(n)[1]]) for n in range(2)]
-    assert texts[0] == texts[1] == TEXT.target
-    assert pairs.ids(0) == pairs.ids(0) != pairs.ids(1)
-    assert all(row[-1] == EOS for side in pairs.ids(0) for row in side)
-    same = TextPairs(
-        ParallelText(TEXT.source, TEXT.source), pairs.source_tokenizer, pairs.source_tokenizer,
-        tokens_per_batch=64, bpe_dropout=0.5,
-    )  # fmt: skip
-    assert same.ids(0)[0] != same.ids(0)[1]
-
-
 def test_the_fingerprint_tells_texts_apart():
     texts = [
         ParallelText(["a", "b"], ["c", "d"]),

@@ -39,7 +39,7 @@ def test_ids_and_texts_are_the_librarys_own(kind, layout):
 
 
 def test_what_is_missing_is_named():
-    """The file itself, a text's letters, and merges to skip."""
+    """The file itself, and a text's letters."""
     with pytest.raises(ValueError, match=r"^tokenizer\.json must be one of the library tokenizers, but: "):
         JSONTokenizer(b"{}")
     tokenizer = JSONTokenizer(Tokenizer(models.Unigram([("a", -1.0)])).to_str().encode())
@@ -49,8 +49,6 @@ def test_what_is_missing_is_named():
         "a text must be made of tokens, but this vocabulary cannot spell one: Encountered an unknown token but `unk_id` is "
         "missing; name another tokenizer"
     )
-    with pytest.raises(ValueError, match=r"JSONTokenizer.*bpe_dropout=0"):
-        tokenizer.with_dropout([[1]], dropout=0.1, seed=1)
     assert tokenizer.unk_id is None and tokenizer.suppressed == ()
 
 

@@ -1,14 +1,10 @@
 """Text goes in and comes out; nothing is unknown; sampling is a function of its seed."""
 
 import itertools
-import json
-import subprocess
-import sys
 
 import pytest
 import sentencepiece
 
-import transduce.data.sentencepiece_bpe
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import BOS, EOS, PAD, UNK, SentencePieceTokenizer, train_tokenizer_pair
 from transduce.errors import InputError
@@ -72,50 +68,6 @@ def test_merges_are_learnt(tokenizer):
     assert tokenizer.vocab_size == 320
 
 
-def test_dropout_is_a_function_of_the_seed(tokenizer):
-    first = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5)
-    other = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=6)
-    tokenizer.with_dropout(tokenizer.encode(TEXT[:7]), dropout=0.9, seed=1)
-    tokenizer.encode(TEXT)
-    assert tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5) == first
-    assert SentencePieceTokenizer(tokenizer.model).with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5) == first
-    assert sum(a != b for a, b in zip(first, other, strict=True)) > len(TEXT) / 2
-
-
-@pytest.mark.process
-def test_dropout_is_the_same_in_another_process(tokenizer, tmp_path):
-    """Resuming asks for the segmentation that the killed process had; some releases of SentencePiece salt the seed."""
-    tokenizer.save(tmp_path / "a.model")
-    (tmp_path / "text.json").write_text(json.dumps(TEXT))
-    program = (
-        "import json, runpy, sys; text = json.load(open(sys.argv[3])); "
-        "tokenizer = runpy.run_path(sys.argv[1])['SentencePieceTokenizer'].load(sys.argv[2]); "
-        "print(tokenizer.with_dropout(tokenizer.encode(text), dropout=0.3, seed=5))"
-    )
-    paths = (transduce.data.sentencepiece_bpe.__file__, tmp_path / "a.model", tmp_path / "text.json")
-    said = subprocess.run([sys.executable, "-c", program, *paths], check=True, capture_output=True, text=True).stdout
-    assert json.loads(said) == tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5)
-
-
-def test_dropout_changes_the_segmentation_not_the_text(tokenizer):
-    plain = tokenizer.encode(TEXT)
-    sampled = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.5, seed=1)
-    assert tokenizer.decode(sampled) == TEXT
-    assert sum(map(len, sampled)) > 1.3 * sum(map(len, plain))
-    assert not {PAD, UNK, BOS, EOS} & {i for row in sampled for i in row}
-    assert tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.0, seed=1) == plain
-    every = tokenizer.with_dropout(tokenizer.encode(["the cat"]), dropout=1.0, seed=1)
-    assert tokenizer.tokens(every[0]) == list("▁the▁cat")  # no merge at all
-
-
-def test_dropout_never_reaches_encode(tokenizer):
-    """Validation encodes with `encode`, whatever was sampled before."""
-    fresh = SentencePieceTokenizer(tokenizer.model).encode(TEXT)
-    for seed in range(3):
-        tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.5, seed=seed)
-        assert tokenizer.encode(TEXT) == fresh
-
-
 def test_the_same_sentences_make_the_same_model(tokenizer):
     assert SentencePieceTokenizer.train(iter(TEXT), vocab_size=320).model == tokenizer.model
 
@@ -158,7 +110,6 @@ def test_lowercase_folds_what_python_folds_but_no_symbol():
     assert tokenizer.decode(tokenizer.encode(texts)) == [text.lower() for text in texts]
     (ids,) = tokenizer.encode(["<2DE> THE CAT"])
     assert tokenizer.decode([ids]) == ["<2DE> the cat"]
-    assert tokenizer.decode(tokenizer.with_dropout([ids], dropout=0.5, seed=1)) == ["<2DE> the cat"]
     letters = "".join(tokenizer.tokens(range(5 + 256, tokenizer.vocab_size)))
     assert letters == letters.lower() and len(letters) > 150
 

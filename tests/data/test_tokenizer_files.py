@@ -11,9 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transduce.data.base_tokenizer import CharTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.data.parallel_text import ParallelText
 from transduce.data.sentencepiece_bpe import EOS, SentencePieceTokenizer
-from transduce.data.text_batches import TextPairs
 from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
 
 TEXT = [
@@ -98,26 +96,6 @@ def test_a_tokenizer_that_is_not_there_is_named_with_the_names_of_those_there_ma
     )
 
 
-def test_unigram_knows_no_dropout_of_merges():
-    """In training that is found out at once, when the first epoch is counted."""
-    tokenizer = SentencePieceTokenizer(foreign(model_type="unigram"))
-    pairs = TextPairs(ParallelText(TEXT, TEXT), tokenizer, tokenizer, tokens_per_batch=200, bpe_dropout=0.1)
-    with pytest.raises(ValueError) as error:
-        str(pairs)
-    assert str(error.value) == (
-        "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind (unigram, say); use "
-        "bpe_dropout=0"
-    )
-
-
-def test_dropout_leaves_what_is_unknown_as_it_is():
-    """A model without bytes for what it has no piece of."""
-    tokenizer = SentencePieceTokenizer(foreign(model_type="bpe"))
-    for seed in range(5):
-        (ids,) = tokenizer.with_dropout(tokenizer.encode(["the Xcat"]), dropout=0.5, seed=seed)
-        assert ids.count(1) == 1 and "".join(tokenizer.tokens(ids)).replace("<unk>", "X") == "▁the▁Xcat"
-
-
 SYMBOLS = ("<2de>", "<2fr>", "→")
 
 
@@ -138,14 +116,6 @@ def test_a_symbol_is_one_token_wherever_it_stands(kind, later):
         assert [token for token in tokens if token in SYMBOLS] == re.findall("<2..>|→", text)
     assert tokenizer.decode(rows) == texts
     assert type(tokenizer)(tokenizer.model).encode(texts) == rows
-
-
-def test_a_symbol_stays_whole_under_dropout():
-    tokenizer = train_tokenizer("sentencepiece", TEXT, vocab_size=300, symbols=SYMBOLS)
-    for seed in range(5):
-        (ids,) = tokenizer.with_dropout(tokenizer.encode(["<2de> the<2fr>cat"]), dropout=0.9, seed=seed)
-        tokens = tokenizer.tokens(ids)
-        assert tokens.count("<2de>") == tokens.count("<2fr>") == 1 and tokenizer.decode([ids]) == ["<2de> the<2fr>cat"]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_numbers_that_no_machine_bears_are_refused_by_name(path, value):
 
 def test_the_test_looks_at_every_recipe_and_deep():
     found = {recipe: {".".join(p) for _, x in recipe.SETTINGS.values() for p, _ in numbers(x)} for recipe in RECIPES}
-    assert {"training.optim.peak_rate", "bpe_dropout"} <= found[translation]
+    assert {"training.optim.peak_rate", "max_length"} <= found[translation]
     assert "model.dropout" in found[language_model] and "augmentation.vtlp" in found[speech_to_text]
     assert "masking.mask_probability" in found[masked_language_model]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import SupportsIndex, TypeVar
+from typing import TypeVar
 
 from transduce.errors import InputError
 
@@ -210,20 +210,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids without bos_id and eos_id, a list per text."""
-
-    def with_dropout(
-        self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
-    ) -> list[list[int]]:
-        """Encoded texts as if each merge of BPE was skipped with probability `dropout`: other ones
-        for every seed.
-
-        Raises:
-            InputError: this kind of tokenizer does not do that.
-        """
-        raise InputError(
-            "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind "
-            f"({type(self).__name__}); use bpe_dropout=0"
-        )
 
     @abstractmethod
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:

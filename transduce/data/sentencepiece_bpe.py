@@ -5,15 +5,13 @@ ids are.
 """
 
 import io
-import random
 import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import groupby, pairwise
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 import sentencepiece
 
@@ -26,8 +24,6 @@ SPECIAL = ("pad", "unk", "bos", "eos")
 PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of pieces in a SentencePiece model."""
-BPE = 2
-"""The type of a model that was learned by merging."""
 
 Normalization = Literal["identity", "nmt_nfkc"]
 """identity keeps every character but tabs and others that end a line, which become spaces; nmt_nfkc
@@ -133,58 +129,6 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # each by itself: a list makes SentencePiece start threads, which takes longer than a text
         return [self._processor.encode(text) for text in texts]
-
-    def with_dropout(
-        self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
-    ) -> list[list[int]]:
-        """See Tokenizer. SentencePiece's own sampling is not used: it differs between processes
-        whatever the seed.
-
-        Source: Provilkov et al. (2020), BPE-dropout, algorithm 1.
-        """
-        rng = random.Random(seed)
-        segmented = []
-        for row in rows:
-            ids: list[int] = []
-            for is_atomic, run in groupby(map(int, row), self._atomic.__contains__):
-                if is_atomic:  # a symbol, or bytes of a character without a piece
-                    ids += run
-                    continue
-                for word in "".join(self.tokens([*run])).replace("▁", " ▁").split(" "):
-                    ids += (self._ids[piece] for piece in self._merge(word, dropout, rng))
-            segmented.append(ids)
-        return segmented
-
-    @cached_property
-    def _atomic(self) -> set[int]:
-        """The ids of pieces that merge with nothing: bytes, symbols, and the unknown piece.
-
-        Raises:
-            InputError: the pieces were not learned by merging.
-        """
-        proto = _parse(self.model)
-        if proto.trainer_spec.model_type != BPE:
-            raise InputError(
-                "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind "
-                "(unigram, say); use "
-                "bpe_dropout=0"
-            )
-        return {i for i, piece in enumerate(proto.pieces) if piece.type != NORMAL}
-
-    def _merge(self, word: str, dropout: float, rng: random.Random) -> list[str]:
-        """The pieces of a word: again and again, merge the pair that was learned first among those
-        not dropped."""
-        pieces = list(word)
-        while True:
-            merges = [
-                (rank, i)
-                for i, (left, right) in enumerate(pairwise(pieces))
-                if (rank := self._ids.get(left + right)) is not None and rng.random() >= dropout
-            ]
-            if not merges:
-                return pieces
-            i = min(merges)[1]
-            pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return [self._processor.decode([*row]) for row in ids]

@@ -22,10 +22,6 @@ from transduce.data.parallel_text import BLOCK, POOL, LargeText, Pair, ParallelT
 from transduce.errors import InputError
 from transduce.process import Bar
 
-FEWER = 32
-"""Divides the size of a pool where there is BPE-dropout, as segmenting anew takes longer than
-reading."""
-
 Text = ParallelText | LargeText
 Encoded = tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"]]
 """Ids end to end, and the lengths of the rows."""
@@ -45,8 +41,6 @@ class TextPairs:
         tokens_per_batch: bound on rows times the longest row, on either side of a batch.
         max_length: pairs with more tokens on a side, EOS included, are left out; `n_long` counts
             them.
-        bpe_dropout: the probability of skipping a merge, which gives another segmentation in every
-            epoch.
 
     Raises:
         InputError: no pair is left, or a tokenizer lacks an id that ends, or on the target side
@@ -59,7 +53,6 @@ class TextPairs:
     _: KW_ONLY
     tokens_per_batch: int
     max_length: int = 256
-    bpe_dropout: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -81,9 +74,8 @@ class TextPairs:
         self.n_target = int(n_target.sum())
         self.usual_length = int(np.percentile(n_source, 99)) - 1
         """Tokens, without EOS, that 99 % of the source texts do not exceed."""
-        pool = POOL // (FEWER if self.bpe_dropout else 1)
         in_memory = isinstance(self.text, ParallelText)
-        self.n_pools = 1 if in_memory else -(-self.n_pairs // pool)
+        self.n_pools = 1 if in_memory else -(-self.n_pairs // POOL)
 
     def __str__(self) -> str:
         if self.n_pools > 1:
@@ -114,15 +106,7 @@ class TextPairs:
         start, stop = (n_pairs * i // self.n_pools for i in (pool, pool + 1))
         members = np.sort(permuted(np.arange(start, stop), n_pairs, (self.seed, n_pass)))
         rows = self._rows(members[self._short[members]])
-        source, target = rows[::2], rows[1::2]
-        if not self.bpe_dropout:
-            return source, target
-        seed = self.seed * 1_000_003 + 2 * n
-        rate = self.bpe_dropout
-        return (
-            self.source_tokenizer.with_dropout(source, dropout=rate, seed=seed % (1 << 32)),
-            self.target_tokenizer.with_dropout(target, dropout=rate, seed=(seed + 1) % (1 << 32)),
-        )
+        return rows[::2], rows[1::2]
 
     def _rows(self, pairs: Int[np.ndarray, " n"]) -> list[Integer[np.ndarray, " _"]]:
         """Source, target, source, ... of these pairs."""

@@ -100,8 +100,6 @@ class TranslationExperiment(Experiment):
     as recognizers of speech write; so one model translates both."""
     joint: bool = True
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
-    bpe_dropout: float = 0.0
-    """Share of BPE's merges that training leaves out at random (Provilkov et al. 2020); 0: none."""
     cache: Path = Path("runs/text")
     """Where more than 262,144 training pairs are kept as token ids, which are made once. It may be
     deleted at any time."""
@@ -118,7 +116,6 @@ class TranslationExperiment(Experiment):
 
     def __post_init__(self) -> None:
         at_least(1, self, "vocab_size", "max_length", "tokens_per_batch")
-        within("[0, 1)", self, "bpe_dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
