@@ -56,7 +56,7 @@ def answers(main: str, calls: list[list[str]]) -> list[tuple[int, str, list[str]
 @pytest.mark.process
 def test_help_and_typos_of_every_command_do_not_wait_for_torch():
     calls = [["--help"]]
-    few = {"rerank": "abc", "data get": ["fsdd", "b"], "completion": ["bash"]}
+    few = {"data get": ["fsdd", "b"], "completion": ["bash"]}
     for name in COMMANDS:
         calls += [
             [*name.split(), "--help"],
@@ -84,7 +84,7 @@ def test_help_and_typos_of_a_recipe_do_not_wait_for_torch():
         assert general[1] and "--training.max-updates" in setting[1] and "wrong-flag" in typo[1]
 
 
-COMMON = ("translate", "transcribe", "generate", "serve", "rerank", "score likelihood")
+COMMON = ("translate", "transcribe", "generate", "serve", "score likelihood")
 """Commands whose --help leaves flags out."""
 
 

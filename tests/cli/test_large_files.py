@@ -45,8 +45,6 @@ def folder(tmp_path_factory) -> Path:
     (folder / "a03.wav").write_text("no sound")
     texts = [line.encode() for line in (*LINES[5:], *LINES[:6])]
     (folder / "given").write_bytes(b"\n".join([texts[0], b"b\xe4d", *texts[2:]]) + b"\n")
-    rows = [f"-{i}.5\t{text}".encode() for text in [*LINES, "Otto"] for i in range(2)]
-    (folder / "lists").write_bytes(b"\n".join([*rows[:5], b"no score", *rows[6:]]) + b"\n")
     return folder
 
 
@@ -54,9 +52,8 @@ COMMANDS = {
     "translate": ["translate", "text", "in", "--n-best", "2", "--scores", *CPU],
     "transcribe": ["transcribe", "speech", "a.tsv", "--format", "tsv", *CPU],
     "likelihood": ["score", "likelihood", "text", "in", "given", "--format", "json", *CPU],
-    "rerank": ["rerank", "text", "in", "lists", "--all", *CPU],
 }
-BAD = {"translate": 1, "transcribe": 1, "likelihood": 2, "rerank": 2}
+BAD = {"translate": 1, "transcribe": 1, "likelihood": 2}
 FAILS = {name: min(1, n) for name, n in BAD.items()}
 
 
@@ -173,19 +170,17 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
     ) in err
 
 
-@pytest.mark.parametrize("command", ["likelihood", "rerank"])
-def test_scoring_goes_on_from_what_is_done(folder, small, tmp_path, monkeypatch, capsys, command):
-    assert run(*COMMANDS[command]) == 1
+def test_scoring_goes_on_from_what_is_done(folder, small, tmp_path, monkeypatch, capsys):
+    assert run(*COMMANDS["likelihood"]) == 1
     want = capsys.readouterr().out
-    again = [*COMMANDS[command], "--output", tmp_path / "out"]
+    again = [*COMMANDS["likelihood"], "--output", tmp_path / "out"]
     with monkeypatch.context() as patch:
         stopped(patch, 2, "likelihood")
         assert run(*again) == 130
     with monkeypatch.context() as patch:
         begun = stopped(patch, 100, "likelihood")
         assert run(*again) == 1
-    n_chunks = {"likelihood": 6, "rerank": 12}[command]  # of two texts
-    assert len(begun) == n_chunks - 2 and (tmp_path / "out").read_text() == want
+    assert len(begun) == 6 - 2 and (tmp_path / "out").read_text() == want
 
 
 def test_every_pair_has_its_own_score_and_a_bad_line_none(folder, small, capsys):

@@ -208,14 +208,6 @@ def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys
         assert main([*words, "--source-language", source, "--target-language", target]) == 0
         log_prob, n_tokens = capsys.readouterr().out.split()
         assert (float(log_prob), int(n_tokens)) == (pytest.approx(log_probs.sum().item(), abs=1e-3), len(log_probs))
-        # backwards, the run reads what is written in NBEST's language, and SRC's is the one it writes
-        (tmp_path / "list").write_text(f"0\t{ENGLISH[0]}\n")
-        words = ["rerank", str(tmp_path / "run"), str(tmp_path / "out"), str(tmp_path / "list"), "--backwards", "--all"]
-        assert main([*words, "--source-language", target, "--target-language", source]) == 0
-        score, _ = capsys.readouterr().out.split("\t")
-        k, alpha = translator.decoding.length_offset, translator.decoding.alpha
-        penalty = ((k + len(log_probs)) / (k + 1)) ** alpha
-        assert float(score) == pytest.approx(log_probs.sum().item() / penalty, abs=1e-3)
         chosen = {"source_language": source, "target_language": target}
         (look,) = translator.align([ENGLISH[0]], [GERMAN[0]], **chosen)
         for ours, weights in zip(look.weights, want.cross_attentions, strict=True):

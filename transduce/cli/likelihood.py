@@ -1,12 +1,10 @@
-"""`transduce score likelihood`, `score perplexity` and `rerank`: scores of texts by a run."""
+"""`transduce score likelihood` and `score perplexity`: scores of texts by a run."""
 
 import json
 import os
-from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -31,8 +29,7 @@ from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
 
 if TYPE_CHECKING:
-    from transduce.run import Run as Contents
-    from transduce.tasks.outputs import Output, TokenScores
+    from transduce.tasks.outputs import TokenScores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +41,10 @@ class Languages:
     target_language: str = ""
     """The language of the given outputs."""
 
-    def settings(self, *, backwards: bool = False) -> dict[str, str]:
+    @property
+    def settings(self) -> dict[str, str]:
         """Those that are named, as settings of a search."""
-        names = ["source_language", "target_language"]
-        if backwards:
-            names.reverse()
-        codes = (self.source_language, self.target_language)
-        return {name: code for name, code in zip(names, codes, strict=True) if code}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weighing:
-    """How lists are reranked."""
-
-    weight: float = 1.0
-    """Weight of the run's score."""
-    own_weight: float = 1.0
-    """Weight of the score in the list."""
-    backwards: bool = False
-    """RUN translates the other way: how likely is SRC for each?"""
-    all: bool = False
-    """Write whole lists, best first, as rerank can read them."""
+        return {name: code for name, code in vars(self).items() if code}
 
 
 def score_likelihood(
@@ -107,69 +87,26 @@ def score_likelihood(
             f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
             "file; name both"
         )
-    if len(files) == 2:
-        _check_reads_inputs(contents, run)
+    if len(files) == 1 and languages.settings:
+        name, code = languages.settings.popitem()
+        raise InputError(
+            "languages are those of a run with an encoder, but this is a language model and "
+            f"{name}={code}; leave it out"
+        )
+    for name in ("encoder", "decoder") if len(files) == 2 else ():
+        if getattr(contents.model, name) is None:
+            raise InputError(
+                "a text is scored with its input by a run with encoder and decoder, but "
+                f"{run} has no {name}; name another run, or for a language model HYP alone"
+            )
     job = Likelihood(
         run=run,
         machine=machine,
         is_speech=contents.feature_extractor is not None,
-        languages=languages.settings(),
+        languages=languages.settings,
         format=format,
     )
     carry_out(job, job.items(*files), division, inputs=files)
-
-
-def rerank(
-    run: Runs,
-    source: Positional[Annotated[Path, arg(metavar="SRC")]],
-    lists: Positional[Annotated[Path, arg(metavar="NBEST")]],
-    *,
-    weighing: Group[Weighing],
-    languages: Group[Languages],
-    machine: Group[Machine],
-    division: Group[Division],
-) -> None:
-    """Choose among n outputs of every input by the scores of another run.
-
-    It is for a run that is too slow to search with.
-
-    The score of an output is --own-weight times the score that the list has, plus --weight times
-    the run's (its log-probability over its length penalty). What cannot be scored is named on
-    stderr and gives blank lines; the exit code is then 1.
-
-    Args:
-        source: What was translated; sound by names or manifest.
-        lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line
-            of SRC.
-    """
-    from transduce.run import load_run
-
-    check_stdin([source, lists])
-    run = local(run)
-    contents = load_run(each_run(run)[0])
-    _check_reads_inputs(contents, run)
-    job = Reranking(
-        run=run,
-        machine=machine,
-        is_speech=contents.feature_extractor is not None,
-        languages=languages.settings(backwards=weighing.backwards),
-        weighing=weighing,
-    )
-    items = job.items(source, lists)
-    for _, texts in items[:1]:  # a file of another kind has no line that can be used
-        _scored(checked(texts[0]))
-    carry_out(job, items, division, inputs=[source, lists])
-
-
-def _check_reads_inputs(contents: "Contents", run: Path) -> None:
-    """Raise InputError unless a run has an encoder for inputs and a decoder for their texts."""
-    for name in ("encoder", "decoder"):
-        if getattr(contents.model, name) is None:
-            raise InputError(
-                "a text is scored with its input by a run with encoder and decoder, but "
-                f"{run} has no {name}; name another run (score likelihood scores HYP alone by a "
-                "language model)"
-            )
 
 
 def score_perplexity(
@@ -207,63 +144,62 @@ def score_perplexity(
     print(perplexity)
 
 
-Item = tuple[Any, list[str | InputError]]
-"""An input, None for a language model, and its given texts; an error stands for a line that is not
+Item = tuple[Any, str | InputError]
+"""An input, None for a language model, and its text; an error stands for a line that is not
 UTF-8."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring(Job):
-    """Given texts to score."""
+class Likelihood(Job):
+    """Given texts to score, one for each input."""
 
     CHUNK = 2000
-    TEXTS: ClassVar[str]
-    """What every input has."""
+    UNIT = "line"
+    UNUSABLE = "lines could not be scored"
 
     is_speech: bool
     languages: dict[str, str]
+    format: Literal["text", "json"]
 
     def items(self, *files: Path) -> list[Item]:
-        """Every input of the first file with its texts in the last one.
+        """Every input of the first file with its text in the last one.
 
         Raises:
-            InputError: the inputs have not equally many texts, or likelihood more than one.
+            InputError: there are not as many inputs as texts.
         """
         source = files[0]
         lines = list(lines_or_errors(files[-1]))
         if len(files) == 1:
-            return [(None, [line]) for line in lines]
+            return [(None, line) for line in lines]
         is_manifest = self.is_speech and source.suffix == ".tsv"
         inputs = list(manifest_audio(source) if is_manifest else lines_or_errors(source))
-        n, rest = divmod(len(lines), len(inputs) or 1)
-        if rest or (inputs and not n) or (n > 1 and isinstance(self, Likelihood)):
+        if len(inputs) != len(lines):
             raise InputError(
-                f"every input has {self.TEXTS}, but there are {len(inputs)} inputs in "
+                f"every input has one given text, but there are {len(inputs)} inputs in "
                 f"{side_name(source)} and {len(lines)} lines in {side_name(files[-1])}"
             )
-        return [(item, lines[i * n : i * n + n]) for i, item in enumerate(inputs)]
+        return list(zip(inputs, lines, strict=True))
 
     def cost(self, item: Item) -> int:
         """Texts; the frames of a sound need the memory of twenty."""
-        return len(item[1]) * (20 if self.is_speech else 1)
+        return 20 if self.is_speech else 1
 
     def name(self, item: Item) -> str:
-        """The input, with the length of a sound file, and its texts."""
+        """The input, with the length of a sound file, and its text."""
         size = os.path.getsize(item[0]) if self.is_speech and os.path.isfile(item[0]) else ""
         return f"{item} {size}"
 
     def load(self) -> Any:
         """Load the run, and check it with no text at all."""
         task = self.machine.load(object, self.run)
-        self.scored(task, [])
+        self._scored(task, [])
         return task
 
     def rows(self, task: Any, start: int, items: list[Item], progress: Progress) -> Rows:
-        results = self.each(task, items)
+        results = self._each(task, items)
         progress(len(items), 0)
-        rows = (self.row(each, len(texts)) for each, (_, texts) in zip(results, items, strict=True))
         return Rows(
-            "".join(rows),
+            "".join(map(self._row, results)),
             tuple(
                 f"{self.UNIT} {i}: {each}"
                 for i, each in enumerate(results, start + 1)
@@ -271,51 +207,28 @@ class Scoring(Job):
             ),
         )
 
-    def each(self, task: Any, items: list[Item]) -> list[Any]:
-        """The result of every item, or its error: a list with an error is halved and tried
-        again."""
+    def _each(self, task: Any, items: list[Item]) -> "list[TokenScores | InputError]":
+        """The scores of every text, or its error: texts with an error among them are halved and
+        tried again."""
         try:
-            return list(self.scored(task, items))
+            return [*self._scored(task, items)]
         except InputError as error:
             if len(items) < 2:
                 return [error] * len(items)
             half = len(items) // 2
-            return self.each(task, items[:half]) + self.each(task, items[half:])
+            return self._each(task, items[:half]) + self._each(task, items[half:])
 
-    @abstractmethod
-    def scored(self, task: Any, items: list[Item]) -> Iterable[Any]:
-        """The result of every item.
-
-        Raises:
-            InputError: one of them cannot be scored.
-        """
-
-    @abstractmethod
-    def row(self, result: Any, n: int) -> str:
-        """What is written of an item of n texts, or of its error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Likelihood(Scoring):
-    """Given texts, one for each input."""
-
-    UNIT = "line"
-    UNUSABLE = "lines could not be scored"
-    TEXTS = "one given text"
-
-    format: Literal["text", "json"]
-
-    def scored(self, task: Any, items: list[Item]) -> Iterable["TokenScores"]:
+    def _scored(self, task: Any, items: list[Item]) -> "list[TokenScores]":
         from transduce.tasks.generate import Generator
 
-        texts = [checked(text) for _, (text,) in items]
+        texts = [checked(text) for _, text in items]
         if isinstance(task, Generator):
             return task.score(texts)
         inputs = [checked(item) for item, _ in items]
         scores: list[TokenScores] = task.score(inputs, texts, **self.languages)
         return scores
 
-    def row(self, result: "TokenScores | InputError", n: int) -> str:
+    def _row(self, result: "TokenScores | InputError") -> str:
         plain: dict[str, object]
         if isinstance(result, InputError):
             if self.format == "text":
@@ -326,54 +239,3 @@ class Likelihood(Scoring):
         else:
             plain = {"log_prob": result.log_prob, "tokens": plain_tokens(result)}
         return json.dumps(plain, ensure_ascii=False) + "\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reranking(Scoring):
-    """Lists of outputs to bring into another order, the best first."""
-
-    UNIT = "list"
-    UNUSABLE = "lists could not be reranked"
-    TEXTS = "equally many texts, as translate --n-best N --scores writes them"
-
-    weighing: Weighing
-
-    def scored(self, task: Any, items: list[Item]) -> Iterable["list[Output]"]:
-        from transduce.tasks.outputs import Output
-
-        inputs = [checked(item) for item, _ in items]
-        rows = [[_scored(checked(text)) for text in texts] for _, texts in items]
-        lists = [[Output(text, score=score) for score, text in row] for row in rows]
-        weighing = self.weighing
-        reranked: list[list[Output]] = task.rerank(
-            inputs,
-            lists,
-            weight=weighing.weight,
-            own_weight=weighing.own_weight,
-            backwards=weighing.backwards,
-            **self.languages,
-        )
-        return reranked
-
-    def row(self, result: "list[Output] | InputError", n: int) -> str:
-        if isinstance(result, InputError):
-            return "\n" * (n if self.weighing.all else 1)
-        if not self.weighing.all:
-            return f"{result[0].text}\n"
-        return "".join(f"{output.score:.4f}\t{output.text}\n" for output in result)
-
-
-def _scored(line: str) -> tuple[float, str]:
-    """The score and the text of a line of a list.
-
-    Raises:
-        InputError: there is no score.
-    """
-    score, tab, text = line.partition("\t")
-    try:
-        return float(score if tab else "no tab"), text
-    except ValueError as error:
-        raise InputError(
-            "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores "
-            f"writes it, but it is {line!r:.60}"
-        ) from error

@@ -52,10 +52,6 @@ COMMANDS = {
         "likelihood:score_perplexity",
         "Perplexity of a text by a language model.",
     ),
-    "rerank": (
-        "likelihood:rerank",
-        "Choose among n outputs of every input by what another run thinks of them.",
-    ),
     "data get": ("data:get", "Fetch a corpus: multi30k, tinyshakespeare, fsdd, speechocean762."),
     "data manifest": ("data:manifest", "Make a manifest of recordings in another order."),
     "data clean": ("text:clean", "Leave out pairs of parallel text that teach nothing."),

@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batch import pad
-from transduce.decode.beams import length_penalty
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, cross_attention
@@ -211,56 +210,6 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         self._check_single("align")
         task = self._for_call(settings)
         return task._align(task._checked_sources(inputs), task._targets(inputs, texts))
-
-    def rerank(
-        self,
-        inputs: Sequence[InputT],
-        lists: Sequence[Sequence[Output]],
-        *,
-        weight: float = 1.0,
-        own_weight: float = 1.0,
-        backwards: bool = False,
-        **settings: Any,
-    ) -> list[list[Output]]:
-        """Outputs of every input, such as another run's, the best first by own_weight * their score
-        + weight * ours, which becomes their score; else they stay as they are.
-
-        This run's score of a text is its log-probability over the length penalty of
-        `decoding.alpha`.
-
-        Args:
-            backwards: this run translates the other way, and scores each input as a translation of
-                the output: the channel of a noisy channel model (Yee et al. 2019, Simple and
-                effective noisy channel modeling for neural machine translation).
-
-        Raises:
-            InputError: as for `score`; or `backwards`, but this run takes sound.
-        """
-        if backwards and self.position_seconds is not None:
-            raise InputError(
-                "backwards asks how likely an input comes of an output, but this run takes sound; "
-                "load one of text"
-            )
-        task = self._for_call(settings)
-        pairs = [
-            (source, output)
-            for source, outputs in zip(inputs, lists, strict=True)
-            for output in outputs
-        ]
-        sources: list[Any] = [source for source, _ in pairs]
-        texts: list[Any] = [output.text for _, output in pairs]
-        scores = iter(task.score(texts, sources) if backwards else task.score(sources, texts))
-
-        def rescored(output: Output) -> Output:
-            ours = next(scores)
-            config = task.decoding
-            penalty = length_penalty(len(ours.tokens), config.alpha, config.length_offset)
-            score = own_weight * output.score + weight * (ours.log_prob / penalty)
-            return replace(output, score=score)
-
-        return [
-            sorted(map(rescored, outputs), key=lambda output: -output.score) for outputs in lists
-        ]
 
     @torch.no_grad()
     def _detailed(
