@@ -31,7 +31,6 @@ def small_sizes(monkeypatch):
             for name, value in (("POOL", 60), ("BLOCK", 64))
         ),
         (parallel, "SAMPLE", 70),
-        (text_batches, "FEWER", 2),
     ):
         monkeypatch.setattr(module, name, value)
 

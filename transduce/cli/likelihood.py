@@ -29,6 +29,7 @@ from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
 
 if TYPE_CHECKING:
+    from transduce.run import Run as Contents
     from transduce.tasks.outputs import TokenScores
 
 
@@ -82,23 +83,10 @@ def score_likelihood(
         )
     run = local(run)
     contents = load_run(each_run(run)[0])
-    if len(files) == 1 and contents.model.encoder is not None:
-        raise InputError(
-            f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
-            "file; name both"
-        )
-    if len(files) == 1 and languages.settings:
-        name, code = languages.settings.popitem()
-        raise InputError(
-            "languages are those of a run with an encoder, but this is a language model and "
-            f"{name}={code}; leave it out"
-        )
-    for name in ("encoder", "decoder") if len(files) == 2 else ():
-        if getattr(contents.model, name) is None:
-            raise InputError(
-                "a text is scored with its input by a run with encoder and decoder, but "
-                f"{run} has no {name}; name another run, or for a language model HYP alone"
-            )
+    if len(files) == 1:
+        _check_language_model(contents, run, languages)
+    else:
+        _check_reads_inputs(contents, run)
     job = Likelihood(
         run=run,
         machine=machine,
@@ -107,6 +95,30 @@ def score_likelihood(
         format=format,
     )
     carry_out(job, job.items(*files), division, inputs=files)
+
+
+def _check_language_model(contents: "Contents", run: Path, languages: Languages) -> None:
+    """Raise InputError unless a run scores texts alone, which are in no language of many."""
+    if contents.model.encoder is not None:
+        raise InputError(
+            f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
+            "file; name both"
+        )
+    for name, code in languages.settings.items():
+        raise InputError(
+            "languages are those of a run with an encoder, but this is a language model and "
+            f"{name}={code}; leave it out"
+        )
+
+
+def _check_reads_inputs(contents: "Contents", run: Path) -> None:
+    """Raise InputError unless a run has an encoder for inputs and a decoder for their texts."""
+    for name in ("encoder", "decoder"):
+        if getattr(contents.model, name) is None:
+            raise InputError(
+                "a text is scored with its input by a run with encoder and decoder, but "
+                f"{run} has no {name}; name another run, or for a language model HYP alone"
+            )
 
 
 def score_perplexity(
