@@ -259,10 +259,10 @@ def test_nothing_is_unpickled():
             assert word not in text, f"{word} in {source.name}"
 
 
-@pytest.mark.parametrize("normalize", ["utterance", "global", "mean", "none"])
+@pytest.mark.parametrize("normalize", ["utterance", "global", "none"])
 def test_what_becomes_of_sound_is_kept(tmp_path, normalize):
     config = FeatureConfig(n_mels=23, n_coefficients=13, low=50.0, deltas=2, normalize=normalize)
-    numbers = {"mean": torch.randn(39), "std": torch.rand(39)} if normalize in ("global", "mean") else {}
+    numbers = {"mean": torch.randn(39), "std": torch.rand(39)} if normalize == "global" else {}
     save_run(tmp_path, Run(tiny(), {}, None, None, FeatureExtractor(config, **numbers)))
     feature_extractor = load_run(tmp_path).feature_extractor
     assert feature_extractor.config == config

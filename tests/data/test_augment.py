@@ -298,10 +298,7 @@ def test_a_level_is_lost_in_the_mean_of_an_utterance_and_not_in_that_of_the_corp
     log_mel = torch.randn(50, 80, generator=rng)
     louder = change_level(log_mel, gain=12.0, tilt=3.0, low=20.0, high=8000.0, rng=rng)
     statistics = {"mean": torch.zeros(20), "std": torch.full((20,), 2.0)}
-    for normalize, lost in (("utterance", True), ("mean", True), ("global", False)):
+    for normalize, lost in (("utterance", True), ("global", False)):
         config = FeatureConfig(normalize=normalize, n_coefficients=20)
         extractor = FeatureExtractor(config, **statistics if config.has_statistics else {})
         assert torch.allclose(extractor.mfcc(log_mel), extractor.mfcc(louder), atol=1e-4) == lost
-    quieter = FeatureExtractor(FeatureConfig(normalize="mean", n_coefficients=20), **statistics)
-    plain = FeatureExtractor(FeatureConfig(normalize="none", n_coefficients=20)).mfcc(log_mel)
-    torch.testing.assert_close(quieter.mfcc(log_mel), (plain - plain.mean(dim=0)) / 2, atol=1e-4, rtol=1e-4)

@@ -8,7 +8,7 @@ from transduce.config import at_least, check_choices, within
 from transduce.errors import InputError
 
 LogMel = Literal["plain", "kaldi", "whisper"]
-Normalize = Literal["utterance", "global", "mean", "none"]
+Normalize = Literal["utterance", "global", "none"]
 
 BY_FFMPEG = (".aac", ".m4a", ".mkv", ".mov", ".mp4", ".webm", ".wma")
 """Endings of files whose sound FFmpeg decodes, where it is installed."""
@@ -52,8 +52,7 @@ class FeatureConfig:
     """Seconds: shorter sound is padded to this duration with silence behind it; 0: none is."""
     normalize: Normalize = "utterance"
     """Each feature gets mean 0 and variance 1 over the utterance, or over the training data
-    (global; see `statistics`), or mean 0 over the utterance and the variance of the training data
-    (mean)."""
+    (global; see `statistics`)."""
 
     def __post_init__(self) -> None:
         within("(0, 1]", self, "frame")
@@ -83,7 +82,7 @@ class FeatureConfig:
     @property
     def has_statistics(self) -> bool:
         """Whether normalization takes numbers of the training data."""
-        return self.normalize in ("global", "mean")
+        return self.normalize == "global"
 
     @property
     def n_features(self) -> int:

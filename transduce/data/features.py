@@ -50,7 +50,7 @@ class FeatureExtractor:
     the result x becomes (x + 4) / 4.
 
     Args:
-        mean: mean of every feature in the training data; for normalize="global" and "mean" only.
+        mean: mean of every feature in the training data; for normalize="global" only.
         std: standard deviation of every feature there; likewise.
 
     Raises:
@@ -73,8 +73,7 @@ class FeatureExtractor:
             raise InputError(
                 f"normalize={config.normalize} needs mean and std of shape {expected}, but mean "
                 f"has {shapes[0]} and "
-                f"std has {shapes[1]}; `statistics` makes them for global and mean, and no other "
-                "has any"
+                f"std has {shapes[1]}; `statistics` makes them for global, and no other has any"
             )
         from torchaudio.functional import create_dct, melscale_fbanks  # text does without
 
@@ -169,8 +168,7 @@ class FeatureExtractor:
         if self.config.normalize == "none":
             return frames
         if self.mean is not None and self.std is not None:
-            mean = self.mean if self.config.normalize == "global" else frames.mean(dim=0)
-            return normalized(frames, mean, self.std.square())
+            return normalized(frames, self.mean, self.std.square())
         epsilon = 1e-10 if self.config.log_mel == "kaldi" else EPSILON  # as in fairseq
         return normalized(frames, frames.mean(dim=0), frames.var(dim=0, correction=0), epsilon)
 
@@ -178,8 +176,8 @@ class FeatureExtractor:
 def statistics(
     utterances: Iterable[Float[Tensor, "_ F"]],
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Mean and standard deviation of every feature over all frames, for normalize="global" and
-    "mean"; summed in float64.
+    """Mean and standard deviation of every feature over all frames, for normalize="global";
+    summed in float64.
 
     The frames must not be normalized: make them with normalize="none".
 
