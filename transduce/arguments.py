@@ -110,9 +110,8 @@ def call(
     except SystemExit as stop:
         if stop.code:
             keys = flatten(to_dict(default)) if is_recipe else dict(_marks(function))
-            hint = _in_our_words(page.getvalue(), words, list(keys))
-            line = f"{_in_one_line(page.getvalue())}; {prog} --help{'-all' * is_recipe} says more"
-            raise InputError(hint or line) from stop
+            more = f"{prog} --help{'-all' * is_recipe} says more"
+            raise InputError(_wrong_use(page.getvalue(), words, list(keys), more)) from stop
         if has_common:
             print(foot)
         raise
@@ -145,17 +144,18 @@ def _marks(owner: Callable[..., Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield name, notes
 
 
-def _in_our_words(page: str, words: Sequence[str], keys: Sequence[str]) -> str:
-    """Say what flags of other toolkits are called here; "" where there are none."""
+def _wrong_use(page: str, words: Sequence[str], keys: Sequence[str], more: str) -> str:
+    """Say what flags of other toolkits are called here, or in one line what tyro's page says."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     names = {flag: our_names(flag.lstrip("-"), keys) for flag in flags if flag in page}
-    return "; ".join(
+    hints = [
         f"there is no flag {flag}; here it is {' or '.join(f'--{each}' for each in ours)}".replace(
             "_", "-"
         )
         for flag, ours in names.items()
         if ours
-    )
+    ]
+    return "; ".join(hints or [_in_one_line(page), more])
 
 
 def _in_one_line(page: str) -> str:

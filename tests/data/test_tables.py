@@ -84,3 +84,10 @@ def test_what_is_no_table_and_no_pyarrow_are_refused(tmp_path, monkeypatch):
     path = written(tmp_path / "a.parquet", table())
     with pytest.raises(ValueError, match=re.escape("pip install '.[arrow]'")):
         Files(train_table=path).read("train")
+
+
+def test_a_list_among_json_lines_is_no_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"en": "good day", "de": ["guten", "Tag"], "tags": [1]}\n')
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 1, has no de of that kind; it has en;")):
+        PairFiles((path,), ("en", "de")).read()

@@ -120,8 +120,9 @@ def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
         for name, cell in json.loads(line).items():
             inner = cell if isinstance(cell, dict) else {"": cell}
             for field, value in inner.items():
-                text = "" if value is None else str(value)
-                cells[f"{name}.{field}".removesuffix(".")] = text.replace("\n", " ")
+                if not isinstance(value, list | dict):  # which are no text
+                    text = "" if value is None else str(value)
+                    cells[f"{name}.{field}".removesuffix(".")] = text.replace("\n", " ")
         return cells
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(
