@@ -61,7 +61,7 @@ def data() -> TextPairs:
     pairs = TextPairs(
         text,
         *train_tokenizer_pair(lines, text.target, vocab_size=300, joint=True),
-        tokens_per_batch=170,
+        tokens_per_batch=130,
     )
     sizes = [len(pairs.epoch(n)) for n in range(8)]
     assert min(sizes) > 3 and any(n % 2 for n in sizes)  # the last update of some epoch has one batch, not two
