@@ -350,12 +350,8 @@ def test_times_of_words_are_those_that_transformers_makes_of_its_alignment_heads
     plain = json.loads((tmp_path / "run" / "config.json").read_text())
     plain["experiment"]["decoding"]["alignment_heads"] = [[3, 0]]
     (tmp_path / "run" / "config.json").write_text(json.dumps(plain))
-    message = "^alignment_heads are pairs of a layer below 3 and a head below 2, but here they are "
-    with pytest.raises(ValueError, match=rf"{message}\(\(3, 0\),\); change them, or those in the run's config.json$"):
+    with pytest.raises(ValueError, match=r"^alignment_heads are layers below 3 and heads below 2, but in the run's"):
         td.load_transcriber(tmp_path / "run").transcribe([path], word_times=True)
-    for heads in ([[1]], [1], [[1, 0, 0]]):
-        with pytest.raises(ValueError, match=message):
-            td.load_transcriber(rival.run).transcribe([path], word_times=True, alignment_heads=heads)
 
 
 @pytest.mark.parametrize("width", [1, 7])

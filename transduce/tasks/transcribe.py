@@ -5,7 +5,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -289,12 +288,13 @@ class Transcriber(SoundTask):
         heads, config = self.decoding.alignment_heads, self.model.config
         if heads and not config.ctc:
             assert config.decoder is not None
-            known = [*product(range(config.decoder.n_layers), range(config.n_heads))]
-            if any(head not in (*known, *map(list, known)) for head in heads):
+            if any(
+                not 0 <= i < config.decoder.n_layers or not 0 <= k < config.n_heads
+                for i, k in heads
+            ):
                 raise InputError(
-                    f"alignment_heads are pairs of a layer below {config.decoder.n_layers} and a "
-                    f"head below {config.n_heads}, but here they are {heads}; change them, or "
-                    "those in the run's config.json"
+                    f"alignment_heads are layers below {config.decoder.n_layers} and heads below "
+                    f"{config.n_heads}, but in the run's config.json they are {heads}; change them"
                 )
             return self._timed_by_attention
         aligner = CTCAligner(self.engine, self.tokenizer, self.feature_extractor.config)
