@@ -65,7 +65,7 @@ def small(monkeypatch, folder):
     for name, chunk in (
         ("translate:Translation", 2),
         ("transcribe:Transcription", 2 * size),
-        ("likelihood:Scoring", 2),
+        ("likelihood:Likelihood", 2),
     ):
         module, kind = name.split(":")
         monkeypatch.setattr(f"transduce.cli.{module}.{kind}.CHUNK", chunk)
