@@ -29,7 +29,7 @@ from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.device import computes_bf16
 from transduce.engine.select import engine_for
-from transduce.interop.families import read_model
+from transduce.interop import read_model
 from transduce.kernels import library
 from transduce.model.transformer import Transformer
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transduce.errors import InputError
-from transduce.interop.families import read_model
+from transduce.interop import read_model
 from transduce.interop.pretrained import read_settings
 from transduce.interop.settings import MarianSettings
 from transduce.model.transformer import Transformer

@@ -13,7 +13,7 @@ from tests.interop.rivals import LINES, compare, translated
 from tests.interop.test_gpt2 import PROMPTS
 from tests.interop.test_marian import changed
 from transduce.cli.main import main
-from transduce.interop.families import read_run
+from transduce.interop import read_run
 from transduce.interop.generation import DRAWN, NEUTRAL, Generation, read_generation
 from transduce.interop.pretrained import read_settings
 from transduce.interop.settings import LlamaSettings

@@ -17,7 +17,7 @@ import transduce as td
 from tests.runs import ENGLISH, library_tokenizer
 from transduce.cli.main import main
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.interop.families import read_model
+from transduce.interop import read_model
 from transduce.interop.language_models import export_language_model
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.outputs import measure_perplexity

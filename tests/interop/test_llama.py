@@ -14,7 +14,7 @@ from tests.interop.test_gpt2 import NASTY, PROMPTS, TEXT, changed
 from tests.language_runs import byte_bpe, language_model
 from transduce.cli.main import main
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.interop.families import read_model
+from transduce.interop import read_model
 from transduce.interop.language_models import export_language_model
 from transduce.model.meta import n_parameters
 from transduce.tasks.generate import GenerationConfig

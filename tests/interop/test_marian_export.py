@@ -13,8 +13,8 @@ from tests.interop.test_marian import rival
 from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, LITTLE, random_run
 from transduce.cli.main import main
+from transduce.interop import read_model
 from transduce.interop.encoder_decoder import export_marian
-from transduce.interop.families import read_model
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
 

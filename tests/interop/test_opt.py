@@ -11,7 +11,7 @@ import torch
 import transduce as td
 from tests.interop.test_gpt2 import PROMPTS, changed, pieces
 from transduce.cli.main import main
-from transduce.interop.families import read_model, read_run
+from transduce.interop import read_model, read_run
 from transduce.interop.pretrained import read_settings
 from transduce.tasks.generate import GenerationConfig
 

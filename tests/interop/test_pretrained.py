@@ -18,7 +18,7 @@ from tests.interop.test_llama import rival as llama
 from transduce.cli.main import main
 from transduce.errors import InputError
 from transduce.files import read_json, read_weights
-from transduce.interop.families import read_model
+from transduce.interop import read_model
 from transduce.interop.pretrained import read_settings
 from transduce.interop.settings import SETTINGS
 

@@ -30,7 +30,7 @@ from transduce.cli.main import main
 from transduce.config import to_dict
 from transduce.data.features import FeatureExtractor
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.interop.families import read_run
+from transduce.interop import read_run
 from transduce.interop.pretrained import Imported, read_settings
 from transduce.interop.speech import NAMES
 from transduce.interop.whisper import export_whisper

@@ -17,7 +17,7 @@ from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import ModelScorer
-from transduce.interop.families import read_model
+from transduce.interop import read_model
 from transduce.interop.language_models import export_language_model
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import gpt2

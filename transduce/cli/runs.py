@@ -314,7 +314,7 @@ def import_run(
     """
     from transduce.config import from_dict
     from transduce.files import save_weights
-    from transduce.interop.families import read_run
+    from transduce.interop import read_run
     from transduce.interop.pretrained import read_settings
     from transduce.run import WEIGHTS, Run, save_run
     from transduce.tasks.config import GenerationConfig, SearchConfig

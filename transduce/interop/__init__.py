@@ -1,0 +1,54 @@
+"""Models from and to other toolkits; those of transformers by the module for their settings."""
+
+from pathlib import Path
+from typing import Any
+
+from transduce.interop import encoder_decoder, language_models, speech
+from transduce.interop.generation import read_generation
+from transduce.interop.pretrained import Imported, read_settings
+from transduce.interop.settings import (
+    BARTSettings,
+    LanguageModelSettings,
+    Settings,
+    SpeechSettings,
+)
+from transduce.model.transformer import Transformer
+
+MODULES: dict[type[Settings], Any] = {
+    LanguageModelSettings: language_models,
+    BARTSettings: encoder_decoder,
+    SpeechSettings: speech,
+}
+
+
+def _module(settings: Settings) -> Any:
+    return next(module for kind, module in MODULES.items() if isinstance(settings, kind))
+
+
+def read_model(directory: Path) -> Transformer:
+    """Read config.json and the weights, in one file or in shards, as a model in evaluation mode.
+
+    Raises:
+        InputError: the directory holds a model that cannot be read, or one with parts that a
+            Transformer here lacks.
+    """
+    settings = read_settings(directory)
+    model: Transformer = _module(settings).read_model(directory, settings)
+    return model
+
+
+def read_run(directory: Path, settings: Settings) -> Imported:
+    """Read the model with its tokenizers and with how it generates.
+
+    Args:
+        settings: those of config.json, which `read_settings` gives.
+
+    Raises:
+        InputError: as `read_model`; or a file of the tokenizer is missing or does not fit the
+            model.
+    """
+    module = _module(settings)
+    model = module.read_model(directory, settings)
+    generation = read_generation(directory, settings)
+    imported: Imported = module.read_run(directory, settings, model, generation)
+    return imported
