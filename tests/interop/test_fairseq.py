@@ -27,8 +27,8 @@ from tests.runs import ENGLISH, GERMAN
 from tests.serve.conftest import texts_of
 from transduce.cli.main import main
 from transduce.interop.encoder_decoder import M2M100
+from transduce.serve import ServeConfig
 from transduce.serve.app import serve_run
-from transduce.serve.config import ServeConfig
 from transduce.serve.http import Languages
 
 pytestmark = pytest.mark.usefixtures("transformers")

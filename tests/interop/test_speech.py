@@ -34,8 +34,8 @@ from transduce.interop import read_run
 from transduce.interop.pretrained import Imported, read_settings
 from transduce.interop.speech import NAMES
 from transduce.interop.whisper import export_whisper
+from transduce.serve import ServeConfig
 from transduce.serve.app import serve_run
-from transduce.serve.config import ServeConfig
 from transduce.tasks.speech import attention_starts
 
 pytestmark = pytest.mark.usefixtures("transformers")

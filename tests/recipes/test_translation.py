@@ -28,7 +28,7 @@ from transduce.experiment.command import choose
 from transduce.experiment.config import with_vocabularies
 from transduce.experiment.start import saved_tokenizers
 from transduce.run import load_run
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 
 
 def test_a_run_directory_is_whole(translation_run, parallel_text, tmp_path):

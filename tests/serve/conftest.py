@@ -13,8 +13,8 @@ import uvicorn
 
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
+from transduce.serve import ServeConfig
 from transduce.serve.app import create_app, serve_run
-from transduce.serve.config import ServeConfig
 from transduce.serve.engine import END
 from transduce.serve.http import Connection, Languages, Served
 from transduce.serve.translation import TranslationRequest

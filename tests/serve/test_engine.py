@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 from transduce.serve.engine import END, Busy, Engine, Late, Request
 
 

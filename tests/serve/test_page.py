@@ -18,7 +18,7 @@ from tests.serve.conftest import SAMPLES, client_of, served_of, serving
 from tests.serve.test_clients import wav
 from transduce.cli.common import Machine
 from transduce.cli.serve import load_served
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 from transduce.tasks.config import GenerationConfig
 
 FOLDER = Path(__file__).parents[2] / "transduce" / "serve" / "page"

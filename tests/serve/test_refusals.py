@@ -22,7 +22,7 @@ import soundfile
 from tests.language_runs import language_run
 from tests.runs import RATE, sound
 from tests.serve.conftest import client_of, served_of, serving
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 
 ASKED = {"q": "Print it.", "source": "en", "target": "de"}
 

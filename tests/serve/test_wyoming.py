@@ -14,7 +14,7 @@ from wyoming.info import Describe, Info
 
 from tests.runs import RATE, sound
 from tests.serve.conftest import served_of, serving
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 from transduce.serve.wyoming import MAX_CONVERSATIONS
 
 

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from transduce.cli import serve as serving
 from transduce.cli.common import Flag, Machine, interact
 from transduce.errors import InputError, require
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.outputs import WordAlignment

@@ -24,7 +24,7 @@ from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run
 from transduce.config import Common, within
 from transduce.errors import InputError, require
 from transduce.process import keep_memory
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 
 if TYPE_CHECKING:
     from transduce.serve.http import Languages, Served

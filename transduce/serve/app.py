@@ -31,8 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transduce.data.features import FeatureExtractor
 from transduce.errors import InputError
 from transduce.report.record import Record, record
-from transduce.serve import audio, completions, translation
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig, audio, completions, translation
 from transduce.serve.engine import Engine
 from transduce.serve.http import (
     TOKEN,

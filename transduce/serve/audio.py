@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from transduce.data.audio import audio_blocks
 from transduce.errors import InputError
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 from transduce.serve.engine import END, Pieces, Request
 from transduce.serve.http import (
     TOKEN,

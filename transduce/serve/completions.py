@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 from transduce.serve.engine import END, Pieces, Request
 from transduce.serve.http import (
     TOKEN,

@@ -15,7 +15,7 @@ import anyio
 from starlette.exceptions import HTTPException
 
 from transduce.errors import InputError
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 
 logger = logging.getLogger("transduce")
 

@@ -25,7 +25,7 @@ from starlette.types import Message, Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transduce.errors import InputError
-from transduce.serve.config import ServeConfig
+from transduce.serve import ServeConfig
 from transduce.serve.engine import Engine
 from transduce.tasks.generate import Generator
 from transduce.tasks.transcribe import Transcriber

@@ -17,6 +17,7 @@ from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 from wyoming.server import AsyncEventHandler
 
 from transduce.errors import InputError
+from transduce.serve import ServeConfig
 from transduce.serve.audio import (
     ANY_MODEL,
     Samples,
@@ -26,7 +27,6 @@ from transduce.serve.audio import (
     speech_languages,
     transcribe,
 )
-from transduce.serve.config import ServeConfig
 from transduce.serve.http import ServerState, check_bound, http_error
 from transduce.tasks.transcribe import Transcriber
 
