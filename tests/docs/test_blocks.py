@@ -34,7 +34,7 @@ LEFT_OUT = {
     r"transduce demo|bash scripts/|build_docs": "takes minutes; scripts/newcomer.sh",
     r"score comet": "wants an environment of its own",
     r"ffmpeg": "FFmpeg need not be here",
-    r"lmplz|espeak": "a program of others",
+    r"lmplz|espeak|speak\.py": "a program of others",
     r"transduce import": "tests/interop",
     r"train [a-z-]+( commands_german)?$|multi30k --data|shakespeare": "tests/recipes; the corpus is not small",
 }
@@ -157,6 +157,10 @@ def write_sounds(folder: Path) -> None:
         (folder / "talks" / f"{name}.txt").write_text(text + "\n")
         scp.append(f"{name} {folder / 'talks' / name}.wav\n")
         texts.append(f"{name} {text}\n")
+    (folder / "spoken").mkdir()
+    shutil.copy(folder / "train.tsv", folder / "spoken")
+    (folder / "spoken" / "valid").symlink_to("../valid")
+    (folder / "ours").symlink_to("talks")
     (kaldi / "wav.scp").write_text("".join(scp))
     (kaldi / "text").write_text("".join(texts))
     sounds = [soundfile.read(COMMANDS / "sound" / row.split("\t")[1], dtype="float32")[0] for row in rows[1:4]]

@@ -20,8 +20,8 @@ from transduce.serve.wyoming import MAX_CONVERSATIONS
 
 @pytest.fixture(scope="module")
 def port(runs):
-    """Where a server listens that takes two seconds of sound."""
-    config = ServeConfig(seconds=2.0)
+    """Where a server listens that takes two seconds of English sound."""
+    config = ServeConfig(seconds=2.0, speech_language="en")
     served, listening = served_of({"asr": runs["asr"]}, config), socket.create_server(("127.0.0.1", 0))
     with listening, serving(served, config, wyoming=listening):
         yield listening.getsockname()[1]
@@ -66,7 +66,7 @@ def test_many_that_say_nothing_lock_nobody_out(port):
 
 def test_the_server_says_what_it_has(port):
     (program,) = Info.from_event(talk(port, Describe().event())).asr
-    assert [model.name for model in program.models] == ["asr"]
+    assert [(model.name, model.languages) for model in program.models] == [("asr", ["en"])]
 
 
 @pytest.mark.parametrize(

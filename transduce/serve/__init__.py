@@ -31,6 +31,9 @@ class ServeConfig:
     """Texts of a request, each line of a text being one; also texts to generate."""
     max_tokens: int = 1024
     """Tokens of a generated text."""
+    speech_language: str = ""
+    """What runs transcribe that do not know it, such as en: Home Assistant offers a recognizer for
+    the languages that it names, and no others."""
 
     @property
     def upload_bytes(self) -> int:

@@ -148,6 +148,7 @@ class _Conversation(AsyncEventHandler):
 def _info(state: ServerState) -> Info:
     """The runs that transcribe."""
     author = Attribution("transduce", "")
+    named = [state.config.speech_language] * bool(state.config.speech_language)
     models = [
         AsrModel(
             run.name,
@@ -155,7 +156,7 @@ def _info(state: ServerState) -> Info:
             True,
             run.name,
             version("transduce"),
-            languages=speech_languages(run.task),
+            languages=speech_languages(run.task) or named,
         )
         for run in state.runs
         if isinstance(run.task, Transcriber)
