@@ -137,6 +137,17 @@ def test_clients_of_whisper_cpp(http, offline):
     assert [found["text"]] == offline["asr"]([io.BytesIO(raw)])
 
 
+def test_a_glossary_of_a_request(http, offline):
+    asked = {"q": "Print it.\nOpen the old letter.", "source": "en", "target": "de"}
+    plain = http.post("/translate", json=asked).json()["translatedText"].split("\n")
+    given = (
+        http.post("/translate", json={**asked, "glossary": {"letter": "Epistel"}}).json()["translatedText"].split("\n")
+    )
+    assert given == offline["mt"](asked["q"].split("\n"), glossary={"letter": "Epistel"}) and given[0] == plain[0]
+    refused = http.post("/translate", json={**asked, "glossary": {"": "a"}})
+    assert refused.status_code == 400 and "one is blank" in refused.text
+
+
 def test_completions(client, offline):
     prompts, config = ["ROMEO:", "All: Speak"], GenerationConfig(max_length=12, n=2, seed=5)
     found = client.completions.create(model="lm", prompt=prompts, max_tokens=12, n=2, seed=5)

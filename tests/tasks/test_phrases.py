@@ -282,3 +282,68 @@ def test_a_biased_phrase_comes_where_it_is_wanted_enough(translator, caplog):
     ):
         with pytest.raises(ValueError, match=message):
             translator(LINES, logit_bias=bias)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_glossary_counts_where_its_terms_stand_whatever_the_batch(translator, beam_size):
+    """It is a bias, or required phrases, of those lines alone."""
+    terms, how = {"print": "Berta", "old letter": "Epistel", "letter": "Buchstabe"}, {"beam_size": beam_size}
+    plain = translator(LINES, **how)
+    for bonus in (0.0, 3.0, 30.0, float("inf")):
+        given = translator(LINES, glossary=terms, glossary_bonus=bonus, **how)
+        for line, before, text in zip(LINES, plain, given, strict=True):
+            words = {"Print it.": ["Berta"], "Open the old letter.": ["Epistel"]}.get(line, [])
+            want = {"logit_bias": {f" {word}": bonus for word in words}, **how}
+            if bonus == float("inf"):
+                want = {"require": [[f" {word}" for word in words]], **how}
+            assert translator([line], **want) == [text]
+            assert bonus > 0 or text == before
+            assert bonus < 30 or all(f" {word}" in f" {text}" for word in words)
+    assert plain != given and plain[3] == given[3]
+
+
+def test_a_blank_term_is_refused(translator):
+    for terms in ({"": "a"}, {"a": " "}):
+        with pytest.raises(ValueError, match=r"^terms of a glossary .* one is blank; leave it out$"):
+            translator(LINES, glossary=terms)
+
+
+def test_every_sentence_of_a_long_line_has_its_own_terms(translator):
+    line, terms = "Print it. Open the old letter.", {"letter": "Epistel"}
+    how = {"glossary": terms, "glossary_bonus": 30.0, "split_length": 1, "max_source_length": 12}
+    assert translator(line, **how) == " ".join(translator(["Print it.", "Open the old letter."], **how))
+
+
+def test_a_glossary_of_sound_counts_everywhere_and_adds_to_known_words(transcriber, recordings):
+    paths = [r.audio for r in recordings[:3]]
+    given = transcriber(paths, SHORT, glossary={"Ada": "Ada"}, glossary_bonus=30.0)
+    assert given == transcriber(paths, SHORT, logit_bias={" Ada": 30.0}) and all("Ada" in text for text in given)
+    transcriber.lexicon = ("red",)
+    known = transcriber(paths, SHORT, words="known", glossary={"Ada": "Ada"}, glossary_bonus=30.0)
+    transcriber.lexicon = ()
+    assert all("Ada" in text and not {*text.split()[:-1]} - {"red", "Ada"} for text in known)
+    with pytest.raises(ValueError, match=r"this is sound and glossary_bonus=inf"):
+        transcriber(paths, SHORT, glossary={"Ada": "Ada"}, glossary_bonus=float("inf"))
+
+
+def test_the_command_line_takes_a_glossary(text_run, tmp_path, capsys):
+    (tmp_path / "in").write_text("Print it.\n\nOpen the old letter.\n")
+    (tmp_path / "terms").write_text("letter\tEpistel\nit\n")
+    command = [
+        "translate",
+        str(text_run),
+        str(tmp_path / "in"),
+        "--device",
+        "cpu",
+        "--glossary",
+        str(tmp_path / "terms"),
+    ]
+    assert main([*command, "--glossary-bonus", "20"]) == 0
+    terms = {"letter": "Epistel", "it": "it"}
+    want = td.load(text_run)(["Print it.", "", "Open the old letter."], glossary=terms, glossary_bonus=20.0)
+    assert capsys.readouterr().out.splitlines() == want and " Epistel" in f" {want[2]}" and want[1] == ""
+    (tmp_path / "terms").write_text("letter\tEpistel\ta\n")
+    assert main(command) == 2
+    assert f"{tmp_path / 'terms'}: line 1 of a glossary must be" in capsys.readouterr().err
+    assert main([*command[:-1], str(tmp_path / "none")]) == 2
+    assert "none" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from transduce.arguments import Group, Overrides
 from transduce.config import Common
+from transduce.data.glossary import parse_glossary
 from transduce.data.lines import bounded_lines, decode_line, raw_lines
 from transduce.errors import InputError
 from transduce.process import keep_memory
@@ -116,6 +117,10 @@ class SearchOptions:
     forbid: OptionalFile = None
     """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at
     either end of one is the end of a word."""
+    glossary: OptionalFile = None
+    """Terms, one a line, each with a tab and its translation behind it, or alone where it stays as
+    it is: where one stands in a source, its translation is likelier. Of sound, names and terms that
+    may be said."""
     settings: Group[Overrides]
 
     def overrides(self) -> dict[str, Any]:
@@ -130,7 +135,12 @@ class SearchOptions:
             raise InputError(
                 f"--greedy takes the likeliest token each time, so leave it or {flags} out"
             )
-        return with_phrases(self.settings | (GREEDY if self.greedy else {}), self.forbid)
+        settings = with_phrases(self.settings | (GREEDY if self.greedy else {}), self.forbid)
+        if self.glossary:
+            settings["glossary"] = parse_glossary(
+                read_side(self.glossary), side_name(self.glossary)
+            )
+        return settings
 
 
 def with_phrases(settings: dict[str, Any], forbid: Path | None) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class TranscriptionSettings(Overrides):
         "target_language",
         "alignment_heads",
         "forbid",
+        "glossary",
     )
     HINT = "(the run's)"
 

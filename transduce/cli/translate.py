@@ -53,6 +53,7 @@ class TranslationSettings(Overrides):
         "alignment_heads",
         "no_speech_threshold",
         "forbid",
+        "glossary",
     )
     HINT = "(the run's)"
 

@@ -37,9 +37,8 @@ class RulesConfig:
 
     logit_bias: tuple[tuple[str, float], ...] = ()
     """Nats that are added to the score of each token with one of these ids, or of each phrase that
-    is no number: its beginning has a share by its length, which is taken back where the phrase
-    does not go on. A space at either end is the end of a word. -100 all but forbids. In Python, a
-    dict: {"Katze": 2.0, "17": -100}."""
+    is no number, there once in an output where it is more than 0. A space at either end is the end
+    of a word. -100 all but forbids. In Python, a dict: {"Katze": 2.0, "17": -100}."""
 
     def __post_init__(self) -> None:
         pairs = tuple((str(name), bias) for name, bias in dict(self.logit_bias).items())

@@ -98,14 +98,13 @@ class Trie:
     """The beginnings of some strings as numbered states, of which 0 is the empty one.
 
     Args:
-        values: of each string; 1 if not given.
         more: bytes that lead somewhere besides those of the strings.
     """
 
-    def __init__(
-        self, strings: Collection[bytes], values: Iterable[float] = (), more: bytes = b""
-    ) -> None:
+    def __init__(self, strings: Iterable[bytes], more: bytes = b"") -> None:
         self.children: list[dict[int, int]] = [{}]
+        self.texts = [b""]
+        """The beginning that each state is."""
         self.ends: list[int] = []
         """The state of each string."""
         for string in strings:
@@ -114,6 +113,7 @@ class Trie:
                 if byte not in self.children[state]:
                     self.children[state][byte] = len(self.children)
                     self.children.append({})
+                    self.texts.append(self.texts[state] + bytes([byte]))
                 state = self.children[state][byte]
             self.ends.append(state)
         self.nowhere = len(self.children)
@@ -127,9 +127,6 @@ class Trie:
         nowhere."""
         for state, children in enumerate(self.children):
             self.next[state, self.column[list(children)]] = list(children.values())
-        self.value = np.zeros(len(self.next), dtype=np.float32)
-        """By state, the value of the strings that end in it."""
-        self.value[self.ends] = list(values) or 1.0
 
     def state(self, text: bytes) -> int:
         """The state behind a text."""
@@ -138,14 +135,16 @@ class Trie:
             state = int(self.next[state, self.column[byte]])
         return state
 
-    def walk(self, state: int, tokens: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-        """For every token: the state behind it, and the value of the strings that ended in it."""
+    def walk(
+        self, state: int, tokens: Vocabulary, value: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """For every token: the state behind it, and the sum of the values of the states to it."""
         states = np.full(len(tokens.surfaces), state, dtype=np.int32)
-        ended = np.zeros(len(states), dtype=np.float32)
+        total = np.zeros(len(states), dtype=np.float32)
         for ids, column in tokens.columns:
             states[ids] = self.next[states[ids], self.column[column]]
-            ended[ids] += self.value[states[ids]]
-        return states, ended
+            total[ids] += value[states[ids]]
+        return states, total
 
 
 class Matcher(Trie):
@@ -154,8 +153,8 @@ class Matcher(Trie):
     Source: Aho and Corasick (1975), Efficient string matching.
     """
 
-    def __init__(self, strings: Collection[bytes], values: Iterable[float] = ()) -> None:
-        super().__init__(strings, values)
+    def __init__(self, strings: Collection[bytes]) -> None:
+        super().__init__(strings)
         self.longest = max(map(len, strings), default=0)
         self.shorter = np.zeros(len(self.children), dtype=np.int32)
         """By state, the next shorter one."""
@@ -165,12 +164,19 @@ class Matcher(Trie):
             shorter = self.shorter[state]
             for byte, child in self.children[state].items():
                 self.shorter[child] = self.next[shorter, self.column[byte]] if state else 0
-                self.value[child] += self.value[self.shorter[child]]
                 queue.append(child)
             otherwise = self.next[shorter] if state else 0
             self.next[state] = np.where(
                 self.next[state] == self.nowhere, otherwise, self.next[state]
             )
+
+    def values(self, of_strings: Iterable[float]) -> np.ndarray:
+        """By state, the sum of the values of the strings that end there."""
+        value = np.zeros(len(self.next), dtype=np.float32)
+        value[self.ends] = list(of_strings)
+        for state in self.order:
+            value[state] += value[self.shorter[state]]
+        return value
 
     def state(self, text: bytes) -> int:
         """The state behind a text, of which the last bytes decide."""
@@ -301,8 +307,8 @@ class Required:
         complete = begun = np.zeros(len(self.vocabulary.surfaces), dtype=np.int64)
         for phrase, state in states:
             matcher, useful = self._matchers[phrase]
-            after, value = matcher.walk(max(state, 0), self.vocabulary)
-            ended = (value > 0) | (state < 0)
+            after, n_ended = matcher.walk(max(state, 0), self.vocabulary, matcher.values([1]))
+            ended = (n_ended > 0) | (state < 0)
             complete = complete + len(phrase) * ended
             begun = np.maximum(begun, np.where(ended, 0, useful[after]))
         return complete + begun

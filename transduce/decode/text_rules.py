@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar
@@ -26,7 +26,7 @@ from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
-StateT = TypeVar("StateT", int, bytes)
+StateT = TypeVar("StateT", bound=Hashable)
 
 
 TextRule = Callable[[Sequence[int]], Float[Tensor, " V"]]
@@ -66,35 +66,58 @@ def by_sentence(
 
 def forbidden_phrases(vocabulary: Vocabulary, phrases: Sequence[bytes]) -> TextRule:
     """No output holds one of these phrases."""
-    matcher = Matcher(phrases, [-math.inf] * len(phrases))
-    return text_rule(vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary)[1])
+    matcher = Matcher(phrases)
+    value = matcher.values([-math.inf] * len(phrases))
+    return text_rule(
+        vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary, value)[1]
+    )
 
 
 def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextRule:
-    """Each of these phrases is likelier by some nats, wherever it comes.
+    """An output has a bonus for each of these phrases that it holds, in nats, or pays for each that
+    comes. A bonus counts once, so that nothing comes again and again.
 
-    A beginning of one has a share by its length, the largest of all that the text ends with, and
-    gives it back where the phrase does not go on.
+    A beginning of a phrase has a share of its bonus by its length, the largest of all that the text
+    ends with, which is given back where the phrase does not go on.
 
     Source: Zhao et al. (2019), Shallow-fusion end-to-end contextual biasing.
     """
-    matcher = Matcher(bias, bias.values())
-    share = np.zeros(len(matcher.value), dtype=np.float32)
-    for phrase, nats in bias.items():
-        for length in range(1, len(phrase)):
-            state = Trie.state(matcher, phrase[:length])
-            share[state] = max(share[state], nats * length / len(phrase))
-    for state in matcher.order:
-        share[state] = max(share[state], share[matcher.shorter[state]])
+    matcher = Matcher(bias)
+    paths = [[Trie.state(matcher, phrase[:n]) for n in range(1, len(phrase))] for phrase in bias]
 
-    def added_behind(state: int) -> np.ndarray:
-        states, whole = matcher.walk(state, vocabulary)
+    def complete(text: bytes, before: Iterable[bool]) -> tuple[bool, ...]:
+        """For each phrase, whether its bonus was given."""
+        items = zip(bias.items(), before, strict=True)
+        return tuple(done or (nats > 0 and each in text) for (each, nats), done in items)
+
+    @lru_cache(maxsize=64)
+    def tables(done: tuple[bool, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """By state, the bias of what ends there, and the share of what has begun."""
+        left = [0.0 if end else nats for nats, end in zip(bias.values(), done, strict=True)]
+        share = np.zeros(len(matcher.next), dtype=np.float32)
+        for path, nats in zip(paths, left, strict=True):
+            shares = nats * np.arange(1, len(path) + 1) / (len(path) + 1)
+            share[path] = np.maximum(share[path], shares)
+        for state in matcher.order:
+            share[state] = max(share[state], share[matcher.shorter[state]])
+        return matcher.values(left), share
+
+    def progress(text: bytes) -> tuple[tuple[bool, ...], int]:
+        return complete(text, [False] * len(bias)), matcher.state(text)
+
+    def added_behind(progress: tuple[tuple[bool, ...], int]) -> np.ndarray:
+        done, state = progress
+        value, share = tables(done)
+        states, total = matcher.walk(state, vocabulary, value)
         begun = share[states]
+        for token in np.flatnonzero(total):
+            after = matcher.texts[state] + vocabulary.surfaces[token]
+            begun[token] = tables(complete(after, done))[1][states[token]]
         if vocabulary.eos_id is not None:
             begun[vocabulary.eos_id] = 0.0
-        return whole + begun - share[state]
+        return total + begun - share[state]
 
-    return text_rule(vocabulary, matcher.state, added_behind)
+    return text_rule(vocabulary, progress, added_behind)
 
 
 def spellings(tokenizer: Tokenizer, phrases: Iterable[str]) -> dict[str, bytes]:
@@ -123,14 +146,14 @@ def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
     Args:
         words: in UTF-8, each without a space.
     """
-    trie = Trie(words, more=b" ")
+    trie = Trie(words, b" ")
     trie.next[[0, *trie.ends], trie.column[ord(" ")]] = 0
+    value = np.zeros(len(trie.next), dtype=np.float32)
+    value[trie.nowhere] = -math.inf
     return text_rule(
         vocabulary,
         lambda text: text.rpartition(b" ")[2],
-        lambda begun: np.where(
-            trie.walk(trie.state(begun), vocabulary)[0] == trie.nowhere, -math.inf, 0.0
-        ).astype(np.float32),
+        lambda begun: trie.walk(trie.state(begun), vocabulary, value)[1],
     )
 
 

@@ -11,6 +11,7 @@ import fastapi
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, Field
 
+from transduce.data.glossary import Terms
 from transduce.errors import InputError
 from transduce.serve.engine import END, Pieces, Request
 from transduce.serve.http import (
@@ -101,6 +102,8 @@ class TranslationBody(BaseModel):
     target: str
     format: str = "text"
     alternatives: int = Field(0, ge=0, le=20)
+    glossary: dict[str, str] = {}
+    """Terms and their translations, which are likelier where a term stands."""
     api_key: str | None = None
 
 
@@ -199,7 +202,8 @@ async def translate(http: fastapi.Request, state: State) -> Json:
     flat = [line for text in lines for line in text]
     check_bound(len(flat), state.config.texts, "lines")
     n_best = 1 + query.alternatives
-    request = Request(flat, TranslationRequest(pair, n_best), [n_best] * len(flat))
+    kind = TranslationRequest(pair, n_best, glossary=tuple(query.glossary.items()))
+    request = Request(flat, kind, [n_best] * len(flat))
     outputs = iter(await translators[pair].engine.outputs(request))
     answer = defaultdict[str, list[Any]](list)
     for text in lines:
@@ -337,6 +341,8 @@ class TranslationRequest:
     languages: Languages
     n_best: int = 1
     attention: bool = False
+    glossary: Terms = ()
+    """Instead of the run's."""
 
 
 def translate_lines(
@@ -344,7 +350,8 @@ def translate_lines(
 ) -> Pieces:
     """Yield the n best translations of every line in one piece: pairs of output and attention."""
     translator = translators[request.languages]
-    for i, outputs in translator.stream(lines, n_best=request.n_best):
+    glossary = request.glossary or translator.decoding.glossary
+    for i, outputs in translator.stream(lines, n_best=request.n_best, glossary=glossary):
         maps = [
             _attention(translator, lines[i], output) if request.attention else None
             for output in outputs

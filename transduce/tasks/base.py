@@ -45,6 +45,8 @@ class Request:
     """The number of this part of the input; samples depend on it, too."""
     language: str = ""
     """The language of the sound, where it was found out."""
+    bias: Sequence[tuple[str, float]] = ()
+    """Phrases that are likelier in the output by some nats."""
 
     @property
     def has_text(self) -> bool:

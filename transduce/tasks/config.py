@@ -103,6 +103,13 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     """known: only the words of a speech run's lexicon.txt. It has those of the training, one in
     each line, and what one adds: better where few others are said, wrong where many are. Texts with
     a prefix or required phrases are free of it."""
+    glossary: tuple[tuple[str, str], ...] = ()
+    """Terms and their translations, in Python a dict: where a term stands in a source, its
+    translation is likelier; in transcripts, all translations are. A term in small letters stands
+    for itself in any case."""
+    glossary_bonus: Common[float] = 4.0
+    """How much likelier, in nats; inf = a translation must come. Raise it where terms are missed,
+    lower it where they come too often."""
     lm_weight: Common[float] = 0.0
     """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to
     0.5 where there is much more text than the run was trained on."""
@@ -130,7 +137,13 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         check_lengths(self.min_length, self.max_length)
         within("[0, 1000]", self, "lm_weight", "length_ratio")
         at_least(0, self, "split_length", "min_seconds", "margin")
+        within("[0, inf]", self, "glossary_bonus")
         at_least(1.0, self, "max_seconds")
+        if not all(term.strip() for pair in self.glossary for term in pair):
+            raise InputError(
+                "terms of a glossary and their translations must have a character, but one is "
+                "blank; leave it out"
+            )
         if self.min_seconds > self.max_seconds:
             raise InputError(
                 f"min_seconds must be at most max_seconds, but min_seconds={self.min_seconds} and "

@@ -245,7 +245,7 @@ class Generator(Task):
         bound = limit + 1 - ids.size(1)
         if bound < config.max_length:
             logger.warning("texts end after %d tokens at most (max_positions=%d)", bound, limit)
-        rules = phrase_rules(self.tokenizer, config, ids, size=self.model.vocab_size)
+        rules = phrase_rules(self.tokenizer, config, ids, [()] * len(ids), self.model.vocab_size)
         return Constraints(
             ids.new_full((len(ids),), min(bound, config.max_length)),
             eos_id=self.tokenizer.eos_id,

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.glossary import at_word
 from transduce.decode.beam import beam_search
 from transduce.decode.beams import Hypothesis
 from transduce.decode.config import RulesConfig
@@ -141,11 +142,12 @@ class SearchTask(Task):
         self, config: SearchConfig, prompts: Tensor, requests: Sequence[Request]
     ) -> list[Rule]:
         """The rules that need a tokenizer."""
-        rules = phrase_rules(self.tokenizer, config, prompts)
+        rules = phrase_rules(self.tokenizer, config, prompts, [each.bias for each in requests])
         if times := timestamps(self.tokenizer, config):
             rules.append(times)
         if config.words == "known":
-            known = lexicon(self.tokenizer, self.lexicon)
+            words = (*self.lexicon, *dict(config.glossary).values())
+            known = lexicon(self.tokenizer, words)
             rules.append(by_sentence([None if each.has_text else known for each in requests]))
         return [*rules, *self.rules]
 
@@ -187,18 +189,27 @@ def _length_bounds(
 
 
 def phrase_rules(
-    tokenizer: Tokenizer, config: RulesConfig, prompts: Int[Tensor, "B P"], size: int = 0
+    tokenizer: Tokenizer,
+    config: RulesConfig,
+    prompts: Int[Tensor, "B P"],
+    bias: Sequence[Sequence[tuple[str, float]]],
+    size: int = 0,
 ) -> list[Rule]:
     """The rules of phrases that are forbidden or biased.
 
     Args:
+        bias: phrases of each sentence and their bias, beside those of the configuration.
         size: of the vocabulary, if not the tokenizer's.
     """
-    rules = [
-        forbidden(tokenizer, config.forbid, size) if config.forbid else None,
-        biased(tokenizer, config.biased_phrases, size),
-    ]
-    return [by_sentence([rule] * len(prompts), prompts) for rule in rules if rule]
+    ruled_out = forbidden(tokenizer, config.forbid, size) if config.forbid else None
+    biases = [biased(tokenizer, (*config.biased_phrases, *own), size) for own in bias]
+    both = ([ruled_out] * len(bias), prompts), (biases, None)
+    return [by_sentence(rules, before) for rules, before in both if any(rules)]
+
+
+def bias_of(terms: Iterable[str], bonus: float) -> tuple[tuple[str, float], ...]:
+    """A bias for each term as a phrase that begins a word; none where terms are required."""
+    return () if bonus == math.inf else tuple((at_word(term), bonus) for term in terms)
 
 
 def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:

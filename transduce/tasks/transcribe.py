@@ -33,7 +33,7 @@ from transduce.tasks.outputs import (
     word_spans,
     words_of_text,
 )
-from transduce.tasks.search import chosen, outputs_of, timestamps
+from transduce.tasks.search import bias_of, chosen, outputs_of, timestamps
 from transduce.tasks.sound import CHUNK, Audio, AudioSegment, Sound, SoundTask, group_by_duration
 from transduce.tasks.speech import CTCAligner, attention_starts, no_speech_probs
 
@@ -236,6 +236,13 @@ class Transcriber(SoundTask):
         more with repetition blocked; a warning counts them, and names some.
         """
         config = self.decoding
+        if config.glossary and config.glossary_bonus == math.inf:
+            raise InputError(
+                "terms are required where a text has them, but this is sound and "
+                "glossary_bonus=inf; take a finite one"
+            )
+        bias = bias_of(dict(config.glossary).values(), config.glossary_bonus)
+        requests = [replace(each, bias=bias) for each in requests]
         looped: list[int] = []
 
         def search(rows: list[int], decoding: SearchConfig) -> list[list[Hypothesis]]:

@@ -1,6 +1,7 @@
 """Text in, its translation out."""
 
 import logging
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
+from transduce.data.glossary import Glossary, at_word
 from transduce.decode.beams import length_penalty
 from transduce.decode.phrases import text_prefix
 from transduce.errors import InputError
@@ -27,7 +29,7 @@ from transduce.tasks.base import (
 )
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.outputs import Output, Span, WordAlignment, joined, word_spans
-from transduce.tasks.search import chosen, outputs_of
+from transduce.tasks.search import bias_of, chosen, outputs_of
 from transduce.tasks.seq2seq import Seq2SeqTask
 
 logger = logging.getLogger("transduce")
@@ -119,14 +121,21 @@ class Translator(Seq2SeqTask[str]):
         """
         check_list(lines, "translate takes a list of lines", of_text=True)
         task = self.with_decoding(self._merged(decoding, settings))
-        pairs = zip(
+        rows = zip(
+            lines,
             per_line(prefix, len(lines), "prefix", ""),
             per_line(require, len(lines), "require", []),
             strict=True,
         )
+        terms = Glossary(task.decoding.glossary)
+        required = task.decoding.glossary_bonus == math.inf
         requests = [
-            Request(prefix=text_prefix(task.tokenizer, text), require=phrases, number=number)
-            for number, (text, phrases) in enumerate(pairs, first_line - 1)
+            Request(
+                prefix=text_prefix(task.tokenizer, prefix),
+                require=[*phrases, *map(at_word, terms(line) if required else ())],
+                number=number,
+            )
+            for number, (line, prefix, phrases) in enumerate(rows, first_line - 1)
         ]
         return task._stream(lines, requests, details or Details())
 
@@ -136,20 +145,28 @@ class Translator(Seq2SeqTask[str]):
         config = self.decoding
         check_tags(lines, self.source_tokenizer, requests)
         ways = self._ways(lines, requests)
+        glossary = Glossary(config.glossary)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
-        rows = [(i, part, ids) for i, each in ways.items() for part, ids in enumerate(chain(*each))]
+        rows = [
+            (i, part, text, ids)
+            for i, each in ways.items()
+            for part, (text, ids) in enumerate(chain(*each))
+        ]
         outputs: dict[int, dict[int, list[Output]]] = defaultdict(dict)
 
         def search(batch: list[int]) -> list[list[Output]]:
             parts = [rows[row] for row in batch]
-            sources: list[Source] = [ids for _, _, ids in parts]
-            of_parts = [replace(requests[i], part=part) for i, part, _ in parts]
+            sources: list[Source] = [ids for *_, ids in parts]
+            of_parts = [
+                replace(requests[i], part=part, bias=bias_of(glossary(text), config.glossary_bonus))
+                for i, part, text, _ in parts
+            ]
             hypotheses = self._search(sources, of_parts, config)
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
             return self._detailed(sources, best, details)
 
         for row, best in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
-            i, part, _ = rows[row]
+            i, part, *_ = rows[row]
             outputs[i][part] = best
             if len(outputs[i]) == sum(map(len, ways[i])):
                 texts = iter(in_order(outputs.pop(i).items()))
@@ -189,8 +206,8 @@ class Translator(Seq2SeqTask[str]):
 
     def _ways(
         self, lines: Sequence[str], requests: Sequence[Request]
-    ) -> dict[int, list[list[list[int]]]]:
-        """The ways to translate each line that is not blank: the ids of one or more texts.
+    ) -> dict[int, list[list[tuple[str, list[int]]]]]:
+        """The ways to translate each line that is not blank: one or more texts, and their ids.
 
         A line that is longer than split_length has a second way, by its sentences; if it is longer
         than max_source_length, that is the only one. A line with a prefix or required phrases has
@@ -203,12 +220,13 @@ class Translator(Seq2SeqTask[str]):
         written = [i for i, line in enumerate(lines) if line.strip()]
         ways = {}
         for i, ids in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
-            each = [[ids]]
+            each = [[(lines[i], ids)]]
             if 0 < config.split_length < len(ids) and not requests[i].has_text:
                 parts = sentences(lines[i])
                 if len(parts) > 1:
-                    each = each * (len(ids) < limit) + [tokenizer.encode(parts)]
-            for n in map(len, chain(*each)):
+                    encoded = zip(parts, tokenizer.encode(parts), strict=True)
+                    each = each * (len(ids) < limit) + [list(encoded)]
+            for n in (len(ids) for _, ids in chain(*each)):
                 if n >= limit:
                     logger.warning(
                         "line %d has %d tokens and was cut to %d (max_source_length)",
@@ -216,7 +234,10 @@ class Translator(Seq2SeqTask[str]):
                         n,
                         limit - 1,
                     )
-            ways[i] = [tokenizer.with_eos(ids[: limit - 1] for ids in way) for way in each]
+            ways[i] = [
+                [(text, tokenizer.with_eos([ids[: limit - 1]])[0]) for text, ids in way]
+                for way in each
+            ]
         return ways
 
 

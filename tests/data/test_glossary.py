@@ -1,0 +1,68 @@
+"""Terms of a glossary: which are found in a text, and what a file of them may hold."""
+
+import re
+
+import pytest
+
+from transduce.data.glossary import Glossary, at_word, parse_glossary
+
+TERMS = {"dog": "Hund", "hot dog": "Hotdog", "IT": "EDV", "New York": "New York", "dog show": "Schau", "犬": "Hund!"}
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("A dog, a Dog and a DOG.", ["Hund"]),
+        ("A hotdog, dogs, underdog, dog's_", ["Hund"]),
+        ("dogs; underdog", []),
+        ("it is IT", ["EDV"]),
+        ("A hot dog show in New York.", ["Hotdog", "New York"]),
+        ("Hot  dog", ["Hund"]),
+        ("", []),
+        ("白い犬が dog", ["Hund!", "Hund"]),
+    ],
+)
+def test_the_longest_term_of_whole_words_is_found_first(text, want):
+    assert Glossary(tuple(TERMS.items()))(text) == want
+    assert Glossary(())(text) == []
+
+
+def test_terms_are_found_as_python_finds_them_in_any_order_of_the_file():
+    text = "a b a b c b a"
+    for terms in (["a", "a b", "b c", "c b a"], ["c b a", "b c", "a b", "a"]):
+        left, want = text, []
+        while left:  # the longest term at each word
+            fits = [term for term in terms if re.match(rf"{term}\b", left)]
+            if fits:
+                want.append(max(fits, key=len).upper())
+            left = left[len(max(fits, key=len)) :].lstrip() if fits else left.partition(" ")[2]
+        assert Glossary(tuple((term, term.upper()) for term in terms))(text) == list(dict.fromkeys(want))
+
+
+def test_a_phrase_begins_a_word_where_there_are_spaces():
+    assert [at_word(term) for term in ("Hund", "犬", "5G", "école")] == [" Hund", "犬", " 5G", " école"]
+
+
+def test_a_file_has_terms_that_are_translated_and_terms_that_stay():
+    assert parse_glossary(["dog\tHund", "", " Anna \r", "\t", "dog\tHund"], "x") == (("dog", "Hund"), ("Anna", "Anna"))
+    assert parse_glossary([], "x") == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["a", "b\tc\td"],
+            r"^x: line 2 of a glossary must be TERM or TERM<TAB>TRANSLATION, but it is 'b\\tc\\td'; correct it$",
+        ),
+        (["\tc"], "line 1"),
+        (["c\t"], "line 1"),
+        (
+            ["a\tb", "a\tc"],
+            "^x: a term of a glossary has one translation, but line 2 has 'c' for 'a', and one before 'b'",
+        ),
+    ],
+)
+def test_a_line_that_is_none_is_refused(lines, message):
+    with pytest.raises(ValueError, match=message):
+        parse_glossary(lines, "x")

@@ -1,0 +1,70 @@
+"""Glossaries: terms of a text that are translated in one way."""
+
+import re
+from collections.abc import Iterable
+
+from transduce.errors import InputError
+
+Terms = tuple[tuple[str, str], ...]
+"""Terms of a source, and their translations."""
+
+
+def has_spaces(letter: str) -> bool:
+    """Whether spaces stand between words in the script of a letter, as far as its case tells."""
+    return letter.isdecimal() or letter.lower() != letter.upper()
+
+
+def at_word(term: str) -> str:
+    """The term as a phrase that begins a word."""
+    return " " * has_spaces(term[0]) + term
+
+
+class Glossary:
+    """Finds terms in texts: whole words, the longest at each place. A term in small letters is
+    found in any case."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.translations = dict(terms)
+        patterns = map(_pattern, sorted(self.translations, key=len, reverse=True))
+        self.pattern = re.compile("|".join(patterns) or "(?!)")
+
+    def __call__(self, text: str) -> list[str]:
+        """The translations of the terms in a text, each once."""
+        terms = [match.group() for match in self.pattern.finditer(text)]
+        return list(
+            dict.fromkeys(
+                self.translations.get(term) or self.translations[term.lower()] for term in terms
+            )
+        )
+
+
+def _pattern(term: str) -> str:
+    escaped = re.escape(term)
+    cased = f"(?i:{escaped})" if term == term.lower() else escaped
+    return r"(?<!\w)" * has_spaces(term[0]) + cased + r"(?!\w)" * has_spaces(term[-1])
+
+
+def parse_glossary(lines: Iterable[str], name: str) -> Terms:
+    """The terms of the lines of a file: a term, a tab and its translation, or a term that stays as
+    it is. Blank lines count for nothing.
+
+    Raises:
+        InputError: a line has something else, or a term has two translations.
+    """
+    terms: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        term, *rest = (cell.strip() for cell in line.split("\t"))
+        if len(rest) > 1 or not all((term, *rest)):
+            raise InputError(
+                f"{name}: line {number} of a glossary must be TERM or TERM<TAB>TRANSLATION, but it "
+                f"is {line!r:.60}; correct it"
+            )
+        translation = rest[0] if rest else term
+        if terms.setdefault(term, translation) != translation:
+            raise InputError(
+                f"{name}: a term of a glossary has one translation, but line {number} has "
+                f"{translation!r} for {term!r}, and one before {terms[term]!r}; leave one of them"
+            )
+    return tuple(terms.items())
