@@ -102,3 +102,17 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
         return folder
 
     return made
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium without a window, whose microphone beeps."""
+    sync = pytest.importorskip("playwright.sync_api")
+    flags = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    with sync.sync_playwright() as tools:
+        path = shutil.which("chromium") or tools.chromium.executable_path
+        if not Path(path).exists():
+            pytest.skip("no Chromium")
+        browser = tools.chromium.launch(executable_path=path, args=flags)
+        yield browser
+        browser.close()

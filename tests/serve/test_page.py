@@ -152,20 +152,6 @@ def test_a_strangers_upload_is_refused_by_its_header(runs, path):
 # In a browser.
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """A Chromium without a window, whose microphone beeps."""
-    sync = pytest.importorskip("playwright.sync_api")
-    flags = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-    with sync.sync_playwright() as tools:
-        path = shutil.which("chromium") or tools.chromium.executable_path
-        if not Path(path).exists():
-            pytest.skip("no Chromium")
-        browser = tools.chromium.launch(executable_path=path, args=flags)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def page(browser, url, request):
     """The page as it has just been opened; nothing went wrong in its scripts when the test ends."""
