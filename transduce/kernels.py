@@ -119,13 +119,18 @@ def compile_library(compiler: str, cpu: Sequence[str], path: Path) -> None:
     subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
 
 
+def cache_folder() -> Path:
+    """Where files are kept that can be made or fetched anew."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce"
+
+
 def _compiled(compiler: str) -> Path:
     """The shared library for this source, compiler and CPU, from the user's cache, or made now."""
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=True
     ).stdout
     key = "\n".join([SOURCE.read_text(), version, *FLAGS, *NATIVE, _cpu()])
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce"
+    folder = cache_folder()
     path = folder / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if path.exists():
         return path

@@ -156,7 +156,7 @@ def test_a_connection_that_breaks_off_is_resumed_by_the_same_command(get, refusa
 def test_a_missing_file_and_no_server_are_told(get, refusal, server, home):
     (home / "val.en.gz").unlink()
     url = f"http://127.0.0.1:{server.server_port}/val.en.gz"
-    way_out = f"check the network, put the file into {get.output} by hand, or name a --mirror"
+    way_out = f"check the network, put the file into {get.output} by hand, or name a --mirror of transduce data get"
     assert refusal(server.server_port) == (
         f"transduce: {url} must be reachable, but HTTP Error 404: File not found; {way_out}"
     )

@@ -27,7 +27,7 @@ from transduce.errors import InputError
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-Name = Literal["multi30k", "tinyshakespeare", "fsdd", "speechocean762"]
+Name = Literal["multi30k", "tinyshakespeare", "fsdd", "speechocean762", "onnxruntime-web"]
 
 
 class Corpus(NamedTuple):
@@ -56,7 +56,8 @@ def get(
     and 2017; Barrault et al. 2018). tinyshakespeare: 1.1 MB of plays, public domain. fsdd:
     spoken digits of 6 speakers, CC BY-SA 4.0 (Jackson et al. 2018); recordings 0 to 4 are test.
     speechocean762: read English of 250 learners, CC BY 4.0 (Zhang et al. 2021). Without a
-    network, put the files there, or what the archives of the last two hold.
+    network, put the files there, or what the archives of these two hold. onnxruntime-web: no
+    corpus, but what `transduce export --to web` puts beside a model, MIT.
 
     Args:
         name: The corpus.
@@ -111,7 +112,7 @@ def _download(url: str, folder: Path) -> bytes:
     except (OSError, HTTPException) as error:
         raise InputError(
             f"{url} must be reachable, but {error}; check the network, put the file into {folder} "
-            "by hand, or name a --mirror"
+            "by hand, or name a --mirror of transduce data get"
         ) from error
 
 
@@ -269,6 +270,9 @@ cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6  test_2016_flic
 """
 """The files of Multi30k, as sha256sum writes them."""
 
+RUNTIME = "onnxruntime-web-1.30.0.tgz"
+"""What runs ONNX in a browser, as npm's registry has it."""
+
 CORPORA: dict[Name, Corpus] = {
     "multi30k": Corpus(
         "https://raw.githubusercontent.com/multi30k/dataset/"
@@ -290,5 +294,9 @@ CORPORA: dict[Name, Corpus] = {
         {"speechocean762.tar.gz": ""},
         "WAVE",
         _make_speechocean762,
+    ),
+    "onnxruntime-web": Corpus(
+        "https://registry.npmjs.org/onnxruntime-web/-/",
+        {RUNTIME: "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"},
     ),
 }

@@ -217,8 +217,7 @@ def tokenize(run: Run, files: Files = (), *, source: Flag = False) -> None:
 
 Theirs = Positional[Annotated[Path, arg(metavar="DIRECTORY", help="The new directory.")]]
 
-
-Format = Literal["argos", "ctranslate2", "gpt2", "llama", "marian", "onnx", "whisper"]
+Format = Literal["argos", "ctranslate2", "gpt2", "llama", "marian", "onnx", "web", "whisper"]
 
 
 def export(
@@ -237,10 +236,11 @@ def export(
         to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator
             (pip install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2,
             llama, which gives a Qwen2 or Qwen3 where their parts are needed, or marian. onnx (the
-            extra onnx) for onnxruntime: the encoder and a step of the decoder. argos for Argos
-            Translate and LibreTranslate: one file, which is named *.argosmodel. whisper for
-            from_pretrained, too, and so for the converters of faster-whisper and whisper.cpp.
-        languages: Codes of the source and the target language, which argos has to know: en de.
+            extra onnx) for onnxruntime: the encoder and a step of the decoder; web (also onnx) for
+            a page that translates in the browser, whose runtime (33 MB) is fetched once. argos for
+            Argos Translate and LibreTranslate: one file, *.argosmodel. whisper for from_pretrained,
+            too, and so for the converters of faster-whisper and whisper.cpp.
+        languages: Codes of the source and the target language, en de: for argos, and for web.
     """
     from transduce.run import load_run
 
@@ -248,8 +248,8 @@ def export(
     contents = load_run(run)
     if contents.target_tokenizer is None:
         raise InputError(f"a model is exported with its tokenizer, but {run} has none")
-    if (to == "argos") != all(languages):
-        raise InputError("--to argos takes --languages SOURCE TARGET (en de), and no other does")
+    if to != "web" and (to == "argos") != all(languages):
+        raise InputError("--to argos takes --languages SOURCE TARGET (en de), only web may, too")
     if to == "argos":
         check_output(directory)
         if others := [code for code in languages if not code.replace("-", "").isalnum()]:
@@ -264,6 +264,7 @@ def _exported(
     run: Path, contents: "Contents", directory: Path, to: Format, languages: tuple[str, str]
 ) -> bool:
     """Write a run as another library reads it; False where that has no place for its tokenizer."""
+    from transduce.cli.web import prepare_page, write_page
     from transduce.config import to_dict
     from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx, whisper
     from transduce.run import read_model
@@ -282,9 +283,13 @@ def _exported(
         ctranslate2.export_argos(
             model, directory, source=source, target=target, languages=languages
         )
-    elif to == "onnx":
+    elif to == "onnx" or to == "web":
+        if to == "web":
+            prepare_page(source, target, decoding, languages[1])
         suppress = decoding.get("suppress", ())
         onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
+        if to == "web":
+            write_page(directory, decoding, (run.resolve().name, *languages))
     elif to == "whisper":
         features = contents.feature_extractor
         whisper.export_whisper(

@@ -88,16 +88,18 @@ export async function translated(run, text, nBest, signal, results, show = () =>
 }
 
 function ranked(outputs, open, chosen) {
+  const drawn = outputs.some((output) => "attention" in output);
   const looks = h("details", { open, class: "looks" }, h("summary", {}, "Where the decoder looked"), h("div"));
   const choose = (k) => {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === k)));
-    looks.lastChild.replaceWith(picture(outputs[k]));
+    if (drawn) looks.lastChild.replaceWith(picture(outputs[k]));
     chosen(outputs[k]);
   };
   const buttons = outputs.map((output, k) => h("button", { type: "button", click: () => choose(k) }, output.text || "(nothing)"));
   choose(0);
   const rows = outputs.map((output, k) => h("li", {}, buttons[k], h("span", { class: "score" }, output.score.toFixed(2))));
-  return [h("ol", { class: "ranked", role: "list", "aria-label": "Translations, the best first, with their scores" }, ...rows), looks];
+  const list = h("ol", { class: "ranked", role: "list", "aria-label": "Translations, the best first, with their scores" }, ...rows);
+  return drawn ? [list, looks] : [list];
 }
 
 /** Cross-attention as a table: a row for each target token, dark at source tokens with large weights. */
