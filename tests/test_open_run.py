@@ -13,6 +13,8 @@ import pytest
 from tests.test_run import tiny
 from transduce.model.config import Frames, StackConfig
 from transduce.run import Run, load_run, open_run
+from transduce.tasks.config import SearchConfig
+from transduce.tasks.load import run_decoding
 
 
 def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
@@ -40,15 +42,18 @@ def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_exis
 
 def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_path):
     frames = StackConfig(input=Frames(n_features=4), n_layers=1)
-    run = Run(tiny(encoder=frames), {"interctc_column": None, "training": {"compile_layers": True}}, None, None)
+    earlier = {"interctc_column": None, "training": {"compile_layers": True}, "bpe_dropout": 0.0, "shortlist": False}
+    earlier["decoding"] = {"coverage_penalty": 0.0, "shortlist": False}
+    run = Run(tiny(encoder=frames), earlier, None, None)
     with open_run(tmp_path / "run", run):
         pass
     path = tmp_path / "run" / "config.json"
     plain = json.loads(path.read_text())
     plain["model"]["encoder"]["input"]["conv_dims"] = 1
     path.write_text(json.dumps(plain))
-    with open_run(tmp_path / "run", Run(tiny(encoder=frames), {"training": {}}, None, None)):
+    with open_run(tmp_path / "run", Run(tiny(encoder=frames), {"training": {}, "decoding": {}}, None, None)):
         pass
+    assert run_decoding(tmp_path / "run", load_run(tmp_path / "run"), SearchConfig) == SearchConfig()
     plain["model"]["encoder"]["input"]["conv_dims"] = 2
     path.write_text(json.dumps(plain))
     with pytest.raises(ValueError) as caught:
@@ -57,6 +62,12 @@ def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_p
         f"{path} must have conv_dims=1, as this version has no such field, but it has conv_dims=2; "
         "use the version that wrote it"
     )
+    plain["model"]["encoder"]["input"]["conv_dims"] = 1
+    for place, name, value in (("decoding", "coverage_penalty", 0.2), ("decoding", "shortlist", True)):
+        with_value = plain["experiment"] | {place: {name: value}}
+        path.write_text(json.dumps(plain | {"experiment": with_value}))
+        with pytest.raises(ValueError, match=f" must have {name}=(0|False), as this version has no such field, but "):
+            load_run(tmp_path / "run")
 
 
 def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
