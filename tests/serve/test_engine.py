@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from transduce.serve import ServeConfig
-from transduce.serve.engine import END, Busy, Engine, Late, Request
+from transduce.serve.engine import COUNTED_FOR, END, Busy, Engine, Late, Request
 
 
 class Upper:
@@ -129,6 +129,28 @@ def test_a_full_queue_refuses_and_forgets_nothing():
     work.gate.clear()
     with running(work, batch=2, queue=2) as engine:
         asyncio.run(run(engine))
+
+
+def test_a_client_that_leaves_makes_room_before_the_next_batch():
+    async def run(engine: Engine) -> None:
+        working = asyncio.create_task(_asked(engine, ["a"]))
+        await asyncio.to_thread(work.began.wait, 20)
+        leaving = asyncio.create_task(_asked(engine, ["b", "c"]))
+        await asyncio.sleep(0)
+        assert engine.is_full()
+        leaving.cancel()
+        await asyncio.sleep(2 * COUNTED_FOR)
+        assert engine.waiting == 0 and not engine.is_full()
+        last = asyncio.create_task(_asked(engine, ["d"]))
+        await asyncio.sleep(0)
+        work.gate.set()
+        assert [*await working, *await last] == [["A"], ["D"]]
+
+    work = Upper()
+    work.gate.clear()
+    with running(work, batch=1, queue=2) as engine:
+        asyncio.run(run(engine))
+    assert [texts for _, texts in work.batches] == [["a"], ["d"]]
 
 
 def test_a_request_larger_than_the_queue_is_done_when_nothing_waits():

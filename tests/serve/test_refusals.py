@@ -210,10 +210,12 @@ class Held:
 
 
 @contextmanager
-def holding(run: Path, *, deadline: float = 60.0, upload: float = 60.0) -> Iterator[tuple[Held, httpx.Client]]:
+def holding(
+    run: Path, *, deadline: float = 60.0, upload: float = 60.0, **how: Any
+) -> Iterator[tuple[Held, httpx.Client]]:
     """One of these, and a client of it; the gate is opened in the end."""
     held = Held(run, deadline)
-    with serving([held.served], replace(held.config, deadline=upload)) as url, client_of(url) as client:
+    with serving([held.served], replace(held.config, deadline=upload), **how) as url, client_of(url) as client:
         try:
             yield held, client
         finally:
@@ -229,10 +231,32 @@ def test_too_many_wait(runs):
         assert held.submitted.acquire(timeout=60)
         third = client.post("/translate", json=ASKED)
         assert third.status_code == 429 and int(third.headers["Retry-After"]) >= 1
+        assert third.json() == {"error": "too many requests wait for this model; try again in a second"}
+        assert client.post("/v1/completions", content=b"unread").json()["error"]["type"] == "rate_limit_error"
+        assert client.post("/detect", json={"q": "Print it."}).status_code == 200
+        refused = 'requests_total{path="/translate",status="429"} 1.0'
+        assert f"transduce_{refused}" in client.get("/metrics").text
         assert client.get("/health").status_code == client.get("/metrics").status_code == 200
         assert not first.done() and not second.done()
         held.gate.set()
         assert first.result().status_code == second.result().status_code == 200
+
+
+def test_a_full_queue_is_no_answer_to_who_lacks_the_token(runs):
+    shown = {"headers": {"Authorization": "Bearer sesame"}}
+    with holding(runs["mt"], token="sesame") as (held, client), ThreadPoolExecutor() as pool:
+        for _ in range(2):
+            pool.submit(client.post, "/translate", json=ASKED, **shown)
+            assert held.submitted.acquire(timeout=60) and held.began.wait(60)
+        assert client.post("/translate", json=ASKED).status_code == 401
+        assert client.post("/translate", json=ASKED, **shown).status_code == 429
+        held.gate.set()
+
+
+def test_an_offer_of_http_2_is_passed_over(http):
+    """Java's client offers it with its first request, body and all."""
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAARAAAAAAAIAAAAA"}
+    assert http.post("/translate", json=ASKED, headers=offer).status_code == 200
 
 
 def test_what_takes_too_long_is_dropped(runs):

@@ -196,6 +196,7 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
         log_config=None,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE,
         limit_concurrency=connection_limit(),
         timeout_graceful_shutdown=int(limits.deadline) + 5,

@@ -32,7 +32,7 @@ from transduce.data.features import FeatureExtractor
 from transduce.errors import InputError
 from transduce.report.record import Record, record
 from transduce.serve import ServeConfig, audio, completions, translation
-from transduce.serve.engine import Engine
+from transduce.serve.engine import Busy, Engine
 from transduce.serve.http import (
     TOKEN,
     VERBS,
@@ -73,6 +73,16 @@ WORK: dict[type, Any] = {
     Transcriber: audio.transcribe_sounds,
     Generator: completions.generate_texts,
 }
+
+WORK_PATHS = {
+    "/translate",
+    "/page/translate",
+    "/inference",
+    "/v1/completions",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+}
+"""What waits for a model."""
 
 router = APIRouter(tags=["server"])
 page = APIRouter(tags=["page"], responses=responses(PlainError))
@@ -132,7 +142,7 @@ def create_app(
     )
     app.state.server = state
     _measure_engines(runs, state.metrics)
-    app.add_middleware(_MeasureRequests, registry=state.metrics)
+    app.add_middleware(_MeasureRequests, state=state)
     if cors:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"]
@@ -141,7 +151,7 @@ def create_app(
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     for kind in (StarletteHTTPException, InputError, Exception):
         app.add_exception_handler(kind, _answer_error)
-    routers = (audio.router, audio.whisper, translation.router, translation.page)
+    routers = (translation.router, translation.page, audio.router, audio.whisper)
     for each in (*routers, completions.router, page, router):
         app.include_router(each)
     return app
@@ -169,8 +179,11 @@ async def _lifespan(
 
 
 async def _answer_error(request: Request, exception: Exception) -> Response:
-    error = http_error(exception)
-    return JSONResponse(error_body(request.url.path, error), error.status_code, error.headers)
+    return _error_response(request.scope["path"], http_error(exception))
+
+
+def _error_response(path: str, error: StarletteHTTPException) -> Response:
+    return JSONResponse(error_body(path, error), error.status_code, error.headers)
 
 
 @router.get("/health")
@@ -207,11 +220,14 @@ def _measure_engines(runs: Sequence[Served[Any]], registry: CollectorRegistry) -
 class _MeasureRequests:
     """Middleware that counts requests and their seconds.
 
-    It also answers HEAD as GET, whose body uvicorn leaves out.
+    It also answers HEAD as GET, whose body uvicorn leaves out, and refuses what would wait while
+    all queues are full before its body is read: under load, most requests are refused.
     """
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self.app = app
+        self.state = state
+        registry = state.metrics
         self.requests = Counter(
             "transduce_requests", "Requests answered.", ["path", "status"], registry=registry
         )
@@ -227,6 +243,7 @@ class _MeasureRequests:
         if scope.get("method") == "HEAD":
             scope = {**scope, "method": "GET"}
         began = monotonic()
+        refused = False
         status = 499  # nginx's status of a client that left before its answer
 
         async def send_measured(message: Message) -> None:
@@ -235,12 +252,22 @@ class _MeasureRequests:
             await send(message)
 
         try:
-            await self.app(scope, receive, send_measured)
+            if refused := self._is_refused(scope):
+                await _error_response(scope["path"], Busy())(scope, receive, send_measured)
+            else:
+                await self.app(scope, receive, send_measured)
         finally:
             if scope["type"] == "http":
-                path = getattr(scope.get("route"), "path", "other")
+                known = scope["path"] if refused else "other"
+                path = getattr(scope.get("route"), "path", known)
                 self.requests.labels(path, status).inc()
                 self.seconds.labels(path).observe(monotonic() - began)
+
+    def _is_refused(self, scope: Scope) -> bool:
+        """Whether it would wait, but all queues are full; a token is checked first."""
+        engines = [run.engine for run in self.state.runs]
+        is_work = not self.state.token and scope.get("path") in WORK_PATHS
+        return is_work and all(engine.is_full() for engine in engines)
 
 
 class RunInfo(BaseModel):

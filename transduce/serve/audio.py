@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from transduce.data.audio import audio_blocks
 from transduce.errors import InputError
 from transduce.serve import ServeConfig
-from transduce.serve.engine import END, Pieces, Request
+from transduce.serve.engine import END, Busy, Pieces, Request
 from transduce.serve.http import (
     TOKEN,
     Json,
@@ -104,7 +104,8 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
                 "times of words come from CTC, or from a Whisper's alignment_heads, but "
                 f"{run.name} has neither; leave them out",
             )
-        run.engine.check_room()
+        if run.engine.is_full():
+            raise Busy
         async with state.decoders:
             samples = await asyncio.to_thread(_decode, body.file, run.task, state.config)
     if body.stream:

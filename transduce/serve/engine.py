@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-import anyio
 from starlette.exceptions import HTTPException
 
 from transduce.errors import InputError
@@ -27,6 +26,9 @@ MAX_STREAMS = 4
 
 QUEUE_SHARE = 0.75
 """Share of the queue that one client's inputs count as at most."""
+
+COUNTED_FOR = 0.1
+"""Seconds until a full queue is counted again, as clients may have left."""
 
 Pieces = Generator[tuple[int, Any], None, None]
 """The number of an input with a piece of its output, of which END or an exception is the last."""
@@ -70,6 +72,7 @@ class Request:
         self.arrived = monotonic()
         self.extend(math.inf)
         self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self._pieces = asyncio.Queue[tuple[int, Any]]()
 
     @property
@@ -107,11 +110,13 @@ class Request:
         """Whether nobody waits for the outputs any more."""
         return self.cancelled or monotonic() > self.deadline
 
-    async def _next(self) -> tuple[int, Any]:
-        if not self._pieces.empty():
-            return self._pieces.get_nowait()
-        with anyio.fail_after(self.seconds):
-            return await self._pieces.get()
+    def _watch(self) -> None:
+        """Send Late at the deadline, which moves."""
+        left = self.deadline - monotonic()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._watch)
+        else:
+            self._pieces.put_nowait((0, Late()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
         """Yield the number of an input and a piece of its output, as they come; those of streams in
@@ -122,18 +127,19 @@ class Request:
             InputError: an input cannot be used.
         """
         n_open = len(self.inputs)
+        self._watch()
         try:
             while n_open:
-                i, piece = await self._next()
+                i, piece = await self._pieces.get()
                 if isinstance(piece, Exception):
                     raise piece
                 if piece is END:
                     n_open -= 1
                 else:
                     yield i, piece
-        except TimeoutError:
-            raise Late from None
         finally:
+            if self._timer:
+                self._timer.cancel()
             self.cancelled = True
 
 
@@ -156,6 +162,8 @@ class Engine(threading.Thread):
         """Those that wait to be computed beside it."""
         self._jobs: dict[Generator[None, None, None], Request] = {}
         """Batches and streams that are being computed, each with the request of its first input."""
+        self._load = self._counted = 0.0
+        """What waited at most when it was counted and came since, and that moment."""
         self._changed = threading.Condition()
         self._stopping = False
 
@@ -168,15 +176,20 @@ class Engine(threading.Thread):
     def _waiting(self) -> list[Request]:
         return [each for each in (*self._queue, *self._streams) if not each.expired]
 
-    def check_room(self, cost: int = 1) -> None:
-        """Raise Busy unless so much more fits into the queue.
-
-        An empty queue takes everything. A large request does not fill the queue for others.
-        """
+    def is_full(self, cost: int = 1) -> bool:
+        """Whether so much more does not fit into the queue; an empty queue takes everything."""
         capacity = self.config.queue * self.config.batch
-        waiting = [min(each.cost, QUEUE_SHARE * capacity) for each in self._waiting]
-        if waiting and sum(waiting) + cost > capacity:
-            raise Busy
+        if self._load + cost > capacity and monotonic() > self._counted + COUNTED_FOR:
+            self._count()
+        return 0 < self._load > capacity - cost
+
+    def _count(self) -> None:
+        self._load = sum(self._share(each) for each in self._waiting)
+        self._counted = monotonic()
+
+    def _share(self, request: Request) -> float:
+        """What a request takes of the queue; a large one does not fill it for others."""
+        return min(request.cost, QUEUE_SHARE * self.config.queue * self.config.batch)
 
     def submit(self, request: Request) -> AsyncIterator[tuple[int, Any]]:
         """Queue the inputs of a request, all or none, and return its `pieces`.
@@ -185,9 +198,11 @@ class Engine(threading.Thread):
             Busy: the queue is full.
         """
         with self._changed:
-            self.check_room(request.cost)
+            if self.is_full(request.cost):
+                raise Busy
             request.extend(self.config.deadline)
             (self._streams if request.stream else self._queue).append(request)
+            self._load += self._share(request)
             self._changed.notify()
         return request.pieces()
 
@@ -256,6 +271,7 @@ class Engine(threading.Thread):
             groups = self._take_streams() if self._streams else []
             if not batch_runs:
                 groups += self._take_batch()
+            self._count()
         for inputs in groups:
             self.on_batch(len(inputs))
             self._jobs[self._compute(inputs)] = inputs[0][0]
