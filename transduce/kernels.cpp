@@ -82,7 +82,7 @@ struct KVCache {
     float* past;
     int64_t* slots;
     const float* memory;
-    const int64_t *memory_slots, *memory_lengths;
+    int64_t *memory_slots, *memory_lengths;
     int64_t n_rows, n_slots, length, capacity, n_sentences, n_memory_slots, memory_length;
 };
 
@@ -103,6 +103,17 @@ struct Growth {
     const float* bias;
     Hypotheses going, ended;
     int64_t* going_parent;
+};
+
+// A greedy search of the rows of a cache, whose numbers are `rows`: row i of tokens (N, longest) has its first `length` tokens, and
+// ends with `eos`, or when it has bounds[i] tokens. `suppressed` ones never come; log_prob is null where nobody asks for it.
+struct GreedySearch {
+    const Linear* output;
+    const int64_t* suppressed;
+    int64_t n_suppressed, eos, longest, length;
+    const int64_t* bounds;
+    int64_t *tokens, *rows;
+    float* log_prob;
 };
 }
 
@@ -778,6 +789,97 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
     }
 }
 
+// The largest of n numbers; -inf where all are NaN.
+float largest_number(const float* x, int64_t n) {
+    Floats high[4];  // which do not wait for one another
+    std::fill(high, high + 4, Floats{} - INFINITY);
+    int64_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int c = 0; c < 4; c++) high[c] = larger(load(x + i + c * LANES), high[c]);
+    float largest = largest_of(larger(larger(high[0], high[1]), larger(high[2], high[3])));
+    for (; i < n; i++) largest = std::max(largest, x[i]);
+    return largest;
+}
+
+// The first place of a number that is among n.
+int64_t place_of(float number, const float* x, int64_t n) {
+    int64_t i = 0;
+    for (; i + WIDE <= n; i += WIDE) {
+        Ints equal = (load(x + i) == number) | (load(x + i + LANES) == number);
+        bool any = false;
+        for (int lane = 0; lane < LANES; lane++) any |= equal[lane] != 0;
+        if (any) break;
+    }
+    return std::find(x + i, x + n, number) - x;
+}
+
+// log of the sum of exp of n numbers, the largest of which is known.
+float log_sum_exp_of(const float* x, int64_t n, float largest) {
+    if (!std::isfinite(largest))  // the differences below would be NaN
+        return std::any_of(x, x + n, [](float each) { return std::isnan(each); }) ? NAN : largest;
+    Floats sums = {};
+    float sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) sums += bounded_exponential(load(x + i) - largest);
+    for (; i < n; i++) sum += std::exp(x[i] - largest);
+    return std::log(total(sums) + sum) + largest;
+}
+
+// The vectors x (n_rows, T, D) of T tokens of every row, with their positions; false if a token is not in the table.
+bool embed(const Embedding& table, const Positions& positions, const int64_t* tokens, int64_t n_rows, int64_t n_new, int64_t width,
+           float* x) {
+    for (int64_t m = 0; m < n_rows * n_new; m++, x += width) {
+        if (tokens[m] < 0 || tokens[m] >= table.rows) return false;
+        const float* vector = table.weight + tokens[m] * width;
+        const float* position = positions.added ? positions.added + m % n_new * width : nullptr;
+        for (int64_t i = 0; i < width; i++) x[i] = vector[i] * table.scale + (position ? position[i] : 0.0f);
+    }
+    return true;
+}
+
+// The likeliest next token of the rows first ... last - 1 of a greedy search, from their states.
+void choose(const GreedySearch& search, const float* states, int64_t first, int64_t last, int threads) {
+    constexpr int64_t BLOCK = 4 * ROWS;  // rows whose logits stay in the cache of the CPU
+    const int64_t vocabulary = search.output->outputs, width = search.output->inputs;
+    for (int64_t start = first; start < last; start += BLOCK) {
+        const int64_t n = std::min(BLOCK, last - start);
+        scratch.wide.resize(n * vocabulary);
+        linear(*search.output, states + start * width, n, scratch.wide.data(), false, threads);
+        for (int64_t m = 0; m < n; m++) {
+            float *row = scratch.wide.data() + m * vocabulary, largest = largest_number(row, vocabulary);
+            const int64_t number = search.rows[start + m];
+            const float normalizer = search.log_prob ? log_sum_exp_of(row, vocabulary, largest) : 0.0f;
+            for (int64_t i = 0; i < search.n_suppressed; i++) {
+                float& never = row[search.suppressed[i]];
+                if (never == largest) largest = NAN;
+                never = -INFINITY;
+            }
+            if (std::isnan(largest)) largest = largest_number(row, vocabulary);
+            const int64_t token = largest == -INFINITY ? 0 : place_of(largest, row, vocabulary);
+            search.tokens[number * search.longest + search.length] = token;
+            if (search.log_prob) search.log_prob[number] += row[token] - normalizer;
+        }
+    }
+}
+
+// Let the rows that have ended leave the search and the cache.
+void retire(GreedySearch& search, KVCache& cache) {
+    int64_t n = 0;
+    for (int64_t m = 0; m < cache.n_rows; m++) {
+        const int64_t number = search.rows[m];
+        if (search.tokens[number * search.longest + search.length - 1] == search.eos || search.length == search.bounds[number]) continue;
+        if (n < m) {
+            search.rows[n] = number;
+            std::copy_n(cache.slots + m * cache.capacity, cache.length, cache.slots + n * cache.capacity);
+            if (cache.memory) cache.memory_slots[n] = cache.memory_slots[m];
+            if (cache.memory_lengths) cache.memory_lengths[n] = cache.memory_lengths[m];
+        }
+        n++;
+    }
+    cache.n_rows = n;
+    if (cache.memory) cache.n_sentences = n;
+}
+
 }  // namespace
 
 extern "C" {
@@ -798,13 +900,7 @@ int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32
 // not in the vocabulary.
 int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding* table, const Positions* positions,
                        const int64_t* tokens, float* x, int64_t n_new, int32_t threads) {
-    const int64_t width = stack->d_model, n = cache->n_rows * n_new;
-    for (int64_t m = 0; m < n; m++) {
-        if (tokens[m] < 0 || tokens[m] >= table->rows) return 0;
-        const float* vector = table->weight + tokens[m] * width;
-        const float* position = positions->added ? positions->added + m % n_new * width : nullptr;
-        for (int64_t i = 0; i < width; i++) x[m * width + i] = vector[i] * table->scale + (position ? position[i] : 0.0f);
-    }
+    if (!embed(*table, *positions, tokens, cache->n_rows, n_new, stack->d_model, x)) return 0;
     const int64_t rows = cache->n_rows;
     const int outer = rows < 4 * threads ? 1 : threads;  // threads share rows, or the outputs of each product
     return guarded([&] {
@@ -814,6 +910,32 @@ int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding
             release_large_scratch();
         });
         return 1;
+    });
+}
+
+// Greedy search goes on for so many steps, or until all of its rows have ended; x (n_rows, D) is scratch. A row is a sentence.
+int32_t greedy_steps(const Stack* stack, KVCache* cache, const Embedding* table, const Positions* positions, GreedySearch* search,
+                     float* x, int64_t n_steps, int32_t threads) {
+    const int64_t width = stack->d_model;
+    Positions place = *positions;
+    return guarded([&] {
+        for (; n_steps > 0 && cache->n_rows; n_steps--) {
+            const int64_t rows = cache->n_rows;
+            const int outer = rows < 4 * threads ? 1 : threads;
+            parallel(outer, [&](int t) {
+                const int64_t first = rows * t / outer, last = rows * (t + 1) / outer;
+                for (int64_t m = first; m < last; m++)
+                    embed(*table, place, &search->tokens[search->rows[m] * search->longest + search->length - 1], 1, 1, width, x + m * width);
+                some_rows(*stack, *cache, place, x, 1, first, last, outer == 1 ? threads : 1);
+                choose(*search, x, first, last, outer == 1 ? threads : 1);
+                release_large_scratch();
+            });
+            search->length++, cache->length++;
+            retire(*search, *cache);
+            if (place.added) place.added += width;
+            if (place.cosines) place.cosines += stack->d_head / 2, place.sines += stack->d_head / 2;
+        }
+        return 0;
     });
 }
 
@@ -907,20 +1029,7 @@ void log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out,
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t m = 0; m < n; m++) {
         const float* row = logits + m * vocabulary;
-        Floats sums = {}, high[4];  // which do not wait for one another
-        std::fill(high, high + 4, Floats{} - INFINITY);
-        int64_t i = 0;
-        for (; i + 4 * LANES <= vocabulary; i += 4 * LANES)
-            for (int c = 0; c < 4; c++) high[c] = larger(load(row + i + c * LANES), high[c]);
-        float largest = largest_of(larger(larger(high[0], high[1]), larger(high[2], high[3]))), sum = 0;
-        for (; i < vocabulary; i++) largest = std::max(largest, row[i]);
-        if (!std::isfinite(largest)) {  // the differences below would be NaN
-            out[m] = std::any_of(row, row + vocabulary, [](float x) { return std::isnan(x); }) ? NAN : largest;
-            continue;
-        }
-        for (i = 0; i + LANES <= vocabulary; i += LANES) sums += bounded_exponential(load(row + i) - largest);
-        for (; i < vocabulary; i++) sum += std::exp(row[i] - largest);
-        out[m] = std::log(total(sums) + sum) + largest;
+        out[m] = log_sum_exp_of(row, vocabulary, largest_number(row, vocabulary));
     }
 }
 

@@ -168,6 +168,7 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     arguments = {
         "linear_map": [pointer, pointer, size, pointer, flag],
         "decoder_states": [*[pointer] * 6, size, flag],
+        "greedy_steps": [*[pointer] * 6, size, flag],
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
         "project_memory": [pointer, pointer, size, pointer, flag],
         "grow": [pointer, *[size] * 5, ctypes.c_float],
@@ -180,6 +181,7 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
         if name in (
             "linear_map",
             "decoder_states",
+            "greedy_steps",
             "encoder_states",
             "grow",
             "project_memory",

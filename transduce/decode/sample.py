@@ -13,6 +13,8 @@ from transduce.decode.beams import Hypothesis, length_penalty
 from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import (
+    GreedyDecoder,
+    ModelScorer,
     Places,
     Scorer,
     Scores,
@@ -180,17 +182,42 @@ class Sampler:
         self.scorer.reorder(rows)
         self.scorer.keep(rows)
 
+    def _let_engine_finish(self) -> None:
+        """Take all further steps in one call of the engine, where none of them needs Python."""
+        plain = self.constraints.only_suppress and not (self.sampling.temperature or self.ends)
+        if not (plain and self.running and type(self.scorer) is ModelScorer):
+            return
+        if not isinstance(self.scorer.model, GreedyDecoder):
+            return
+        new = self.tokens[:, self.n_prompt :]
+        bounds = ids_tensor([self.bounds[row] - new.size(1) for row in self.running], self.device)
+        rest = self.scorer.model.greedy(
+            self.tokens[:, -1],
+            bounds,
+            self.scorer.cache,
+            eos_id=self.constraints.eos_id,
+            suppressed=self.constraints.suppressed_ids,
+            log_prob=self.log_prob if self.score else None,
+        )
+        if rest is not None:
+            self.ended.append((self.running, torch.cat((new, rest), dim=1), self.log_prob))
+            self.running = []
+
     def run(self) -> list[Hypothesis]:
         """Step until all have ended; hypotheses in order, with scores of nan if not computed."""
         while self.running:
             self.step()
+            self._let_engine_finish()
         penalties = self.score or BeamConfig(alpha=0.0)
         hypotheses: dict[int, Hypothesis] = {}
         for rows, tokens, log_prob in self.ended:
             for row, ids, value in zip(rows, tokens.tolist(), log_prob.tolist(), strict=True):
-                finished = ids[-1] == self.constraints.eos_id
-                score = value / length_penalty(len(ids), penalties.alpha, penalties.length_offset)
-                hypotheses[row] = Hypothesis(ids[:-1] if finished else ids, value, score, finished)
+                ids = ids[: self.bounds[row]]
+                finished = self.constraints.eos_id in ids
+                out = ids[: ids.index(self.constraints.eos_id)] if finished else ids
+                n = len(out) + finished
+                score = value / length_penalty(n, penalties.alpha, penalties.length_offset)
+                hypotheses[row] = Hypothesis(out, value, score, finished)
         return [hypotheses[row] for row in sorted(hypotheses)]
 
     def run_by_sentence(self) -> list[list[Hypothesis]]:

@@ -80,6 +80,22 @@ class Decoder(Protocol):
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...
 
 
+@runtime_checkable
+class GreedyDecoder(Protocol):
+    """A decoder that takes all steps of a greedy search by itself, as CPUEngine does."""
+
+    def greedy(
+        self,
+        last: Tokens,
+        bounds: Int[Tensor, " N"],
+        cache: Any,
+        *,
+        eos_id: int | None,
+        suppressed: Places,
+        log_prob: Float[Tensor, " N"] | None,
+    ) -> Int[Tensor, "N L"] | None: ...
+
+
 class ModelScorer:
     """The scorer of one model; a step costs one position.
 

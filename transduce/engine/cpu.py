@@ -13,6 +13,7 @@ from transduce.engine.cache import KVCache
 from transduce.engine.stack import (
     CPUStack,
     EmbeddingStruct,
+    GreedyStruct,
     Matrix,
     address,
     vectors,
@@ -156,6 +157,55 @@ class CPUEngine:
         cache.advance(n_new)
         return x
 
+    def greedy(
+        self,
+        last: Int[Tensor, " N"],
+        bounds: Int[Tensor, " N"],
+        cache: KVCache | Cache,
+        *,
+        eos_id: int | None,
+        suppressed: Int[Tensor, " U"],
+        log_prob: Float[Tensor, " N"] | None,
+    ) -> Int[Tensor, "N L"] | None:
+        """Continue rows whose last token is not in the cache yet by their likeliest tokens; what
+        follows an end is the end. None where C++ does not compute the decoder.
+
+        Args:
+            bounds: the most tokens of each row.
+            suppressed: tokens that never come.
+            log_prob: of each row; the log-probabilities of its tokens are added to it.
+        """
+        if self.decoder is None or self.output is None or not isinstance(cache, KVCache):
+            return None
+        bounds, rows = 1 + bounds, torch.arange(len(last))
+        eos, longest = -1 if eos_id is None else eos_id, int(bounds.max())
+        tokens = last.new_full((len(last), longest), eos)
+        tokens[:, 0] = last
+        search = GreedyStruct(
+            ctypes.addressof(self.output.linear),
+            suppressed.data_ptr(),
+            len(suppressed),
+            eos,
+            longest,
+            1,
+            *(address(each) for each in (bounds, tokens, rows, log_prob)),
+        )
+        while len(rows):
+            past = self._fill(cache, None, len(rows), 1)
+            places, start = cache.struct(), cache.length
+            n_steps = min(places.capacity - places.length, longest - search.length)
+            positions = self.decoder.position_struct(start, start + n_steps)
+            structs = (self.decoder.struct, places, self.embedding, positions, search)
+            x = past.new_empty(len(rows), self.config.d_model)
+            required().greedy_steps(
+                *map(ctypes.byref, structs), x.data_ptr(), n_steps, torch.get_num_threads()
+            )
+            cache.advance(places.length - cache.stored)
+            rows = rows[: places.n_rows]
+            cache.reorder(torch.arange(len(rows)))
+            cache.keep(torch.arange(len(rows)))
+        return tokens[:, 1:]
+
     def _fill(self, cache: KVCache, memory: Memory | None, n_rows: int, n_new: int) -> Tensor:
         """Check the rows, make room for the new positions, and project the memory where it is not
         there yet."""
@@ -189,7 +239,7 @@ class CPUEngine:
         cache.memory_slots = torch.arange(n_sentences)
         cache.memory_lengths = memory.lengths
         if memory.lengths is not None:
-            cache.memory_lengths = memory.lengths.long().contiguous()
+            cache.memory_lengths = memory.lengths.to(torch.long, copy=True)
         pointers = ctypes.byref(self.decoder.struct), states.data_ptr(), n_sentences * length
         required().project_memory(*pointers, cache.memory.data_ptr(), torch.get_num_threads())
 

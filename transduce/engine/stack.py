@@ -145,6 +145,12 @@ CacheStruct = structure(
     **dict.fromkeys(("n_rows", "n_slots", "length", "capacity"), SIZE),
     **dict.fromkeys(("n_sentences", "n_memory_slots", "memory_length"), SIZE),
 )
+GreedyStruct = structure(
+    "GreedySearch",
+    **dict.fromkeys(("output", "suppressed"), POINTER),
+    **dict.fromkeys(("n_suppressed", "eos", "longest", "length"), SIZE),
+    **dict.fromkeys(("bounds", "tokens", "rows", "log_prob"), POINTER),
+)
 
 
 def norm_struct(norm: nn.Module | None) -> Any:
