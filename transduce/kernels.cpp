@@ -252,15 +252,15 @@ void tile(const float* x, const float* panel, int64_t inputs, float* y, int64_t 
     for (int r = 0; r < R; r++) write(sums[r], y + r * stride, bias, n, relu);
 }
 
-// Integers of 8 bits: inputs plus OFFSET times weights, PAIR of which one lane multiplies and adds in 32 bits. Unsigned inputs
+// Integers of 8 bits: inputs, LEAST or more, times weights, PAIR of which one lane multiplies and adds in 32 bits. Unsigned inputs
 // without VNNI: two products are first added in 16 bits, so |a + b| <= 128 must hold for neighbouring weights, as 255 * 128 < 2^15.
 constexpr int PAIR = 4;
 #if defined(__AVX2__)
 typedef uint8_t Rounded;
-constexpr int OFFSET = 128;
+constexpr int LEAST = 0;
 #else
 typedef int8_t Rounded;
-constexpr int OFFSET = 0;
+constexpr int LEAST = -128;
 #endif
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
 constexpr bool SATURATES = false;
@@ -295,13 +295,19 @@ inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
 
 int64_t padded(int64_t inputs) { return (inputs + PAIR - 1) / PAIR * PAIR; }
 
+// A number of a row is the difference of its integer and `zero`, times `scale`.
+struct RowScale {
+    float scale;
+    int32_t zero;
+};
+
 template <int R>
-void tile(const Rounded* x, const float* row_scale, const int8_t* panel, int64_t inputs, float* y, int64_t stride,
+void tile(const Rounded* x, const RowScale* rows, const int8_t* panel, int64_t inputs, float* y, int64_t stride,
           const float* scale, const int32_t* weight_sums, const float* bias, int64_t n, bool relu) {
     Ints sums[R][2];
     for (int half = 0; half < 2; half++)
         for (int r = 0; r < R; r++)
-            sums[r][half] = -OFFSET * *reinterpret_cast<const Ints*>(weight_sums + half * LANES);
+            sums[r][half] = -rows[r].zero * *reinterpret_cast<const Ints*>(weight_sums + half * LANES);
     for (int64_t k = 0; k < inputs; k += PAIR, panel += WIDE * PAIR) {
         Ints left = *reinterpret_cast<const Ints*>(panel), right = *reinterpret_cast<const Ints*>(panel + LANES * PAIR);
         for (int r = 0; r < R; r++) {
@@ -314,38 +320,37 @@ void tile(const Rounded* x, const float* row_scale, const int8_t* panel, int64_t
     for (int r = 0; r < R; r++) {
         Floats scaled[2];
         for (int half = 0; half < 2; half++)
-            scaled[half] = __builtin_convertvector(sums[r][half], Floats) * load(scale + half * LANES) * row_scale[r];
+            scaled[half] = __builtin_convertvector(sums[r][half], Floats) * load(scale + half * LANES) * rows[r].scale;
         write(scaled, y + r * stride, bias, n, relu);
     }
 }
 
-// Quantize a row to -127 ... 127; returns its scale, which is NaN if one of its numbers is.
-float quantize(const float* x, int64_t inputs, Rounded* rounded) {
-    Floats high = {}, sum = {};
+// Quantize a row, from its least number, or 0, to its largest, or 0; the scale is NaN if one of its numbers is.
+RowScale quantize(const float* x, int64_t inputs, Rounded* rounded) {
+    Floats high = {}, low = {}, sum = {};
     int64_t i = 0;
     for (; i + LANES <= inputs; i += LANES) {
-        Floats value = load(x + i), size = value < 0.0f ? -value : value;
-        high = size > high ? size : high;
+        Floats value = load(x + i);
+        high = larger(value, high), low = larger(-value, low);
         sum += value;
     }
-    float largest = 0;
-    for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, high[lane]);
-    float all = total(sum);
-    for (; i < inputs; i++) largest = std::max(largest, std::fabs(x[i])), all += x[i];
-    if (std::isnan(all)) {
-        std::fill(rounded, rounded + padded(inputs), static_cast<Rounded>(OFFSET));
-        return NAN;
+    float largest = largest_of(high), least = -largest_of(low), all = total(sum);
+    for (; i < inputs; i++) largest = std::max(largest, x[i]), least = std::min(least, x[i]), all += x[i];
+    float scale = std::max(largest / 254 - least / 254, 1.17549435e-38f / 254), factor = 1.0f / scale;  // 255 if both ends round up
+    if (std::isnan(all) || factor == 0) {
+        std::fill(rounded, rounded + padded(inputs), static_cast<Rounded>(LEAST));
+        return {NAN, LEAST};
     }
-    float scale = std::max(largest, 1.17549435e-38f) / 127.0f, factor = 1.0f / scale;
     if (!std::isfinite(factor)) factor = 0;
+    const int32_t zero = LEAST + static_cast<int32_t>(std::nearbyint(-least * factor));
     for (i = 0; i < inputs; i++) {
         float turned = x[i] * factor + 12582912.0f;  // rounds to even
         int32_t bits;
         std::memcpy(&bits, &turned, 4);
-        rounded[i] = static_cast<Rounded>(bits - 0x4B400000 + OFFSET);
+        rounded[i] = static_cast<Rounded>(bits - 0x4B400000 + zero);
     }
-    for (; i < padded(inputs); i++) rounded[i] = OFFSET;
-    return scale;
+    for (; i < padded(inputs); i++) rounded[i] = static_cast<Rounded>(zero);
+    return {scale, zero};
 }
 
 // body(value), of FIRST to MOST, where it is known when this is compiled.
@@ -357,7 +362,7 @@ void with_constant(int64_t value, Body body) {
 }
 
 // The outputs of some panels for n rows, in tiles of up to ROWS that are about equal, as a tile of one row waits for its sums.
-void some_panels(const Linear& map, const float* x, const Rounded* rounded, const float* row_scale, int64_t n, float* y,
+void some_panels(const Linear& map, const float* x, const Rounded* rounded, const RowScale* row_scale, int64_t n, float* y,
                  bool relu, int64_t first, int64_t last) {
     const int64_t inputs = rounded ? padded(map.inputs) : map.inputs;
     for (int64_t p = first; p < last; p++) {
@@ -383,7 +388,8 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
 
 // Scratch memory of a thread. It grows, and stays from call to call unless it is larger than KEPT bytes.
 struct Scratch {
-    std::vector<float> states, x, y, wide, scores, scale, keys, values;
+    std::vector<float> states, x, y, wide, scores, keys, values;
+    std::vector<RowScale> row_scales;
     std::vector<const float*> positions;
     std::vector<Rounded> rounded;
 };
@@ -392,7 +398,7 @@ constexpr size_t KEPT = 1 << 24;
 
 void release_large_scratch() {
     size_t bytes = scratch.rounded.capacity() * sizeof(Rounded);
-    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.scores, &scratch.scale,
+    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.scores,
                              &scratch.keys, &scratch.values})
         bytes += each->capacity() * sizeof(float);
     if (bytes > KEPT) scratch = Scratch();
@@ -433,13 +439,13 @@ int32_t guarded(Body body) {
 void linear(const Linear& map, const float* x, int64_t n, float* y, bool relu, int threads) {
     const int64_t n_panels = (map.outputs + WIDE - 1) / WIDE;
     const Rounded* rounded = nullptr;
-    const float* row_scale = nullptr;
+    const RowScale* row_scale = nullptr;
     if (map.scale) {
         const int64_t inputs = padded(map.inputs);
         scratch.rounded.resize(n * inputs);
-        scratch.scale.resize(n);
-        for (int64_t m = 0; m < n; m++) scratch.scale[m] = quantize(x + m * map.inputs, map.inputs, &scratch.rounded[m * inputs]);
-        rounded = scratch.rounded.data(), row_scale = scratch.scale.data();
+        scratch.row_scales.resize(n);
+        for (int64_t m = 0; m < n; m++) scratch.row_scales[m] = quantize(x + m * map.inputs, map.inputs, &scratch.rounded[m * inputs]);
+        rounded = scratch.rounded.data(), row_scale = scratch.row_scales.data();
     }
     // of few rows, reading the matrix takes the time; what is small is done before another thread wakes up
     if (std::max<int64_t>(n, 6) * map.inputs * map.outputs < (1 << 23)) threads = 1;
