@@ -236,13 +236,15 @@ inline void write(const Floats* sums, float* y, const float* bias, int64_t n, bo
     if (n < WIDE) write_some(row, y, bias, n, relu);
 }
 
+// `ahead`: how far behind its panel lies what is fetched meanwhile.
 template <int R>
-void tile(const float* x, const float* panel, int64_t inputs, float* y, int64_t stride, const float* bias, int64_t n,
-          bool relu) {
+void tile(const float* x, const float* panel, int64_t ahead, int64_t inputs, float* y, int64_t stride, const float* bias,
+          int64_t n, bool relu) {
     Floats sums[R][2];
     for (auto& both : sums) both[0] = both[1] = Floats{};
     for (int64_t k = 0; k < inputs; k++, panel += WIDE) {
         Floats left = load(panel), right = load(panel + LANES);
+        for (int i = 0; i < WIDE; i += 16) __builtin_prefetch(panel + ahead + i);
         for (int r = 0; r < R; r++) {
             float value = x[r * inputs + k];
             sums[r][0] += left * value;
@@ -375,8 +377,8 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
                 tile<R>(rounded + m * inputs, row_scale + m, static_cast<const int8_t*>(map.panels) + at * inputs, inputs,
                         out, map.outputs, map.scale + at, map.sums + at, bias, width, relu);
             else
-                tile<R>(x + m * inputs, static_cast<const float*>(map.panels) + at * inputs, inputs, out, map.outputs,
-                        bias, width, relu);
+                tile<R>(x + m * inputs, static_cast<const float*>(map.panels) + at * inputs, m == 0 ? WIDE * inputs : 0, inputs,
+                        out, map.outputs, bias, width, relu);
         };
         for (int64_t m = 0, rows; m < n; m += rows) {
             const int64_t tiles = (n - m + ROWS - 1) / ROWS;
@@ -510,9 +512,9 @@ void scores_of(const float* query, const float* const* positions, int64_t key, i
     Ints lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
     for (int64_t i = 0; i < n; i += LANES) {
-        Floats products[LANES] = {};
-        for (int64_t j = 0; j < LANES && i + j < n; j++) {
-            const float* x = positions[i + j] + key;
+        Floats products[LANES];
+        for (int64_t j = 0; j < LANES; j++) {
+            const float* x = positions[std::min(i + j, n - 1)] + key;
             Floats product = {};
             int64_t at = 0;
             for (; at < whole; at += LANES) product += load(query + at) * load(x + at);
