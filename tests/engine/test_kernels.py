@@ -54,13 +54,27 @@ def test_a_product_is_that_of_pytorch(shape, n_threads, rng):
     assert torch.equal(products[0], products[1].view(3, 2, n_out))
 
 
-def integers(*shape: int, largest: int = 127, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Rows of integers up to `largest` which each have 127, the first row as many as may be, and scales for them that are
-    powers of two."""
-    rows = torch.randint(-largest, largest + 1, shape, generator=rng)
+def powers_of_two(n: int, rng: torch.Generator) -> Tensor:
+    return 2.0 ** torch.randint(-9, 9, (n, 1), generator=rng)
+
+
+def weights(n_out: int, n_in: int, largest: int, rng: torch.Generator) -> Tensor:
+    """Rows of integers up to `largest` which each have 127, the first row as many as may be."""
+    rows = torch.randint(-largest, largest + 1, (n_out, n_in), generator=rng)
     rows[:1] = largest
-    rows[..., :2] = torch.tensor([127, 127 if largest == 127 else 0])[: shape[-1]]
-    return rows, 2.0 ** torch.randint(-9, 9, (*shape[:-1], 1), generator=rng)
+    rows[..., :2] = torch.tensor([127, 127 if largest == 127 else 0])[:n_in]
+    return rows
+
+
+def inputs(n: int, n_in: int, rng: torch.Generator) -> Tensor:
+    """Rows of integers, of which each has its least number of -254 to 0, and one that is larger by 254; the first row has as
+    many 254 as may be."""
+    least = torch.randint(-254, 1, (n, 1), generator=rng)
+    least[:1] = 0
+    rows = least + torch.randint(255, (n, n_in), generator=rng)
+    rows[:1] = 254
+    rows[:, :2] = torch.cat((least, least + 254), dim=1)[:, :n_in]
+    return rows
 
 
 @needs_cpp
@@ -68,7 +82,8 @@ def integers(*shape: int, largest: int = 127, rng: torch.Generator) -> tuple[Ten
 def test_int8_is_the_product_of_integers(shape, n_threads, rng):
     n, n_out, n_in = shape
     largest = 63 if constant("saturates") else 127  # pairs of weights are then at most 127
-    (x_int, x_scale), (w_int, w_scale) = integers(n, n_in, rng=rng), integers(n_out, n_in, largest=largest, rng=rng)
+    x_int, w_int = inputs(n, n_in, rng), weights(n_out, n_in, largest, rng)
+    x_scale, w_scale = powers_of_two(n, rng), powers_of_two(n_out, rng)
     bias = torch.randn(n_out, generator=rng)
     exact = (x_int.double() @ w_int.double().T) * x_scale * w_scale.T
     product, biased = (Matrix(w_int * w_scale, each, int8=True) for each in (None, bias))
