@@ -1032,18 +1032,19 @@ int32_t grow(const Growth* growth, int64_t n_sentences, int64_t n_active, int64_
 }
 
 // log of the sum of exp of every row.
-void log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out, int32_t threads) {
+int32_t log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out, int32_t threads) {
     if (n * vocabulary < (1 << 18)) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t m = 0; m < n; m++) {
         const float* row = logits + m * vocabulary;
         out[m] = log_sum_exp_of(row, vocabulary, largest_number(row, vocabulary));
     }
+    return 0;
 }
 
 // The n largest of scores (A * K, V) + offset (A, K) of every one of A sentences, largest first, and among equal ones the
 // first: values, tokens, and which of its K rows. Where there are fewer, the rest is -inf.
-void top_k(const float* scores, const float* offset, int64_t n_sentences, int64_t n_rows, int64_t vocabulary, int64_t n,
+int32_t top_k(const float* scores, const float* offset, int64_t n_sentences, int64_t n_rows, int64_t vocabulary, int64_t n,
                float* values, int64_t* tokens, int64_t* rows, int32_t threads) {
     if (n_sentences * n_rows * vocabulary < (1 << 18)) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
@@ -1073,5 +1074,6 @@ void top_k(const float* scores, const float* offset, int64_t n_sentences, int64_
             for (; v < vocabulary; v++) offer(v);
         }
     }
+    return 0;
 }
 }

@@ -177,16 +177,7 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     }
     for name, types in arguments.items():
         function = getattr(kernels, name)
-        function.argtypes, function.restype = types, None
-        if name in (
-            "linear_map",
-            "decoder_states",
-            "greedy_steps",
-            "encoder_states",
-            "grow",
-            "project_memory",
-        ):  # these take memory
-            function.restype, function.errcheck = flag, _checked
+        function.argtypes, function.restype, function.errcheck = types, flag, _checked
     return kernels
 
 

@@ -2,59 +2,22 @@
 
 import logging
 import os
-from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int, Shaped
-from torch import Tensor
 
 from transduce.engine.cpu import CPUEngine
 from transduce.errors import InputError
 from transduce.kernels import library, origin
-from transduce.model.config import TransformerConfig
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Transformer
 
 logger = logging.getLogger("transduce")
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """Computes what a Transformer computes. A Transformer is the engine whose name is "layers"."""
-
-    config: TransformerConfig
-    vocab_size: int
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def encode(
-        self,
-        source: Shaped[Tensor, "B S *F"] | None,
-        source_lengths: Int[Tensor, " B"] | None = None,
-    ) -> Memory: ...
-
-    def new_cache(self) -> Any: ...
-
-    def decoder_states(
-        self,
-        target_in: Int[Tensor, "N T"],
-        *,
-        memory: Memory | None = None,
-        cache: Any = None,
-    ) -> Float[Tensor, "N T D"]: ...
-
-    def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...
-
-    def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]: ...
+Engine = Transformer | CPUEngine
+"""What computes a model; a Transformer's own layers are the engine whose name is "layers"."""
 
 
-def engine_for(model: Transformer, *, int8: bool = False) -> Transformer | CPUEngine:
+def engine_for(model: Transformer, *, int8: bool = False) -> Engine:
     """The fastest engine that supports this model; a line of the log says why C++ does not compute
     it.
 
