@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from recipes.translation import SETTINGS
 from tests.test_run import tiny
+from transduce.experiment.command import with_files
 from transduce.model.config import Frames, StackConfig
 from transduce.run import Run, load_run, open_run
 from transduce.tasks.config import SearchConfig
@@ -63,11 +65,23 @@ def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_p
         "use the version that wrote it"
     )
     plain["model"]["encoder"]["input"]["conv_dims"] = 1
-    for place, name, value in (("decoding", "coverage_penalty", 0.2), ("decoding", "shortlist", True)):
-        with_value = plain["experiment"] | {place: {name: value}}
-        path.write_text(json.dumps(plain | {"experiment": with_value}))
-        with pytest.raises(ValueError, match=f" must have {name}=(0|False), as this version has no such field, but "):
-            load_run(tmp_path / "run")
+    penalized = plain["experiment"] | {"decoding": {"coverage_penalty": 0.2}}
+    path.write_text(json.dumps(plain | {"experiment": penalized}))
+    with pytest.raises(ValueError, match=" must have coverage_penalty=0, as this version has no such field, but "):
+        load_run(tmp_path / "run")
+
+
+def test_a_run_whose_training_had_a_field_of_an_earlier_version_is_used_and_not_trained_on(tmp_path):
+    experiment = {"bpe_dropout": 0.1, "shortlist": True, "decoding": {"shortlist": True}}
+    with open_run(tmp_path / "run", Run(tiny(), {"decoding": {}}, None, None)):
+        pass
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"experiment": experiment}))
+    assert run_decoding(tmp_path / "run", load_run(tmp_path / "run"), SearchConfig) == SearchConfig()
+    with pytest.raises(ValueError, match=r"bpe_dropout"), open_run(tmp_path / "run", Run(tiny(), {}, None, None)):
+        pass
+    with pytest.raises(ValueError, match=r" must have bpe_dropout=0, as this version has no such field, but "):
+        with_files(SETTINGS["commands"][1], [path])
 
 
 def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):

@@ -114,29 +114,41 @@ REMOVED = {
     "conv_dims": (1,),
     "interctc_column": (None,),
     "compile_layers": (False, True),
-    "shortlist": (False,),
+    "shortlist": (False, True),
     "coverage_penalty": (0,),
     "bpe_dropout": (0,),
 }
 """Fields of earlier versions, with the values of which a run can do without them."""
 
+TRAINED_WITH = ("interctc_column", "compile_layers", "bpe_dropout")
+"""Those that only a training reads."""
 
-def without_removed(plain: dict[str, Any], origin: str) -> dict[str, Any]:
+
+def without_removed(
+    plain: dict[str, Any], origin: str, *, is_trained: bool = False
+) -> dict[str, Any]:
     """A configuration without the fields of earlier versions.
+
+    Args:
+        is_trained: it is that of a run which is there, in which fields that only a training reads
+            stay where they have other values than this version knows.
 
     Raises:
         InputError: such a field has another value than this version knows.
     """
+    free = TRAINED_WITH if is_trained else ()
     for name, allowed in REMOVED.items():
-        if name in plain and plain[name] not in allowed:
+        if name in plain and plain[name] not in allowed and name not in free:
             raise InputError(
                 f"{origin} must have {name}={shown(allowed[0])}, as this version has no such "
                 f"field, but it has {name}={plain[name]!r:.60}; use the version that wrote it"
             )
     return {
-        name: without_removed(value, origin) if isinstance(value, dict) else value
+        name: without_removed(value, origin, is_trained=is_trained)
+        if isinstance(value, dict)
+        else value
         for name, value in plain.items()
-        if name not in REMOVED
+        if name not in REMOVED or value not in REMOVED[name]
     }
 
 

@@ -182,7 +182,7 @@ def _read_config(path: Path) -> dict[str, Any]:
                 f"{path} must have an object {name!r}, but {value}; copy the whole run directory "
                 "again"
             )
-    return without_removed(plain, str(path))
+    return without_removed(plain, str(path), is_trained=True)
 
 
 def _check_sizes(path: Path, run: Run) -> None:

@@ -321,7 +321,7 @@ def like_run(x: ExperimentT, run: Path) -> ExperimentT:
     if not path.is_file():
         return x
     try:
-        plain = without_removed(json.loads(path.read_text("utf-8")), str(path))
+        plain = without_removed(json.loads(path.read_text("utf-8")), str(path), is_trained=True)
         names = [name for name in ("model", "features") if name in plain and hasattr(x, name)]
         like = changed(x, {name: plain[name] for name in names})
     except (ValueError, TypeError, RecursionError) as error:
