@@ -17,6 +17,7 @@ from tests.runs import ENGLISH, RATE, sentences, sound
 from tests.serve.conftest import served_of, serving
 from transduce.decode.sample import Sampler
 from transduce.tasks.config import GenerationConfig
+from transduce.tasks.markup import translate_markup
 
 
 def wav(text: str, *, seed: int = 0) -> bytes:
@@ -146,6 +147,16 @@ def test_a_glossary_of_a_request(http, offline):
     assert given == offline["mt"](asked["q"].split("\n"), glossary={"letter": "Epistel"}) and given[0] == plain[0]
     refused = http.post("/translate", json={**asked, "glossary": {"": "a"}})
     assert refused.status_code == 400 and "one is blank" in refused.text
+
+
+def test_markup_of_a_request(http, offline):
+    """Several texts with alternatives; one without any text."""
+    texts = ["<p>Print <b>it</b>.</p><p>Open the <a href='x'>old</a> letter.</p>", "<br>", "Print it. &amp; go"]
+    asked = {"q": texts, "source": "en", "target": "de", "format": "html", "alternatives": 1}
+    found = http.post("/translate", json=asked).json()
+    for text, best, (second,) in zip(texts, found["translatedText"], found["alternatives"], strict=True):
+        assert best == translate_markup(offline["mt"], text, "html", n_best=2)
+        assert second.count("<a href='x'>") >= text.count("<a href='x'>") and (second != best or text == "<br>")
 
 
 def test_completions(client, offline):

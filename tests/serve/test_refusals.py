@@ -53,8 +53,8 @@ def prompts(**fields: object) -> dict[str, object]:
          "a request may have 10000 characters, but it has 11000; ask for less"),
         ("/translate", {"json": {**ASKED, "q": ["a"] * 129}}, 400,
          "a request may have 128 lines, but it has 129; ask for less"),
-        ("/translate", {"json": {**ASKED, "format": "html"}}, 400,
-         "format must be text, but it is 'html'; send text without markup"),
+        ("/translate", {"json": {**ASKED, "format": "xml"}}, 400,
+         "format must be text or html, but it is 'xml'; send one of them"),
         ("/translate", {"json": {"q": "a"}}, 400, "target is missing; send it"),
         ("/translate", {"content": b"[" * 5000, "headers": {"content-type": "application/json"}}, 400,
          "the body must be an object of JSON, or a form, but it cannot be read as such (recursion limit exceeded at line 1 "

@@ -2,9 +2,10 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import UseAppendAction, arg
@@ -24,6 +25,8 @@ from transduce.cli.common import (
     interact,
     lines_or_errors,
     local,
+    read_side,
+    side_name,
     with_phrases,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
@@ -71,9 +74,10 @@ class TranslationOutput:
 
     scores: Common[bool] = False
     """Put its score and a tab before each translation: log-probability over length penalty."""
-    format: Common[Literal["text", "json"]] = "text"
+    format: Common[Literal["text", "json", "html", "srt", "vtt"]] = "text"
     """text: a line per translation. json: an object per line, with its source and its n best
-    outputs."""
+    outputs. html, srt, vtt: what comes in and out, with its tags, carried over by alignment, and
+    its times."""
     alignments: Common[bool] = False
     """Put a tab and pairs such as 0-0 1-2 behind each translation, or them into json: the number of
     a source word, and that of the word written from it; for carrying markup over, or for seeing
@@ -129,6 +133,14 @@ def translate(
         output=output,
         columns=columns,
     )
+    if output.format in ("html", "srt", "vtt"):
+        others = (interactive, output.scores, output.alignments, columns, division.output)
+        if any((*others, division.part, division.workers, search.settings.get("n_best", 1) > 1)):
+            raise InputError(
+                f"a text in {output.format} is translated in one piece to standard output, so give "
+                "--format alone or with settings of the search"
+            )
+        return job.print_markup(files or [STDIN])
     if interactive:
         translator = job.load()
 
@@ -165,6 +177,18 @@ class Translation(SearchJob):
         from transduce.tasks.translate import Translator
 
         return self.loaded(Translator)
+
+    def print_markup(self, files: Sequence[Path]) -> None:
+        """Translate files of HTML or subtitles; InputError names one that is none."""
+        from transduce.tasks.markup import translate_markup
+
+        translator = self.load()
+        for file in files:
+            text = "".join(f"{line}\n" for line in read_side(file))
+            try:
+                sys.stdout.write(translate_markup(translator, text, self.output.format))
+            except InputError as error:
+                raise InputError(f"{side_name(file)}: {error}") from error
 
     def rows(
         self,

@@ -27,6 +27,8 @@ from transduce.serve.http import (
     read_body,
     responses,
 )
+from transduce.tasks.base import Details
+from transduce.tasks.markup import Fragment, joined, parse_html
 from transduce.tasks.outputs import Output
 from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.translate import Translator
@@ -190,25 +192,35 @@ async def translate(http: fastapi.Request, state: State) -> Json:
     query = await read_body(http, state, TranslationBody)
     texts = [query.q] if isinstance(query.q, str) else query.q
     check_bound(sum(map(len, texts)), state.config.characters, "characters")
-    if query.format != "text":
+    if query.format not in ("text", "html"):
         raise HTTPException(
-            400, f"format must be text, but it is {query.format[:20]!r}; send text without markup"
+            400, f"format must be text or html, but it is {query.format[:20]!r}; send one of them"
         )
     source = _only_source(state, query.target) if query.source == "auto" else query.source
     translators = _translators(state)
     pair = Languages(source, query.target)
     _check_pair(pair, translators)
-    lines = [LINE_END.split(text) for text in texts]
+    is_html = query.format == "html"
+    parsed = [parse_html(text) if is_html else LINE_END.split(text) for text in texts]
+    lines = [
+        [each.source for each in text if isinstance(each, Fragment)] if is_html else text
+        for text in parsed
+    ]
     flat = [line for text in lines for line in text]
     check_bound(len(flat), state.config.texts, "lines")
     n_best = 1 + query.alternatives
-    kind = TranslationRequest(pair, n_best, glossary=tuple(query.glossary.items()))
+    terms = tuple(query.glossary.items())
+    kind = TranslationRequest(pair, n_best, alignments=is_html, glossary=terms)
     request = Request(flat, kind, [n_best] * len(flat))
     outputs = iter(await translators[pair].engine.outputs(request))
     answer = defaultdict[str, list[Any]](list)
-    for text in lines:
-        columns = zip(*([output.text for output, _ in next(outputs)[0]] for _ in text), strict=True)
-        best, *others = ["\n".join(column) for column in columns]
+    for pieces, text in zip(parsed, lines, strict=True):
+        rows = [[output for output, _ in next(outputs)[0]] for _ in text]
+        columns = list(zip(*rows, strict=True)) or [()] * n_best
+        best, *others = [
+            joined(pieces, iter(column)) if is_html else "\n".join(each.text for each in column)
+            for column in columns
+        ]
         answer["translatedText"].append(best)
         if query.alternatives:
             answer["alternatives"].append(others)
@@ -341,6 +353,7 @@ class TranslationRequest:
     languages: Languages
     n_best: int = 1
     attention: bool = False
+    alignments: bool = False
     glossary: Terms = ()
     """Instead of the run's."""
 
@@ -351,7 +364,9 @@ def translate_lines(
     """Yield the n best translations of every line in one piece: pairs of output and attention."""
     translator = translators[request.languages]
     glossary = request.glossary or translator.decoding.glossary
-    for i, outputs in translator.stream(lines, n_best=request.n_best, glossary=glossary):
+    details = Details(alignments=request.alignments)
+    n_best = request.n_best
+    for i, outputs in translator.stream(lines, details=details, n_best=n_best, glossary=glossary):
         maps = [
             _attention(translator, lines[i], output) if request.attention else None
             for output in outputs

@@ -1,0 +1,134 @@
+"""HTML and subtitles: what is translated, where tags come, and what stays as it is."""
+
+import random
+from html.parser import HTMLParser
+
+import pytest
+
+import transduce as td
+from transduce.cli.main import main
+from transduce.tasks.markup import Fragment, joined, parse, translate_markup
+from transduce.tasks.outputs import Output, WordAlignment
+
+HTML = """<!DOCTYPE html>
+<p class="x" title="a > b">Print <b>it</b>, please &amp; now.</p>
+<style>p > a {}</style><p>Open the <a href="/x?a=1&amp;b=2">old <i>letter</i></a>.</p>
+<li translate="no">Keep <b>me</b> &amp; him</li><p>Use <code>a &lt; b</code> here<br/>and <img src=x> there<!-- c --></p>
+"""
+
+
+def shouted(fragment: Fragment, order: list[int] | None = None) -> Output:
+    """Its words in capitals, in another order."""
+    words = fragment.source.split()
+    order = order or [*range(len(words))]
+    alignment = WordAlignment(words, words, [(place, n) for n, place in enumerate(order)])
+    return Output(" ".join(words[i].upper() for i in order), alignment=alignment)
+
+
+def translated(text: str, format: str = "html", order: list[int] | None = None) -> str:
+    pieces = parse(text, format)
+    return joined(pieces, (shouted(piece, order) for piece in pieces if isinstance(piece, Fragment)))
+
+
+def test_words_change_and_all_else_stays():
+    want = """<!DOCTYPE html>
+<p class="x" title="a > b">PRINT <b>IT</b>, PLEASE &amp; NOW.</p>
+<style>p > a {}</style><p>OPEN THE <a href="/x?a=1&amp;b=2">OLD <i>LETTER</i></a>.</p>
+<li translate="no">Keep <b>me</b> &amp; him</li><p>USE <code>a &lt; b</code> HERE<br/>AND <img src=x> THERE<!-- c --></p>
+"""
+    assert translated(HTML) == want
+    for text in ("", " \n", "<p></p>", "1", "<b></b>", "1 &lt; 2", "<!-- a -->", "<p>\n  <b> </b>\n</p>"):
+        assert translated(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "order", "want"),
+    [
+        ("<b>a b</b> c d.", [2, 3, 0, 1], "C D. <b>A B</b>"),
+        ("<b>a b</b> c d", [2, 0, 3, 1], "C <b>A</b> D <b>B</b>"),
+        ("a <b>b <i>c</i></b> d", [3, 2, 1, 0], "D <b><i>C</i> B</b> A"),
+        ("see <a>b</a>.", [1, 0], "<a>B</a>. SEE"),
+        ("a <img> b", [1, 0], "<img> B A"),
+        ("a <b></b> b", [0, 1], "A <b></b> B"),
+        ("a</b> b", [1, 0], "</b> B A"),
+        ("<b><i>a</b> b</i>", [0, 1], "<b><i>A</i></b> <i>B</i>"),
+    ],
+)
+def test_tags_wrap_the_words_that_were_written_from_theirs(text, order, want):
+    assert translated(text, order=order) == want
+
+
+class Nesting(HTMLParser):
+    """Fails where an element ends that is not the innermost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.seen.add(str(attrs))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_alignment_tags_are_nested_and_none_is_lost(seed):
+    """Python's own parser reads the translation: its words in their order, every element at least once."""
+    rng = random.Random(seed)
+    numbers = iter(range(99))
+
+    def tree(depth: int) -> str:
+        parts = []
+        for _ in range(rng.randint(1, 4)):
+            inner = tree(depth - 1) if depth and rng.random() < 0.6 else f"w{next(numbers)}"
+            name = rng.choice(["a", "b", "span"])
+            parts.append(inner if rng.random() < 0.5 else f'<{name} id="{next(numbers)}">{inner}</{name}>')
+        return " ".join(parts)
+
+    text = tree(3)
+    (fragment,) = (piece for piece in parse(text, "html") if isinstance(piece, Fragment))
+    order = rng.choices(
+        range(len(fragment.source.split())), k=rng.randint(1, 12)
+    )  # words may be missing, or come twice
+    before, after = Nesting(), Nesting()
+    before.feed(text)
+    after.feed(fragment.translated(shouted(fragment, order)))
+    assert before.open == after.open == [] and before.seen == after.seen
+    assert after.text.split() == [fragment.source.split()[i].upper() for i in order]
+
+
+SRT = "1\r\n00:00:01,000 --> 00:00:02,500\r\nPrint\r\n<i>it</i> & go\r\n\r\n2\r\n00:00:03,000 --> 00:00:04,000\r\n\r\n3\r\n00:00:05,000 --> 00:00:06,000\r\nBye\r\n"
+VTT = "WEBVTT\n\nNOTE a b\n\nx\n00:01.000 --> 00:02.000 align:start\n<v Ann>a <00:01.500>b & c\nd\n\n\n00:03.000 --> 00:04.000\nBye"
+
+
+def test_subtitles_keep_their_times_and_a_cue_is_one_text():
+    assert translated(SRT, "srt") == SRT.replace("Print\r\n<i>it</i> & go", "PRINT <i>IT</i> & GO").replace(
+        "Bye", "BYE"
+    )
+    want = VTT.replace("a <00:01.500>b & c\nd", "A B &amp; C D").replace("Bye", "BYE")
+    assert translated(VTT, "vtt") == want
+    assert translated("", "srt") == translated("", "vtt") == ""
+    with pytest.raises(ValueError, match=r"^subtitles have times .* none behind 'Hello'; leave out --format"):
+        translated("Hello", "srt")
+
+
+def test_the_command_line_translates_markup(text_run, tmp_path, capsys):
+    (tmp_path / "in.html").write_text(HTML, "utf-8")
+    (tmp_path / "in.srt").write_bytes(SRT.encode())
+    translator = td.load(text_run)
+    for name, text in (("html", HTML), ("srt", SRT)):
+        command = ["translate", str(text_run), str(tmp_path / f"in.{name}"), "--format", name, "--device", "cpu"]
+        assert main(command) == 0
+        assert capsys.readouterr().out == translate_markup(translator, text.replace("\r\n", "\n"), name)
+        for more in (["--n-best", "2"], ["--alignments"], ["--output", str(tmp_path / "out")], ["--prefix"]):
+            assert main([*command, *more]) == 2
+            assert f"a text in {name} is translated in one piece" in capsys.readouterr().err
+    assert main(["translate", str(text_run), str(tmp_path / "in.html"), "--format", "srt"]) == 2
+    assert f"{tmp_path / 'in.html'}: subtitles have times" in capsys.readouterr().err

@@ -1,0 +1,172 @@
+"""Texts in markup, HTML and subtitles: which parts are translated, and tags carried over by
+alignment."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape, unescape
+from typing import Any
+
+from transduce.errors import InputError
+from transduce.tasks.outputs import Output
+from transduce.tasks.translate import Translator
+
+INLINE = re.compile(
+    "a|abbr|b|bdi|bdo|c|cite|code|data|del|dfn|em|font|i|img|ins|kbd|label|lang|mark|q|ruby|s|samp"
+    "|small|span|strike|strong|sub|sup|time|tt|u|v|var|wbr|!--"
+)
+"""Elements inside of a sentence, and comments; any other element ends a sentence."""
+
+OPAQUE = "code|kbd|pre|samp|script|style|textarea|var"
+"""Elements whose text is not translated, beside those with translate="no"."""
+
+ATTRIBUTES = r"""(?:"[^"]*"|'[^']*'|[^"'<>])*"""
+
+MARKUP = re.compile(
+    rf"<({OPAQUE})\b{ATTRIBUTES}>.*?</\1\s*>"
+    rf"|<([a-z]\w*)\b(?=[^>]*\stranslate=[\"']?no\b){ATTRIBUTES}>.*?</\2\s*>"
+    rf"|<(!--).*?-->|<(/?[a-z][\w:.-]*){ATTRIBUTES}>|<([!?]){ATTRIBUTES}>",
+    re.DOTALL | re.IGNORECASE,
+)
+
+MARKS = re.compile(r"[^\w\s]*$")
+"""Punctuation at the end of a word."""
+
+TIME_TAG = re.compile(r"<[\d:.]+>")
+"""The time of a word in a WebVTT cue, which no translation keeps."""
+
+
+@dataclass(eq=False)
+class Tag:
+    """Markup at characters of a source: around those from `start` to `stop`, or at one place."""
+
+    opening: str
+    start: int
+    stop: int = -1
+    closing: str = ""
+
+
+@dataclass
+class Fragment:
+    """A text to translate, with its tags, outer ones first."""
+
+    text: str = ""
+    tags: list[Tag] = field(default_factory=list)
+    escaped: bool = True
+    """Whether special characters of the translation become entities."""
+
+    @property
+    def source(self) -> str:
+        """The text as one line."""
+        return " ".join(self.text.split())
+
+    def translated(self, output: Output) -> str:
+        """The translation, with each tag around the words that were written from those that it
+        wraps. One that wraps none stands before the word that was written from the nearest."""
+        spans = [word.span() for word in re.finditer(r"\S+", self.text)]
+        words = output.text.split()
+        origin = {n: place for place, n in output.alignment.pairs} if output.alignment else {}
+        sources = [min(origin.get(n, 0), len(spans) - 1) for n in range(len(words))]
+        around = [
+            [tag for tag in self.tags if spans[i][0] < tag.stop and tag.start < spans[i][1]]
+            for i in sources
+        ]
+        alone = [""] * (len(words) + 1)
+        for tag in self.tags:
+            if not any(tag in tags for tags in around):
+                behind = sum(stop <= tag.start for _, stop in spans)
+                near = sorted(range(len(words)), key=lambda n: abs(sources[n] - behind))
+                place = near[0] if near and behind < len(spans) else len(words)
+                gap = self.text[tag.start : tag.start + 1].isspace()
+                alone[place] += tag.opening + tag.closing + " " * gap
+        parts = [""]
+        opened = list[Tag]()
+        for n, tags in enumerate([*around, []]):
+            same = sum(opened[: k + 1] == tags[: k + 1] for k in range(min(len(opened), len(tags))))
+            parts[-1] = self._closed(parts[-1], opened[same:])
+            word = "".join(words[n : n + 1])
+            opening = "".join(tag.opening for tag in tags[same:])
+            parts.append(alone[n] + opening + (escape(word, quote=False) if self.escaped else word))
+            opened = tags
+        left, right = (re.findall(space, self.text)[0] for space in (r"^\s*", r"\s*$"))
+        return left + " ".join(parts[1:-1]) + parts[-1] + right
+
+    def _closed(self, word: str, tags: Sequence[Tag]) -> str:
+        """The word with the ends of tags, before its punctuation where they were in the source."""
+        inside = any(re.match(r"[^\w\s]", self.text[tag.stop :]) for tag in tags)
+        cut = len(MARKS.sub("", word)) if inside else len(word)
+        return word[:cut] + "".join(tag.closing for tag in reversed(tags)) + word[cut:]
+
+
+def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
+    """HTML as fragments to translate and what is between them."""
+    pieces: list[str | Fragment] = []
+    fragment = Fragment(escaped=escaped)
+    opened: list[tuple[str, Tag]] = []
+    begin = at = 0
+    for match in MARKUP.finditer(f"{text}<!>"):
+        fragment.text += unescape(text[at : match.start()])
+        at = match.end()
+        hidden, untranslated, *others = match.groups()
+        name = (hidden or untranslated or next(filter(None, others))).lower()
+        if not INLINE.fullmatch(name.removeprefix("/")):
+            between = text[begin : match.start()]
+            pieces += [fragment if fragment.text.strip() else between, match.group()]
+            fragment, opened, begin = Fragment(escaped=escaped), [], at
+            continue
+        place = len(fragment.text)
+        starts = [tag for each, tag in opened if f"/{each}" == name and tag.stop < 0]
+        if starts:
+            starts[-1].stop, starts[-1].closing = place, match.group()
+        else:
+            fragment.tags.append(Tag(match.group(), place))
+            if not (hidden or untranslated):
+                opened.append((name, fragment.tags[-1]))
+    return pieces[:-1]
+
+
+def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
+    """SubRip or WebVTT as the texts of its cues, each in one line, and what is between them.
+
+    Raises:
+        InputError: there is text, but no time.
+    """
+    has_times = re.search(r"\d\s*-->", text)
+    if text.strip() and not has_times and not text.startswith("WEBVTT"):
+        raise InputError(
+            "subtitles have times such as 00:00:01,000 --> 00:00:02,500 before their texts, but "
+            f"there are none behind {text[:40]!r}; leave out --format for plain text"
+        )
+    pieces = list[str | Fragment]()
+    for block in re.split(r"(\n[ \t\r]*\n\s*)", text):
+        head, arrow, rest = block.partition("-->")
+        times, end, cue = rest.partition("\n")
+        line = TIME_TAG.sub("", " ".join(cue.split()))
+        inner = parse_html(line, escaped=escaped) if arrow else []
+        tail = cue[len(cue.rstrip()) :] if arrow else ""
+        pieces += [head + arrow + times + end, *inner, tail]
+    return pieces
+
+
+def parse(text: str, format: str) -> list[str | Fragment]:
+    """A text in markup as fragments to translate and what is between them."""
+    return parse_html(text) if format == "html" else parse_subtitles(text, escaped=format == "vtt")
+
+
+def joined(pieces: Sequence[str | Fragment], outputs: Iterator[Output]) -> str:
+    """The text with its fragments translated."""
+    return "".join(
+        piece if isinstance(piece, str) else piece.translated(next(outputs)) for piece in pieces
+    )
+
+
+def translate_markup(translator: Translator, text: str, format: str, **settings: Any) -> str:
+    """Translate HTML or subtitles, with their tags and times.
+
+    Raises:
+        InputError: it is not in this format.
+    """
+    pieces = parse(text, format)
+    sources = [piece.source for piece in pieces if isinstance(piece, Fragment)]
+    best = translator.translate(sources, alignments=True, **settings)
+    return joined(pieces, (outputs[0] for outputs in best))
