@@ -17,7 +17,7 @@ from tests.runs import RATE
 from transduce.cli.main import main
 from transduce.data.audio import read_audio
 from transduce.tasks.outputs import Output
-from transduce.tasks.speech import no_speech_probs
+from transduce.tasks.speech import no_speech_prob
 
 SHORT = td.SearchConfig(ctc_weight=1.0, min_length=2, no_repeat_ngram=4)  # no second search
 
@@ -65,10 +65,26 @@ def test_it_is_the_formula_written_out(transcriber, recordings):
 
 
 def test_where_ctc_writes_nothing_nobody_speaks(transcriber, recordings, monkeypatch):
-    (frames,) = transcriber.sources([recordings[0].audio])
     nothing = torch.nn.functional.one_hot(torch.tensor(transcriber.tokenizer.pad_id), transcriber.model.vocab_size)
     monkeypatch.setattr(transcriber.model, "ctc_logits", lambda states: nothing.double().expand(*states.shape[:2], -1))
-    assert no_speech_probs(transcriber.model, transcriber.tokenizer, [frames, frames[:0]], 100) == [1.0, 1.0]
+    (states,) = transcriber.encode([recordings[0].audio])
+    for each in (states, None):
+        assert no_speech_prob(transcriber.model, transcriber.tokenizer, each) == 1.0
+
+
+def test_the_encoder_runs_once_for_the_speech_and_for_its_text(transcriber, recordings, monkeypatch):
+    paths = [r.audio for r in recordings]
+    alone = transcriber.transcribe(paths, SHORT, batch_tokens=1)  # every sound by itself, encoded by the search
+    rows = []
+    encode = type(transcriber.engine).encode
+    monkeypatch.setattr(
+        type(transcriber.engine), "encode", lambda self, x, *a, **how: rows.append(len(x)) or encode(self, x, *a, **how)
+    )
+    judged = transcriber.transcribe(paths, SHORT, no_speech_threshold=1.0)
+    assert sum(rows) == len(paths)
+    for one, other in zip(judged, alone, strict=True):
+        assert one.text == other.text
+        assert one.segments[0].outputs[0].score == pytest.approx(other.segments[0].outputs[0].score, abs=1e-4)
 
 
 def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path):

@@ -215,9 +215,10 @@ def test_what_ends_by_itself_is_not_searched_twice(transcriber, recordings, monk
     calls = []
     search = td.Transcriber._search
 
-    def ended(self, frames, requests, decoding):
+    def ended(self, frames, requests, decoding, states):
         calls.append(decoding.no_repeat_ngram)
-        return [[replace(each, finished=True) for each in found] for found in search(self, frames, requests, decoding)]
+        found = search(self, frames, requests, decoding, states)
+        return [[replace(each, finished=True) for each in hypotheses] for hypotheses in found]
 
     monkeypatch.setattr(td.Transcriber, "_search", ended)
     transcriber([recordings[0].audio], replace(SHORT, no_repeat_ngram=0))

@@ -121,7 +121,7 @@ class Output:
     """That of the sound, where it was found out."""
     no_speech_prob: float | None = None
     """How likely it is that nobody speaks, where that was asked for and can be measured; see
-    `speech.no_speech_probs`."""
+    `speech.no_speech_prob`."""
 
 
 @dataclass(frozen=True)

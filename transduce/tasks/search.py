@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.batch import pad_frames
 from transduce.data.glossary import at_word
 from transduce.decode.beam import beam_search
 from transduce.decode.beams import Hypothesis
@@ -56,20 +57,28 @@ class SearchTask(Task):
 
     @torch.inference_mode()
     def _search(
-        self, sources: Sequence[Source], requests: Sequence[Request], config: SearchConfig
+        self,
+        sources: Sequence[Source],
+        requests: Sequence[Request],
+        config: SearchConfig,
+        states: Sequence[Float[Tensor, "_ D"]] = (),
     ) -> list[list[Hypothesis]]:
         """The n best hypotheses of a batch of sources, best first, or samples as they are drawn.
 
         Args:
             requests: of every source. Bounds on the length leave room for prefixes and required
                 phrases, but max_length.
+            states: the first encoder's, if it has computed them.
 
         Raises:
             InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding
                 to be its blank; or the search lacks a language model, or known words.
         """
         self._check_resources(config)
-        memories = [encoded(model, sources) for model in self.engines]
+        memories = [encoded(model, sources) for model in self.engines[bool(states) :]]
+        if states:
+            rows, lengths = (each.to(self.engine.device) for each in pad_frames(states))
+            memories.insert(0, Memory(rows, lengths))
         prompt = beginning(self.tokenizer, config)
         phrases = required(self.tokenizer, [request.require for request in requests])
         limit = self._length_limit(config, len(prompt))

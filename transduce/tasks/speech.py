@@ -16,7 +16,7 @@ from transduce.decode.scorer import at_least_float32
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.transformer import Memory
-from transduce.tasks.base import Source, encoded, encoder_states
+from transduce.tasks.base import Source, encoded
 from transduce.tasks.outputs import Output, Word, word_spans
 
 LOUD = 0.8
@@ -222,31 +222,24 @@ def detects_speech(model: Engine, tokenizer: Tokenizer) -> bool:
 
 
 @torch.no_grad()
-def no_speech_probs(
-    model: Engine, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], batch_tokens: int
-) -> list[float | None]:
-    """The probability that nobody speaks in every sound; 1 of no frames, None if it cannot be told.
+def no_speech_prob(
+    model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "S D"] | None
+) -> float | None:
+    """The probability that nobody speaks in a sound; 1 of no frames, None if it cannot be told.
 
     Whisper's is that of its token for it, after the first token of its prompt. Of other models it
     is 1 - q^(1/n), for the n tokens of the greedy path of their CTC head, which all alignments
     together spell with the probability q; 1 where that path is all blank.
 
     Args:
-        batch_tokens: source positions of a batch: speed and memory, never the figures.
+        states: those of the encoder; None of no frames.
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
     section 4.5.
     """
+    if states is None:
+        return 1.0
     if not detects_speech(model, tokenizer):
-        return [None if len(frames) else 1.0 for frames in sources]
-    states = iter(
-        encoder_states(model, [frames for frames in sources if len(frames)], batch_tokens)
-    )
-    return [
-        _probability(model, tokenizer, next(states)) if len(frames) else 1.0 for frames in sources
-    ]
-
-
-def _probability(model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "S D"]) -> float:
+        return None
     batch = states[None].to(model.device)
     if tokenizer.no_speech_id is None:
         return _by_ctc(

@@ -18,6 +18,7 @@ from transduce.tasks.base import (
     Request,
     Source,
     check_list,
+    encoder_states,
     in_batches,
     in_order,
     source_lengths,
@@ -35,7 +36,7 @@ from transduce.tasks.outputs import (
 )
 from transduce.tasks.search import bias_of, chosen, outputs_of, timestamps
 from transduce.tasks.sound import CHUNK, Audio, AudioSegment, Sound, SoundTask, group_by_duration
-from transduce.tasks.speech import CTCAligner, attention_starts, no_speech_probs
+from transduce.tasks.speech import CTCAligner, attention_starts, no_speech_prob
 
 logger = logging.getLogger("transduce")
 
@@ -180,16 +181,18 @@ class Transcriber(SoundTask):
             for i, sound in enumerate(sounds)
             for k in range(len(sound.segments))
         ]
-        no_speech: Sequence[float | None] = [None] * len(parts)
-        if config.no_speech_threshold or details.no_speech:
-            frames = [part.segments[0].frames for _, part in parts]
-            no_speech = no_speech_probs(self.engine, self.tokenizer, frames, config.batch_tokens)
+        states: dict[int, Tensor] = {}
+        if is_judged := config.no_speech_threshold or details.no_speech:
+            states = self._states([part.segments[0].frames for _, part in parts])
         speech: list[tuple[int, Sound, float | None]] = []
-        for (i, part), p in zip(parts, no_speech, strict=True):
+        searched: list[Tensor] = []
+        for k, (i, part) in enumerate(parts):
             (segment,) = part.segments
+            p = no_speech_prob(self.engine, self.tokenizer, states.get(k)) if is_judged else None
             is_noise = 0 < config.no_speech_threshold < (p or 0) and not part.request.has_text
             if len(segment.frames) and not is_noise:
                 speech.append((i, part, p))
+                searched += [states[k]] if is_judged else []
             else:
                 blank = [Output("", no_speech_prob=p)] * config.n_best
                 yield i, Segment(segment.start, segment.stop, blank)
@@ -197,7 +200,7 @@ class Transcriber(SoundTask):
         requests = [part.request for _, part, _ in speech]
         sources = [part.segments[0].frames for _, part, _ in speech]
         timed = self._timed() if details.word_times else None
-        for row, outputs in self._decode(sources, requests, names, details):
+        for row, outputs in self._decode(sources, requests, names, details, searched):
             i, part, p = speech[row]
             (segment,) = part.segments
             if timed:
@@ -215,6 +218,14 @@ class Transcriber(SoundTask):
             for each in split_at_times(result, times, self.tokenizer) if times else [result]:
                 yield i, each
 
+    @torch.no_grad()
+    def _states(self, frames: Sequence[Float[Tensor, "_ F"]]) -> dict[int, Float[Tensor, "_ D"]]:
+        """The encoder's states of those sounds that have frames, by their numbers."""
+        numbers = [k for k, each in enumerate(frames) if len(each)]
+        sources = [frames[k] for k in numbers]
+        states = encoder_states(self.engine, sources, self.decoding.batch_tokens)
+        return dict(zip(numbers, states, strict=True))
+
     def decode(
         self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig
     ) -> list[list[Output]]:
@@ -229,8 +240,12 @@ class Transcriber(SoundTask):
         requests: Sequence[Request],
         names: Sequence[str],
         details: Details,
+        states: Sequence[Float[Tensor, "_ D"]] = (),
     ) -> Iterator[tuple[int, list[Output]]]:
         """The number of a segment and its n best texts, as batches finish.
+
+        Args:
+            states: the first encoder's, if it has computed them.
 
         Segments whose best text loops, or does not end before the length bound, are searched once
         more with repetition blocked; a warning counts them, and names some.
@@ -247,7 +262,8 @@ class Transcriber(SoundTask):
 
         def search(rows: list[int], decoding: SearchConfig) -> list[list[Hypothesis]]:
             batch = [requests[row] for row in rows]
-            return self._search([frames[row] for row in rows], batch, decoding)
+            ready = [states[row] for row in rows] if states else ()
+            return self._search([frames[row] for row in rows], batch, decoding, ready)
 
         def decode(rows: list[int]) -> list[list[Output]]:
             hypotheses = dict(zip(rows, search(rows, config), strict=True))
