@@ -49,8 +49,7 @@ FSDD = ex.with_fields(
     frames_per_batch=4000,
     pronunciations=CMU,
     corpus=ex.Manifests(data=ex.corpus_folder("fsdd"), hold_out="recordings"),
-    # twelve cosines tell vowels apart and not voices, of which there are five; the mean of one digit tells which it is
-    features={"sample_rate": 8000, "n_mels": 40, "n_coefficients": 12, "normalize": "global"},
+    features={"sample_rate": 8000, "n_mels": 40, "normalize": "global"},  # the mean of one digit tells which it is
     # masks that do not hide a digit of 0.14 s; of five voices other levels, tilts of the spectrum and noise make more
     augmentation={"time_mask_width": 0.08, "frequency_mask_width": 8, "gain": 12.0, "tilt": 3.0, "lowest_snr": 10.0},
     training={"max_updates": 450, "validate_every": 150},
@@ -60,7 +59,6 @@ DIGITS = ex.with_fields(
     name="digits",
     corpus=ex.Manifests(data=ex.corpus_folder("digits"), valid=Path("valid.tsv")),
     pronunciations=None,  # a digit is one token, as it is for FSDD without a dictionary
-    features={"n_coefficients": 20},
     augmentation={"n_time_masks": 4, "gain": 0.0, "tilt": 0.0, "lowest_snr": None},
     frames_per_batch=8000,
     model={"dropout": 0.1},

@@ -292,7 +292,7 @@ def test_every_setting_describes_a_model_that_can_be_built(name):
     config = with_frames(x.model, x.features.n_features, x.vocab_size)
     with torch.device("meta"):
         td.Transformer(config)
-    if name not in ("vectors", "fsdd"):  # 80 numbers for a vector, 24 for a frame: one linear map
+    if name != "vectors":  # 80 numbers for a vector by themselves
         assert config.encoder.input.width == config.d_model
         assert config.encoder.input.project == (name == "speechocean762")  # else straight in
 
