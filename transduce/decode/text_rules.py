@@ -85,15 +85,14 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
     matcher = Matcher(bias)
     paths = [[Trie.state(matcher, phrase[:n]) for n in range(1, len(phrase))] for phrase in bias]
 
-    def complete(text: bytes, before: Iterable[bool]) -> tuple[bool, ...]:
-        """For each phrase, whether its bonus was given."""
-        items = zip(bias.items(), before, strict=True)
-        return tuple(done or (nats > 0 and each in text) for (each, nats), done in items)
+    def complete(text: bytes, before: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
+        """The phrases whose bonus was given."""
+        return before | {each for each, nats in bias.items() if nats > 0 and each in text}
 
     @lru_cache(maxsize=64)
-    def tables(done: tuple[bool, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def tables(done: frozenset[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """By state, the bias of what ends there, and the share of what has begun."""
-        left = [0.0 if end else nats for nats, end in zip(bias.values(), done, strict=True)]
+        left = [0.0 if phrase in done else nats for phrase, nats in bias.items()]
         share = np.zeros(len(matcher.next), dtype=np.float32)
         for path, nats in zip(paths, left, strict=True):
             shares = nats * np.arange(1, len(path) + 1) / (len(path) + 1)
@@ -102,10 +101,7 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
             share[state] = max(share[state], share[matcher.shorter[state]])
         return matcher.values(left), share
 
-    def progress(text: bytes) -> tuple[tuple[bool, ...], int]:
-        return complete(text, [False] * len(bias)), matcher.state(text)
-
-    def added_behind(progress: tuple[tuple[bool, ...], int]) -> np.ndarray:
+    def added_behind(progress: tuple[frozenset[bytes], int]) -> np.ndarray:
         done, state = progress
         value, share = tables(done)
         states, total = matcher.walk(state, vocabulary, value)
@@ -117,7 +113,7 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
             begun[vocabulary.eos_id] = 0.0
         return total + begun - share[state]
 
-    return text_rule(vocabulary, progress, added_behind)
+    return text_rule(vocabulary, lambda text: (complete(text), matcher.state(text)), added_behind)
 
 
 def spellings(tokenizer: Tokenizer, phrases: Iterable[str]) -> dict[str, bytes]:
