@@ -33,7 +33,7 @@ def arguments(corpus: Path, run: Path, *more: str) -> list[str]:
         for split in ("train", "valid")
         for side, end in (("source", "en"), ("target", "xx"))
     ]
-    small = "--model.d-model 16 --model.d-ff 32 --model.n-heads 2 --model.dropout 0.25 --vocab-size 310 --bpe-dropout 0.1 --device cpu"
+    small = "--model.d-model 16 --model.d-ff 32 --model.n-heads 2 --model.dropout 0.25 --vocab-size 310 --device cpu"
     short = "--training.max-updates 2 --training.validate-every 1 --tokens-per-batch 400"
     return ["files", f"--run={run}", *files, *small.split(), *short.split(), *more]
 
