@@ -50,7 +50,12 @@ def search(
 def greedy(scorer: Scorer, bounds: list[int], *, alpha: float | None = 0.6, **rules) -> list[Hypothesis]:
     """The case of sampling that takes the likeliest token each time."""
     score = None if alpha is None else BeamConfig(alpha=alpha)
-    return Sampler(scorer, starts(len(bounds)), constrained(bounds, **rules), sampling=GREEDY, score=score).run()
+    return [
+        h
+        for (h,) in Sampler(
+            scorer, starts(len(bounds)), constrained(bounds, **rules), sampling=GREEDY, score=score
+        ).run()
+    ]
 
 
 def same(got: list[Hypothesis], want: list[Hypothesis]) -> None:

@@ -190,7 +190,7 @@ def test_a_rule_of_one_s_own_is_one_more(beam_size):
     scorer = LanguageScorer(language, [3, 4])
     if beam_size == 1:
         score = BeamConfig()
-        found = Sampler(scorer, starts(2), constraints, sampling=GREEDY, score=score).run_by_sentence()
+        found = Sampler(scorer, starts(2), constraints, sampling=GREEDY, score=score).run()
     else:
         found = beam_search(scorer, starts(2), constraints, BeamConfig(beam_size=beam_size, n_best=beam_size))
     for sentence, hypotheses in zip([3, 4], found, strict=True):

@@ -103,7 +103,7 @@ def search(ours: Marian, source: Tensor, lengths: Tensor, beam_size: int | None)
     starts = torch.full_like(source[:, :1], ours.bos_id)
     constraints = Constraints(torch.full_like(lengths, BOUND), eos_id=ours.eos_id, suppressed=[ours.pad_id])
     if beam_size is None:
-        return Sampler(scorer, starts, constraints, sampling=GREEDY).run()
+        return [h for (h,) in Sampler(scorer, starts, constraints, sampling=GREEDY).run()]
     return [best for best, *_ in beam_search(scorer, starts, constraints, BeamConfig(beam_size=beam_size, alpha=0.0))]
 
 

@@ -50,7 +50,7 @@ def search(
     constraints = Constraints(bounds, eos_id=EOS, suppressed=SPECIAL, prompts=prompts, **told)
     if beam_size == 1:
         how = {"sampling": GREEDY, "score": BeamConfig()}
-        return Sampler(scorer(language, sentences), prompts, constraints, **how).run_by_sentence()
+        return Sampler(scorer(language, sentences), prompts, constraints, **how).run()
     beam = BeamConfig(beam_size=beam_size, n_best=beam_size)
     return beam_search(scorer(language, sentences), prompts, constraints, beam, required=required)
 

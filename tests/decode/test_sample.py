@@ -129,7 +129,7 @@ def sampled(language: Language, sentences: list[int], bounds: list[int], n: int 
     rules = {name: settings.pop(name) for name in RULES | {"eos_id", "suppressed"} if name in settings}
     settings = {"rngs": rngs(1, n * len(sentences))} | settings
     scorer, constraints = LanguageScorer(language, sentences), constrained(bounds, **rules)
-    return Sampler(scorer, starts(len(sentences)), constraints, **settings).run()
+    return [*itertools.chain(*Sampler(scorer, starts(len(sentences)), constraints, **settings).run())]
 
 
 def chi_square_bound(n: int) -> float:
@@ -233,7 +233,7 @@ def test_tokens_come_step_by_step():
         for row, token in zip(sampler.running, sampler.step().tolist(), strict=True):
             told[row].append(token)
     found = sampled(Language(seed=3), list(range(6)), [7] * 6, n=2)
-    assert [h.tokens for h in sampler.run()] == [h.tokens for h in found]
+    assert [h.tokens for h in itertools.chain(*sampler.run())] == [h.tokens for h in found]
     assert [told[i] for i in range(12)] == [h.tokens + [EOS] * h.finished for h in found]
 
 
@@ -254,7 +254,7 @@ def decoder(**changes) -> Transformer:
 def test_a_model_goes_on_where_the_prompt_ends(rng, length):
     model, prompts = decoder(), torch.randint(13, (3, length), generator=rng)
     scorer, constraints = ModelScorer(model, prompts=prompts), constrained([9, 4, 9], eos_id=2)
-    found = Sampler(scorer, prompts, constraints, rngs=rngs(0, 6)).run()
+    found = [*itertools.chain(*Sampler(scorer, prompts, constraints, rngs=rngs(0, 6)).run())]
     assert [len(h.tokens) for h in found if not h.finished]
     for row, h in enumerate(found):
         uniforms, tokens = np.random.default_rng((0, row)).random(9), prompts[row // 2].tolist()
@@ -276,7 +276,8 @@ def test_translations_are_sampled_too(rng):
         with torch.no_grad():
             memory = model.encode(source[rows], lengths[rows])
         scorer, constraints = ModelScorer(model, memory), constrained([12] * len(rows))
-        return [h.tokens for h in Sampler(scorer, starts(len(rows)), constraints, rngs=rngs(0, n * len(rows))).run()]
+        by_sentence = Sampler(scorer, starts(len(rows)), constraints, rngs=rngs(0, n * len(rows))).run()
+        return [h.tokens for h in itertools.chain(*by_sentence)]
 
     assert found(torch.tensor([0, 1, 2]), 3) == found(torch.tensor([0] * 3 + [1] * 3 + [2] * 3), 1)
 

@@ -65,7 +65,9 @@ def greedy(engine, memory, prompts: Tensor, eos_id: int | None, *, step_by_step=
     )  # fmt: skip
     settings = {"sampling": GREEDY, "score": SCORE, "ends": (lambda *_: False) if step_by_step else None} | settings
     with torch.inference_mode():
-        return Sampler(ModelScorer(engine, memory, prompts=prompts), prompts, constraints, **settings).run()
+        return [
+            h for (h,) in Sampler(ModelScorer(engine, memory, prompts=prompts), prompts, constraints, **settings).run()
+        ]
 
 
 def example_of(plain: Transformer, engine: Counting, rng, n_prompt: int) -> tuple[Memory | None, Memory | None, Tensor]:

@@ -211,11 +211,6 @@ class Constraints:
         self.longest_prefix = max((prefix.longest for prefix in self.prefixes if prefix), default=0)
         self.suppressed_ids = ids_tensor(self.suppressed, device)
 
-    @property
-    def only_suppress(self) -> bool:
-        """Whether the same tokens are ruled out at every step, and nothing else is."""
-        return not (self.rules or self.longest_prefix or self.config.repetition_penalty != 1)
-
     def scores(
         self, scorer: Scorer, last: Tokens, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
     ) -> tuple[Scores, Float[Tensor, " N"]]:

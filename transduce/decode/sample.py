@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -184,27 +185,33 @@ class Sampler:
 
     def _let_engine_finish(self) -> None:
         """Take all further steps in one call of the engine, where none of them needs Python."""
-        plain = self.constraints.only_suppress and not (self.sampling.temperature or self.ends)
-        if not (plain and self.running and type(self.scorer) is ModelScorer):
+        rules = self.constraints
+        by_step = rules.rules or rules.longest_prefix or rules.config.repetition_penalty != 1
+        if (
+            by_step
+            or self.ends
+            or self.sampling.temperature
+            or type(self.scorer) is not ModelScorer
+        ):
             return
-        if not isinstance(self.scorer.model, GreedyDecoder):
+        if not (self.running and isinstance(self.scorer.model, GreedyDecoder)):
             return
         new = self.tokens[:, self.n_prompt :]
-        bounds = ids_tensor([self.bounds[row] - new.size(1) for row in self.running], self.device)
         rest = self.scorer.model.greedy(
             self.tokens[:, -1],
-            bounds,
+            rules.max_lengths[self.sentences] - new.size(1),
             self.scorer.cache,
-            eos_id=self.constraints.eos_id,
-            suppressed=self.constraints.suppressed_ids,
+            eos_id=rules.eos_id,
+            suppressed=rules.suppressed_ids,
             log_prob=self.log_prob if self.score else None,
         )
         if rest is not None:
             self.ended.append((self.running, torch.cat((new, rest), dim=1), self.log_prob))
             self.running = []
 
-    def run(self) -> list[Hypothesis]:
-        """Step until all have ended; hypotheses in order, with scores of nan if not computed."""
+    def run(self) -> list[list[Hypothesis]]:
+        """Step until all have ended; n hypotheses of every sentence, in order, with scores of nan
+        if not computed."""
         while self.running:
             self.step()
             self._let_engine_finish()
@@ -218,11 +225,6 @@ class Sampler:
                 n = len(out) + finished
                 score = value / length_penalty(n, penalties.alpha, penalties.length_offset)
                 hypotheses[row] = Hypothesis(out, value, score, finished)
-        return [hypotheses[row] for row in sorted(hypotheses)]
-
-    def run_by_sentence(self) -> list[list[Hypothesis]]:
-        """The same, n in a list for every sentence."""
-        hypotheses = self.run()
-        n_sentences = len(self.prompts)
-        n = len(hypotheses) // max(n_sentences, 1)
-        return [hypotheses[i * n : (i + 1) * n] for i in range(n_sentences)]
+        n_samples = len(hypotheses) // max(len(self.prompts), 1)
+        samples = (hypotheses[row] for row in sorted(hypotheses))
+        return [list(islice(samples, n_samples)) for _ in self.prompts]

@@ -193,36 +193,36 @@ class CPUStack:
         self.table: tuple[Tensor | None, Tensor | None] = (None, None)
         self.table_length = 0
 
-    def _linear(self, linear: torch.nn.Linear) -> Any:
-        self.matrices.append(Matrix(linear.weight, linear.bias, int8=self.int8))
-        return self.matrices[-1].linear
-
     def _layer(self, layer: Layer) -> Any:
-        feed_forward = layer.feed_forward
+        feed_forward, attention, cross = layer.feed_forward, layer.attention, layer.cross
         assert isinstance(feed_forward, FeedForward)
-        attention, cross = layer.attention, layer.cross
-        maps = {
-            "qkv": self._linear(attention.qkv),
-            "output": self._linear(attention.output),
-            "wide": self._linear(feed_forward.wide),
-            "narrow": self._linear(feed_forward.narrow),
-        }
-        norms = {
+        parts = {
+            "qkv": attention.qkv,
+            "output": attention.output,
+            "wide": feed_forward.wide,
+            "narrow": feed_forward.narrow,
             "norm": layer.attention_sublayer.norm,
             "feed_forward_norm": layer.feed_forward_sublayer.norm,
         }
         if attention.norm is not None:
-            norms |= {"query_norm": attention.norm.query, "key_norm": attention.norm.key}
+            parts |= {"query_norm": attention.norm.query, "key_norm": attention.norm.key}
         if cross is not None and layer.cross_sublayer is not None:
-            maps |= {
-                "cross_q": self._linear(cross.q),
-                "cross_kv": self._linear(cross.kv),
-                "cross_output": self._linear(cross.output),
+            parts |= {
+                "cross_q": cross.q,
+                "cross_kv": cross.kv,
+                "cross_output": cross.output,
+                "cross_norm": layer.cross_sublayer.norm,
             }
-            norms["cross_norm"] = layer.cross_sublayer.norm
             if cross.norm is not None:
-                norms |= {"cross_query_norm": cross.norm.query, "cross_key_norm": cross.norm.key}
-        return LayerStruct(**maps, **{name: norm_struct(module) for name, module in norms.items()})
+                parts |= {"cross_query_norm": cross.norm.query, "cross_key_norm": cross.norm.key}
+        return LayerStruct(**{name: self._part(module) for name, module in parts.items()})
+
+    def _part(self, module: nn.Module) -> Any:
+        """A matrix, which stays as long as this stack does, or a norm."""
+        if not isinstance(module, nn.Linear):
+            return norm_struct(module)
+        self.matrices.append(Matrix(module.weight, module.bias, int8=self.int8))
+        return self.matrices[-1].linear
 
     def position_table(self, length: int) -> tuple[Tensor | None, Tensor | None]:
         """Up to some length of at least this one, what is added to vectors (T, D), and what rotates

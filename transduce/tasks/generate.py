@@ -223,7 +223,7 @@ class Generator(Task):
     ) -> list[list[Hypothesis]]:
         """What follows prompts of one length."""
         if config.beam_size == 1:
-            return self._sampler(prompts, config, rngs, stop).run_by_sentence()
+            return self._sampler(prompts, config, rngs, stop).run()
         ids = torch.tensor(prompts, device=self.model.device)
         scorer = combined(self.scorers(ids))
         return beam_search(scorer, ids, self._constraints(ids, config), config.beam)

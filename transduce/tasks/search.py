@@ -176,7 +176,7 @@ def _run(
     if config.sample or (config.beam_size == 1 and not phrases):
         sampling = config if config.sample else GREEDY_SAMPLING
         sampler = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, score=config)
-        return sampler.run_by_sentence()
+        return sampler.run()
     config = replace(config, n_best=config.n_candidates)
     return beam_search(scorer, prompts, constraints, config, required=phrases)
 
