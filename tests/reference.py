@@ -168,7 +168,8 @@ class Reference:
         if self.positions == "rotary":
             query, key = self.rotated(query, end // self.n_heads), self.rotated(key, end // self.n_heads)
         as_sums = self.attention == "linear"
-        return self.multi_head(weights, f"{name}.output", query, key, value, causal, self.window, as_sums)
+        table = weights.get(f"{name.split('.')[0]}.positions.relative")
+        return self.multi_head(weights, f"{name}.output", query, key, value, causal, self.window, as_sums, table)
 
     def cross_attention(self, weights: Weights, name: str, x: Array, memory: Array) -> Array:
         """Queries from the decoder, keys and values from the memory (section 3.2.3)."""
@@ -224,11 +225,12 @@ class Reference:
         causal: bool,
         window: int | None,
         linear_weights: bool = False,
+        table: Array | None = None,
     ) -> Array:
         """Sections 3.2.1 and 3.2.2: every head, every query, every key it may see.
 
         Ainslie et al. (2023): neighbouring heads of queries share a head of keys and values. Katharopoulos et al. (2020),
-        equation 5: products of elu(x) + 1 are the weights.
+        equation 5: products of elu(x) + 1 are the weights. Raffel et al. (2020): a number of the table for each distance.
         """
         d_k = query.shape[1] // self.n_heads
         per_group = self.n_heads // (self.n_kv_heads or self.n_heads)
@@ -241,6 +243,8 @@ class Reference:
                 if window is not None:
                     seen = [s for s in seen if abs(t - s) < window]
                 scores = [np.dot(query[t, part], key[s, shared]) / math.sqrt(d_k) for s in seen]
+                if table is not None:
+                    scores = [score + table[bucket(s - t, causal), head] for s, score in zip(seen, scores, strict=True)]
                 highest = max(scores)
                 exponentials = [math.exp(score - highest) for score in scores]
                 if linear_weights:
@@ -269,6 +273,15 @@ class Reference:
         width = len(inner) // 2 if self.gated else len(inner)
         through = np.array([activate(self.activation, number) for number in inner[:width]])
         return linear(weights, f"{name}.narrow", through * inner[width:] if self.gated else through)
+
+
+def bucket(distance: int, causal: bool) -> int:
+    """T5: 32 rows, of which keys behind the query have half, where there are any; from 128 on all share one."""
+    rows = 32 if causal else 16
+    first, far, exact = 16 if distance > 0 else 0, abs(distance), rows // 2
+    if far < exact:
+        return first + far
+    return first + min(rows - 1, exact + int(math.log(far / exact) / math.log(128 / exact) * (rows - exact)))
 
 
 def positive(x: Array) -> Array:

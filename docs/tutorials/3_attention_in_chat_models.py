@@ -390,7 +390,7 @@ with torch.no_grad():
     x = model.target_input(ids_of([line]))[0][0]
     x = model.decoder.layers[0].attention_sublayer.norm(x)
     mine, shares = by_hand(block, x)
-    ours = block(x[None], rotation=model.decoder.positions.rotation(0, len(line)))[0]
+    ours = block(x[None], distances=model.decoder.positions.distances(0, len(line)))[0]
 print(f"largest difference: {(mine - ours).abs().max():.1e}")
 assert torch.allclose(mine, ours, atol=1e-5)
 

@@ -25,7 +25,7 @@ ALL = " or ".join(map(repr, SETTINGS))
 @pytest.mark.parametrize(
     ("found", "words", "told"),
     [
-        ("t5", ["{}", "run"], f"model_type must be {ALL}, but in {{}} it is 't5'"),
+        ("led", ["{}", "run"], f"model_type must be {ALL}, but in {{}} it is 'led'"),
         (None, ["{}", "run"], "but in {} it is None"),
         ("gpt2", ["{}"], "Missing from transduce import: RUN"),
         ("gpt2", [], "Missing from transduce import: HF_DIRECTORY RUN"),

@@ -26,7 +26,7 @@ def randomised(module, rng):
     return module
 
 
-def written_out(query, key, value, lengths, causal, window=None):
+def written_out(query, key, value, lengths, causal, window=None, bias=None):
     """softmax(Q K^T / sqrt(E)) V in NumPy, one query at a time: no softmax, no matmul, no mask."""
     rows, heads, n_queries, width = query.shape
     n_keys, want = key.size(2), np.zeros(query.shape)
@@ -39,7 +39,8 @@ def written_out(query, key, value, lengths, causal, window=None):
                     end = min(end, n_keys - n_queries + t + 1)
                 seen = [s for s in range(end) if window is None or abs(n_keys - n_queries + t - s) < window]
                 shared = h // (heads // key.shape[1])  # as many neighbours as there are queries to a head of keys
-                weights = np.exp((query[b, h, t] * key[b, shared, seen]).sum(axis=1) / math.sqrt(width))
+                scores = (query[b, h, t] * key[b, shared, seen]).sum(axis=1) / math.sqrt(width)
+                weights = np.exp(scores if bias is None else scores + bias[h, t, seen].numpy())
                 want[b, h, t] = (weights[:, None] * value[b, shared, seen]).sum(axis=0) / weights.sum()
     return torch.from_numpy(want)
 
@@ -56,6 +57,29 @@ def test_attention_is_the_formula_written_out(n_queries, lengths, causal, rng):
         with torch.set_grad_enabled(gradient):
             got = attend(query, key, value, key_lengths=lengths, causal=causal)
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("kv_heads", "lengths"), [(2, None), (6, (23, 11)), (1, (23, 21))])
+def test_a_bias_is_added_to_the_scores_and_has_its_gradient(kv_heads, lengths, causal, rng):
+    """The gradient beside that of the function written with plain additions, by finite differences of one number."""
+    lengths = None if lengths is None else torch.tensor(lengths)
+    for n_queries in (1, 7, 19, 23):
+        query, bias = randn(rng, 2, 6, n_queries, 3), randn(rng, 6, n_queries, 23)
+        key, value = (randn(rng, 2, kv_heads, 23, 3) for _ in range(2))
+        want = written_out(query, key, value, lengths, causal, bias=bias)
+        for gradient in (False, True):
+            with torch.set_grad_enabled(gradient):
+                got = attend(query, key, value, key_lengths=lengths, causal=causal, bias=bias)
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    learned = bias.clone().requires_grad_()
+    attend(query, key, value, key_lengths=lengths, causal=causal, bias=learned).square().sum().backward()
+    ends = []
+    for step in (1e-6, -1e-6):
+        moved = bias.clone()
+        moved[4, 5, 2] += step
+        ends.append(written_out(query, key, value, lengths, causal, bias=moved).square().sum())
+    assert float(learned.grad[4, 5, 2]) == pytest.approx(float(ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-9)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -28,6 +28,7 @@ POSITIONS = {
     "sinusoidal": {"positions": "sinusoidal", "max_positions": 7},
     "learned": {"positions": "learned", "max_positions": 31},
     "none": {"positions": "none"},
+    "relative": {"positions": "relative"},
 }
 
 # The rotary table, too, ends in the middle; layers of windows of 5 do not reach the whole sequence.
@@ -36,6 +37,7 @@ VARIANTS = {
     "rotary": ROTARY,
     "grouped-queries": {"n_heads": 6, "n_kv_heads": 2, "head_width": 3},
     "multi-query": {"n_heads": 3, "n_kv_heads": 1, "head_width": 5},
+    "relative-grouped": {"positions": "relative", "n_heads": 6, "n_kv_heads": 2, "head_width": 3},
     "qk-norm": {"qk_norm": True},
     "rms": {"norm": "rms"},
     "gated": {"gated": True, "activation": "silu"},
@@ -118,6 +120,7 @@ CHOSEN = [
     "stacked-frames-tokens-everything", "frames-tokens-projected-ctc", "frames-tokens-self-conditioned-post",
     "frames-tokens-self-conditioned-pre", "frames-tokens-conv-1-2", "frames-tokens-conv-2-2-gated",
     "frames-tokens-conv-3-2-2-2", "frames-tokens-conformer", "frames-tokens-conformer-wide",
+    "tokens-tokens-relative-grouped", "tokens-tokens-pre-relative", "decoder-post-relative", "encoder-pre-relative",
 ]  # fmt: skip
 """Every two of shape, place of the norm and positions, and every other setting where it means most; the rest is `long`."""
 
@@ -130,7 +133,8 @@ BETWEEN = [
     "tokens-tokens-rotary", "tokens-tokens-grouped-queries", "tokens-tokens-window", "tokens-tokens-linear",
     "tokens-tokens-experts", "tokens-tokens-tensor2tensor", "tokens-tokens-everything", "tokens-tokens-halves",
     "decoder-multi-query", "decoder-rotary-bands", "decoder-grouped-window", "decoder-everything",
-    "frames-tokens-self-conditioned-pre", "stacked-frames-tokens-everything",
+    "frames-tokens-self-conditioned-pre", "stacked-frames-tokens-everything", "tokens-tokens-relative-grouped",
+    "tokens-tokens-pre-relative", "decoder-post-relative", "encoder-pre-relative",
 ]  # fmt: skip
 """What positions have to do with each other; what is done at every position by itself is in test_transformer.py."""
 

@@ -314,7 +314,7 @@ def import_run(
     Args:
         directory: The model, of the type gpt2, llama (also SmolLM2), qwen2, qwen3, mistral, gemma,
             phi3, olmo, opt, xglm, marian (opus-mt), m2m_100 (also NLLB), bart, mbart, pegasus,
-            blenderbot, whisper or speech_to_text.
+            blenderbot, t5, mt5, whisper or speech_to_text.
         run: The run directory to make.
     """
     from transduce.config import from_dict

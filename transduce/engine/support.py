@@ -29,6 +29,8 @@ def unsupported(config: TransformerConfig, stack: StackConfig | None) -> str:
         for name, value in computed.items()
         if getattr(config, name) != value
     ]
+    if config.for_stack(stack).positions == "relative":
+        refused.append("positions=relative")
     return ", ".join(refused)
 
 

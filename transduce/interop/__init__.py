@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from transduce.interop import encoder_decoder, language_models, speech
+from transduce.interop import encoder_decoder, language_models, speech, t5
 from transduce.interop.generation import read_generation
 from transduce.interop.pretrained import Imported, read_settings
 from transduce.interop.settings import (
@@ -11,11 +11,13 @@ from transduce.interop.settings import (
     LanguageModelSettings,
     Settings,
     SpeechSettings,
+    T5Settings,
 )
 from transduce.model.transformer import Transformer
 
 MODULES: dict[type[Settings], Any] = {
     LanguageModelSettings: language_models,
+    T5Settings: t5,
     BARTSettings: encoder_decoder,
     SpeechSettings: speech,
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from transduce.data.base_tokenizer import Tokenizer
@@ -174,10 +175,17 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
         around = _around(LibraryTokenizer.from_str(tokenizer.model.decode()), end)
         make = partial(ImportedTokenizer.of, {"tokenizer": plain}, size=size)
         return Vocabulary(make, unk_id, {*added.values()}, languages, *around)
+    spm = directory / "spiece.model"
+    if spm.is_file():
+        own = SentencePieceProcessor(str(spm))
+        pieces = own.id_to_piece([*range(len(own))]) + [""] * (size - len(own))
+        make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces)
+        return Vocabulary(make, own.unk_id(), set(), {}, [], [])
     spm = directory / "sentencepiece.bpe.model"
     if not spm.is_file() or not (directory / "vocab.json").is_file():
         raise InputError(
-            "a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but "
+            "a tokenizer is tokenizer.json, or spiece.model, or sentencepiece.bpe.model and "
+            "vocab.json, but "
             f"{directory} has neither; "
             "write it with transformers: "
             "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"

@@ -19,8 +19,14 @@ from transduce.data.features import FeatureExtractor
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
-from transduce.interop.settings import SETTINGS, EncoderDecoderSettings, Settings
+from transduce.interop.settings import (
+    SETTINGS,
+    EncoderDecoderSettings,
+    Settings,
+    renamed_t5,
+)
 from transduce.model.config import Activation, Tokens, TransformerConfig
+from transduce.model.inputs import BUCKETS, FURTHEST
 from transduce.model.transformer import Transformer
 
 CONFIG = "config.json"
@@ -72,6 +78,8 @@ FIELDS = {
     "mlp_bias": "bias",
     "rope_theta": "rotary_theta",
     "sliding_window": "window",
+    "d_kv": "head_width",
+    "gated": "gated",
 }
 """Our field of each setting that means the same in every model that has it."""
 
@@ -89,6 +97,8 @@ FIXED: dict[str, Collection[Any]] = {
     "do_layer_norm_before": [True],
     "enable_bias": [True],
     "layer_norm_elementwise_affine": [True],
+    "relative_attention_num_buckets": [BUCKETS],
+    "relative_attention_max_distance": [FURTHEST],
 }
 """The values of settings that a Transformer here can have."""
 
@@ -100,6 +110,7 @@ LLAMA = {
     "scale_embeddings": False,
 }
 BIASLESS = LLAMA | {"bias": False}
+T5 = {"norm": "rms", "norm_position": "pre", "positions": "relative", "bias": False}
 SPEECH = {"norm_position": "pre", "sinusoids": "tensor2tensor"}
 BLOCKS: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -123,6 +134,8 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "mbart": {"positions": "learned", "embedding_norm": True, "norm_position": "pre"},
     "pegasus": {"norm_position": "pre"},
     "blenderbot": {"positions": "learned", "norm_position": "pre"},
+    "t5": T5,
+    "mt5": T5,
     "whisper": SPEECH | {"positions": "learned", "scale_embeddings": False},
     "speech_to_text": SPEECH,
 }
@@ -150,6 +163,8 @@ def read_settings(directory: Path) -> Settings:
         raise InputError(
             f"model_type must be {one_of(SETTINGS)}, but in {directory} it is {kind!r}"
         )
+    if kind in ("t5", "mt5"):
+        plain = renamed_t5(plain)
     settings = known_fields(SETTINGS[kind], plain, directory / CONFIG)
     for name, allowed in FIXED.items():
         if hasattr(settings, name):
@@ -370,6 +385,8 @@ def check_exportable(config: TransformerConfig, name: str, lacking: Sequence[str
         raise InputError(
             f"{name} takes tokens, but this model's encoder takes frames; it cannot be exported"
         )
+    if config.positions == "relative":
+        raise InputError(f"{name} is written without relative positions; it cannot be exported")
     for field in lacking:
         known = getattr(TransformerConfig, field)
         if (value := getattr(config, field)) != known:

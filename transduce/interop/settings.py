@@ -213,6 +213,40 @@ class BlenderbotSettings(BARTSettings):
     decoder_start_token_id: int | None = 1
 
 
+class T5Settings(BARTSettings):
+    """Of T5 and mT5, also Flan-T5, ByT5 and MADLAD-400."""
+
+    d_kv: int = 64
+    gated: bool = False
+    layer_norm_epsilon: float = 1e-6
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    scale_decoder_outputs: bool | None = None
+    pad_token_id: int = 0
+    eos_token_id: tuple[int, ...] = (1,)
+    decoder_start_token_id: int | None = 0
+
+
+T5_NAMES = {
+    "num_layers": "encoder_layers decoder_layers",
+    "num_decoder_layers": "decoder_layers",
+    "num_heads": "encoder_attention_heads decoder_attention_heads",
+    "d_ff": "encoder_ffn_dim decoder_ffn_dim",
+    "dropout_rate": "dropout",
+}
+"""The names in the other encoder-decoder models of each setting of T5."""
+
+
+def renamed_t5(plain: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a T5 under the names of the other encoder-decoder models."""
+    default = "relu" if plain["model_type"] == "t5" else "gated-gelu"
+    gate, _, activation = plain.get("feed_forward_proj", default).rpartition("-")
+    there = {name: names for name, names in T5_NAMES.items() if plain.get(name) is not None}
+    renamed = {ours: plain[name] for name, names in there.items() for ours in names.split()}
+    activation = "gelu_new" if gate and activation == "gelu" else activation
+    return plain | renamed | {"gated": gate == "gated", "activation_function": activation}
+
+
 class SpeechSettings(EncoderDecoderSettings):
     """Of models of speech."""
 
@@ -258,6 +292,8 @@ SETTINGS: dict[str, type[Settings]] = {
     "mbart": BARTSettings,
     "pegasus": PegasusSettings,
     "blenderbot": BlenderbotSettings,
+    "t5": T5Settings,
+    "mt5": T5Settings,
     "whisper": WhisperSettings,
     "speech_to_text": Speech2TextSettings,
 }

@@ -36,6 +36,7 @@ UNNEEDED = (
     "embed_positions.weight",
     "embed_positions.weights",
     "coder.version",
+    "EncDecAttention.relative_attention_bias.weight",
     ".attn.bias",
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
@@ -128,6 +129,7 @@ WHISPER = ENCODER_DECODER | {
 SPEECH2TEXT = ENCODER_DECODER | {
     "source_input.convolutions.{}": "model.encoder.conv.conv_layers.{}"
 }
+
 
 CTRANSLATE2_STACK: Names = {
     "positions.learned": "position_encodings.encodings",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
-from transduce.model.inputs import rotate
+from transduce.model.inputs import NO_DISTANCES, Bias, Distances, rotate
 
 
 class FusedLinear(nn.Linear):
@@ -58,8 +58,9 @@ def attend(
     causal: bool = False,
     window: int | None = None,
     dropout: float = 0.0,
+    bias: Bias | None = None,
 ) -> Queries:
-    """softmax(Q K^T / sqrt(E)) V.
+    """softmax(Q K^T / sqrt(E) + bias) V.
 
     Args:
         key_lengths: hides the keys at and after each row's length.
@@ -75,32 +76,32 @@ def attend(
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
         # in bf16 the kernel is slower, and the queries' gradient noise; in fp16 it may overflow
-        again = partial(
-            attend, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout
-        )
+        again = partial(attend, key_lengths=key_lengths, causal=causal, window=window)
         with torch.autocast("cpu", enabled=False):
-            return again(query.float(), key.float(), value.float()).to(query.dtype)
+            parts = [x.float() for x in (query, key, value)]
+            return again(*parts, dropout=dropout, bias=bias).to(query.dtype)
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys
         key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
     n_keys = key.size(2)
     window = None if window is None or n_keys <= window else window
     few = on_cpu and not training and n_queries <= 16 and not dropout
-    if causal and n_queries == n_keys and key_lengths is None and window is None and not few:
-        return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1
-        )
-    looks_back = causal and n_queries > 1
-    visible = _visible(n_queries, n_keys, key_lengths, looks_back, window, query.device)
-    if groups > 1 and visible is not None and visible.size(-2) > 1:
+    exact = partial(F.scaled_dot_product_attention, dropout_p=dropout)
+    plain = key_lengths is None and window is None and bias is None
+    if causal and n_queries == n_keys and plain and not few:
+        return exact(query, key, value, is_causal=True, enable_gqa=groups > 1)
+    visible = _visible(n_queries, n_keys, key_lengths, causal, window, query.device)
+    if bias is not None:
+        visible = _with_bias(visible, bias.to(query.dtype), groups)
+    elif groups > 1 and visible is not None and visible.size(-2) > 1:
         visible = torch.cat([visible] * groups, dim=-2)
     # heads that share keys fold into the queries, which copies nothing and suits every kernel
-    kernel = _attend_few if few else partial(F.scaled_dot_product_attention, dropout_p=dropout)
+    kernel = _attend_few if few else exact
     heads = kernel(query.unflatten(1, (-1, groups)).flatten(2, 3), key, value, visible)
     return heads.unflatten(2, (groups, n_queries)).flatten(1, 2)
 
 
-def _attend_few(query: Queries, key: Keys, value: Keys, visible: Visible | None) -> Queries:
+def _attend_few(query: Queries, key: Keys, value: Keys, visible: Tensor | None) -> Queries:
     """`attend` written out: faster than PyTorch's CPU kernel for the few queries of a search.
 
     That holds for large batches. It is slower for two sentences, for a single thread and a hundred
@@ -122,14 +123,24 @@ def _attend_few(query: Queries, key: Keys, value: Keys, visible: Visible | None)
     ).bfloat16()
 
 
-def _weights(query: Queries, key: Keys, visible: Visible | None) -> Float[Tensor, "B H T S"]:
-    """softmax(Q K^T / sqrt(E)); a query that sees nothing has zeros, as from PyTorch's kernels."""
+def _weights(query: Queries, key: Keys, visible: Tensor | None) -> Float[Tensor, "B H T S"]:
+    """softmax(Q K^T / sqrt(E)), or with a bias instead of a mask added to the scores; a query that
+    sees nothing has zeros, as from PyTorch's kernels."""
     if query.size(1) > key.size(1):
         key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
     scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)  # which ONNX knows, unlike mT
     if visible is None:
         return scores.softmax(-1)
+    if visible.is_floating_point():
+        return (scores + visible).softmax(-1)
     return scores.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)
+
+
+def _with_bias(visible: Visible | None, bias: Bias, groups: int = 1) -> Float[Tensor, "..."]:
+    """A bias that also hides what a query may not see, with groups of heads folded into queries."""
+    if visible is not None:
+        bias = bias.masked_fill(~visible, torch.finfo(bias.dtype).min)
+    return bias.unflatten(-3, (-1, groups)).flatten(-3, -2)
 
 
 def _visible(
@@ -141,6 +152,7 @@ def _visible(
     device: torch.device,
 ) -> Visible | None:
     """True where a query may look; None if every query sees every key."""
+    causal = causal and n_queries > 1  # a single query is the last
     if key_lengths is None and not causal and window is None:
         return None
     visible = None
@@ -272,7 +284,7 @@ class SelfAttention(nn.Module):
         x: Float[Tensor, "N T D"],
         lengths: Int[Tensor, " N"] | None = None,
         cache: LayerCache | None = None,
-        rotation: Float[Tensor, "2 T P"] | None = None,
+        distances: Distances = NO_DISTANCES,
         taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "N T D"]:
         """Attend within each row.
@@ -282,19 +294,21 @@ class SelfAttention(nn.Module):
                 future.
             cache: holds the positions before `x`, or their sums; those of `x` are added to it. Its
                 keys are rotated.
-            rotation: the angles of the positions of `x`, where positions are rotary.
+            distances: what rotary or relative positions say of `x`.
             taps: keeps the attention weights of the positions of `x` to one another; linear
                 attention has none.
         """
         query, key, value = (_split(part, self.d_head) for part in self.qkv.split(self.qkv(x)))
         if self.norm is not None:
             query, key = self.norm.query(query), self.norm.key(key)
+        rotation, bias = distances
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         if taps.self_attention is not None:
             assert not self.linear
             visible = _visible(x.size(1), x.size(1), lengths, self.causal, self.window, x.device)
-            taps.self_attention.append(_weights(query, key, visible))
+            mask = visible if bias is None else _with_bias(visible, bias)
+            taps.self_attention.append(_weights(query, key, mask))
         if self.linear:
             past = None if cache is None else cache.state
             linearly = partial(attend_linearly, key_lengths=lengths, causal=self.causal)
@@ -305,7 +319,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             key, value = cache.append(key, value)
         dropout = self.dropout if self.training else 0.0
-        heads = self.attend(query, key, value, key_lengths=lengths, dropout=dropout)
+        heads = self.attend(query, key, value, key_lengths=lengths, dropout=dropout, bias=bias)
         return self.output(_join(heads))
 
 

@@ -11,7 +11,7 @@ Attention = Literal["softmax", "linear"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Norm = Literal["layer", "rms"]
 NormPosition = Literal["post", "pre"]
-PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
+PositionKind = Literal["sinusoidal", "learned", "rotary", "relative", "none"]
 Sinusoids = Literal["paper", "tensor2tensor"]
 Init = Literal["xavier", "he", "gpt2"]
 Tie = Literal["all", "output", "none"]
@@ -103,7 +103,8 @@ class TransformerConfig:
     """Added to the variance in every norm."""
     positions: PositionKind = "sinusoidal"
     """The kind of positions: added sinusoids (the paper's), a learned table, rotated queries and
-    keys, or not at all."""
+    keys, a learned bias of each head on the scores of attention by the distance of query and key
+    (T5, Raffel et al. 2020), or not at all."""
     max_positions: int = 1024
     """Rows of the learned table; sinusoidal and rotary positions have no end."""
     sinusoids: Sinusoids = "paper"
@@ -193,6 +194,11 @@ class TransformerConfig:
             *(stack.positions for stack in (self.encoder, self.decoder) if stack),
         }
         rotary = "rotary" in kinds
+        if "relative" in kinds and (self.attention == "linear" or self.window is not None):
+            raise InputError(
+                "relative positions are for softmax attention without a window, but "
+                f"attention={self.attention!r} and window={self.window}; use other positions"
+            )
         if rotary and self.d_head % 2:
             raise InputError(
                 f"rotary positions need heads of an even width, but theirs is {self.d_head}; set "

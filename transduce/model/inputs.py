@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -181,20 +182,58 @@ def rotate(
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+Bias = Float[Tensor, "H T S"]
+"""Added to the scores of every head."""
+
+
+class Distances(NamedTuple):
+    """What attention needs of positions that are not added to the vectors."""
+
+    rotation: Float[Tensor, "2 T P"] | None = None
+    """The angles of queries and keys, where positions are rotary."""
+    bias: Bias | None = None
+    """Of every query and every key, where positions are relative."""
+
+
+NO_DISTANCES = Distances()
+
+BUCKETS, FURTHEST = 32, 128
+"""Rows of the table of relative positions, and the distance from which on all share the last."""
+
+
+def distance_buckets(distance: Int[Tensor, "T S"], *, causal: bool) -> Int[Tensor, "T S"]:
+    """The row for each distance from a query to its key, negative for earlier keys.
+
+    Half of the rows are for short distances, one each, the others for ranges that grow; where keys
+    may be later ones, those have the second half of all rows.
+
+    Source: Raffel et al. (2020), T5, section 2.1, and its program mesh_tensorflow.
+    """
+    n = BUCKETS if causal else BUCKETS // 2
+    exact = n // 2
+    far = -distance.clamp(max=0) if causal else distance.abs()
+    octaves = torch.log(far.clamp(min=1).float() / exact) / math.log(FURTHEST / exact)
+    ranges = exact + (octaves * (n - exact)).long()
+    buckets = torch.where(far < exact, far, ranges.clamp(max=n - 1))
+    return buckets if causal else buckets + n * (distance > 0)
+
+
 class Positions(nn.Module):
     """Adds positions to vectors: sinusoidal (without end), learned (a table that ends), or none.
 
-    Rotary positions are not added: attention rotates its queries and keys by `rotation`. The table
-    of sinusoidal and rotary positions stays in float32 whatever the type of the weights: bfloat16
-    would move cosines by up to 0.002.
+    Rotary and relative positions are not added: attention rotates its queries and keys by
+    `rotation`, or adds `bias` to its scores. The table of sinusoidal and rotary positions stays in
+    float32 whatever the type of the weights: bfloat16 would move cosines by up to 0.002.
     """
 
     table: Tensor
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, *, causal: bool = True) -> None:
         super().__init__()
-        self.config, self.kind = config, config.positions
-        self.learned = None
+        self.config, self.kind, self.causal = config, config.positions, causal
+        self.learned = self.relative = None
+        if self.kind == "relative":
+            self.relative = nn.Parameter(torch.empty(BUCKETS, config.n_heads))
         if self.kind == "learned":
             self.learned = nn.Parameter(torch.empty(config.max_positions, config.d_model))
         self.computed = self.kind in ("sinusoidal", "rotary")
@@ -263,3 +302,11 @@ class Positions(nn.Module):
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
         """The argument of `rotate` for positions start ... stop - 1, if they are rotary."""
         return self._rows(start, stop) if self.kind == "rotary" else None
+
+    def distances(self, start: int, stop: int) -> Distances:
+        """Those of queries start ... stop - 1 and keys 0 ... stop - 1."""
+        if self.relative is None:
+            return Distances(rotation=self.rotation(start, stop))
+        keys = torch.arange(stop, device=self.relative.device)
+        buckets = distance_buckets(keys - keys[start:, None], causal=self.causal)
+        return Distances(bias=F.embedding(buckets, self.relative).permute(2, 0, 1))

@@ -14,7 +14,7 @@ from transduce.errors import InputError
 from transduce.model.attention import CrossAttention, FusedLinear, SelfAttention, split_rows
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
-from transduce.model.inputs import Positions, TokenInput, zero_padding
+from transduce.model.inputs import NO_DISTANCES, Distances, Positions, TokenInput, zero_padding
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -180,7 +180,7 @@ class Layer(nn.Module):
         memory: Float[Tensor, "B S D"] | None = None,
         memory_lengths: Int[Tensor, " B"] | None = None,
         cache: LayerCache | None = None,
-        rotation: Float[Tensor, "2 T P"] | None = None,
+        distances: Distances = NO_DISTANCES,
         taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "N T D"]:
         """One layer.
@@ -190,10 +190,10 @@ class Layer(nn.Module):
             memory: what cross-attention attends to; with a cache, only the first call reads it.
             memory_lengths: hides the padding of the memory.
             cache: keys and values of the positions before `x` and of the memory.
-            rotation: the angles of rotary positions.
+            distances: those of rotary or relative positions.
             taps: what is kept besides the result.
         """
-        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, rotation, taps))
+        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, distances, taps))
         if self.cross is not None and self.cross_sublayer is not None:
             key, value = self._memory(memory, cache)
             cross = self.cross
@@ -280,13 +280,13 @@ class ConformerLayer(Layer):
         x: Float[Tensor, "N T D"],
         *,
         lengths: Int[Tensor, " N"] | None = None,
-        rotation: Float[Tensor, "2 T P"] | None = None,
+        distances: Distances = NO_DISTANCES,
         taps: Taps = NO_TAPS,
         **_: Any,
     ) -> Float[Tensor, "N T D"]:
         """One layer of an encoder; the arguments are those of `Layer`."""
         x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
-        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, None, rotation, taps))
+        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, None, distances, taps))
         x = self.convolution_sublayer(x, lambda y: self.convolution(y, lengths))
         return self.norm(self.feed_forward_sublayer(x, lambda y: self.feed_forward(y) / 2))
 
@@ -343,6 +343,8 @@ def _initialize_by_sizes(name: str, part: nn.Module, config: TransformerConfig) 
             nn.init.xavier_uniform_(part.weight)
         case Positions() if part.learned is not None:
             nn.init.normal_(part.learned, std=0.02)
+        case Positions() if part.relative is not None:
+            nn.init.normal_(part.relative, std=0.02)
         case TokenInput():
             _fill_normally(part.weight, part.tokens.vocab_size, std=config.d_model**-0.5)
 

@@ -16,7 +16,7 @@ from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
 from transduce.model.cache import NO_TAPS, Cache, Taps
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.inputs import ConvolvedInput, FrameInput, Positions, TokenInput
+from transduce.model.inputs import ConvolvedInput, Distances, FrameInput, Positions, TokenInput
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
 
 
@@ -37,7 +37,7 @@ class Stack(nn.Module):
         super().__init__()
         self.causal = causal
         self.config = config
-        self.positions = Positions(config.for_stack(stack))
+        self.positions = Positions(config.for_stack(stack), causal=causal)
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         plain = causal or not config.conformer_kernel
@@ -75,7 +75,7 @@ class Stack(nn.Module):
             memory_lengths = cache.memory_lengths
         attended = states, memory_lengths
         start = cache.length if cache else 0
-        rotation = self.positions.rotation(start, start + x.size(1))
+        distances = self.positions.distances(start, start + x.size(1))
 
         recompute = self.config.recompute and self.training and torch.is_grad_enabled()
         layer = self._layer
@@ -86,7 +86,7 @@ class Stack(nn.Module):
         fixed = self.training or torch.compiler.is_compiling()
         with nullcontext() if fixed else without_cudnn_attention:
             for number in range(len(self.layers)):
-                x, router_scores = layer(number, x, lengths, attended, cache, rotation, taps)
+                x, router_scores = layer(number, x, lengths, attended, cache, distances, taps)
                 if taps.balance_losses is not None:
                     taps.balance_losses += self._balance(router_scores, lengths)
                 if after_layer is not None:
@@ -100,7 +100,7 @@ class Stack(nn.Module):
         lengths: Tensor | None,
         memory: tuple[Tensor | None, Tensor | None],
         cache: Cache | None,
-        rotation: Tensor | None,
+        distances: Distances,
         taps: Taps,
     ) -> tuple[Tensor, list[Tensor]]:
         """The states after a layer, and the scores of its router if it has one."""
@@ -111,7 +111,7 @@ class Stack(nn.Module):
             memory=memory[0],
             memory_lengths=memory[1],
             cache=None if cache is None else cache.layers[number],
-            rotation=rotation,
+            distances=distances,
             taps=of_layer,
         )
         return x, of_layer.router_scores or []

@@ -1,0 +1,88 @@
+"""T5 1.0 and 1.1 and mT5 against transformers: logits, greedy and beam search, tokenizers."""
+
+import random
+
+import pytest
+import torch
+
+import transduce as td
+from tests.interop.rivals import compare, drawn, sentencepiece_model
+from tests.interop.test_gpt2 import changed
+from tests.runs import ENGLISH, GERMAN
+from transduce.cli.main import main
+from transduce.model.inputs import distance_buckets
+
+pytestmark = pytest.mark.usefixtures("transformers")
+
+
+def rival(directory, seed: int, kind: str, *, gated: bool):
+    """A model with random weights and sizes, and its tokenizer, saved; 1.1 has an output table of its own."""
+    import transformers
+
+    rng = random.Random(seed)
+    directory.mkdir()
+    (directory / "spiece.model").write_bytes(
+        sentencepiece_model(
+            ENGLISH + GERMAN, vocab_size=90, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+            pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>",
+        )
+    )  # fmt: skip
+    tokenizer = transformers.T5Tokenizer.from_pretrained(directory, extra_ids=3)
+    torch.manual_seed(seed)
+    configuration, architecture = (
+        getattr(transformers, f"{kind}{part}") for part in ("Config", "ForConditionalGeneration")
+    )
+    model = architecture(
+        configuration(
+            vocab_size=len(tokenizer) + 5, d_model=rng.randint(11, 30), d_kv=rng.randint(3, 9), d_ff=rng.randint(11, 40),
+            num_layers=rng.randint(2, 3), num_decoder_layers=rng.randint(1, 2), num_heads=rng.choice([1, 2, 3]),
+            feed_forward_proj="gated-gelu" if gated else "relu", decoder_start_token_id=0, tie_word_embeddings=not gated,
+        )
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn_like(parameter) + (parameter.dim() == 1))
+        model.shared.weight.mul_(5)  # so that outputs are no near ties
+        if gated:
+            model.lm_head.weight = torch.nn.Parameter(0.5 * torch.randn_like(model.shared.weight))
+    beams = rng.choice([1, 2, 4])
+    model.generation_config.update(num_beams=beams, max_length=rng.randint(15, 40), suppress_tokens=[0])
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize(("kind", "gated"), [("T5", False), ("T5", True), ("MT5", True)])
+@pytest.mark.parametrize("seed", drawn(20, default=(0, 1), long=range(2, 6)))
+def test_logits_and_outputs_are_those_of_transformers(tmp_path, seed, kind, gated):
+    theirs, tokenizer = rival(tmp_path / "theirs", seed, kind, gated=gated)
+    difference, found, want = compare(theirs, tokenizer, tmp_path / "theirs")
+    assert difference < 1e-4 and found == want
+    assert any(want)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_distances_have_the_rows_that_transformers_gives_them(causal):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distance = torch.arange(-3000, 3000)[None]
+    want = T5Attention._relative_position_bucket(distance, bidirectional=not causal)
+    assert torch.equal(distance_buckets(distance, causal=causal), want)
+
+
+def test_a_tokenizer_json_is_read_as_the_sentencepiece_model_is_and_no_library_has_the_model(tmp_path, capsys):
+    """And another number of rows for distances is refused."""
+    _, tokenizer = rival(tmp_path / "theirs", 0, "T5", gated=True)
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "json")]) == 0
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "pieces")]) == 0
+    for run in ("json", "pieces"):
+        translator = td.load_translator(tmp_path / run)
+        assert [list(row) for row in translator.sources(ENGLISH)] == tokenizer(ENGLISH)["input_ids"], run
+    for kind in ("ctranslate2", "onnx"):
+        capsys.readouterr()
+        assert main(["export", str(tmp_path / "json"), str(tmp_path / "out"), "--to", kind]) == 2
+        assert "is written without relative positions; it cannot be exported" in capsys.readouterr().err
+    changed(tmp_path / "theirs", relative_attention_num_buckets=16)
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "other")]) == 2
+    assert "relative_attention_num_buckets must be 32, but in" in capsys.readouterr().err
