@@ -107,7 +107,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     """Terms and their translations, in Python a dict: where a term stands in a source, its
     translation is likelier; in transcripts, all translations are. A term in small letters stands
     for itself in any case."""
-    glossary_bonus: Common[float] = 4.0
+    glossary_bonus: float = 4.0
     """How much likelier, in nats; inf = a translation must come. Raise it where terms are missed,
     lower it where they come too often."""
     lm_weight: Common[float] = 0.0
