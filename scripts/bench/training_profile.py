@@ -1,0 +1,66 @@
+"""Where an update of a recipe spends its time: PyTorch's operators by their own time, after a few updates.
+
+    python scripts/bench training_profile --updates 3 recipes/translation.py multi30k --data DIR --run /tmp/run
+
+Prints the share of each operator, those of an update outside of operators (Python, and whatever waits), and the share of calls.
+"""
+
+import argparse
+import runpy
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from transduce.train.trainer import Trainer
+
+update = Trainer._update
+
+
+def main() -> None:
+    """Run the recipe until enough updates are profiled."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=14)
+    parser.add_argument("recipe", nargs=argparse.REMAINDER, help="a recipe and its arguments")
+    x = parser.parse_args()
+    torch.set_num_threads(x.threads)
+    profiler = profile(activities=[ProfilerActivity.CPU])
+    done = 0
+    seconds = 0.0
+
+    def profiled(self: Trainer, group: Sequence[object], *rest: object, **how: object) -> None:
+        nonlocal done, seconds
+        if done == x.warm_up:
+            profiler.start()
+        began = time.perf_counter()
+        update(self, group, *rest, **how)  # type: ignore[arg-type]
+        if done >= x.warm_up:
+            seconds += time.perf_counter() - began
+        done += 1
+        if done == x.warm_up + x.updates:
+            profiler.stop()
+            report(profiler, seconds, x.updates, x.rows)
+            sys.exit()
+
+    Trainer._update = profiled  # type: ignore[method-assign, assignment]
+    sys.argv = x.recipe
+    runpy.run_path(x.recipe[0], run_name="__main__")
+
+
+def report(profiler: profile, seconds: float, n_updates: int, n_rows: int) -> None:
+    """Print the operators that take longest by themselves."""
+    rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    inside = sum(row.self_cpu_time_total for row in rows) / 1e6
+    print(f"{1000 * seconds / n_updates:.0f} ms an update, {1 - inside / seconds:.0%} outside of operators")
+    for row in rows[:n_rows]:
+        share = row.self_cpu_time_total / 1e6 / seconds
+        print(f"{share:6.1%}  {row.count / n_updates:6.0f} calls  {row.key}")
+
+
+if __name__ == "__main__":
+    main()
