@@ -242,10 +242,7 @@ class Transcriber(SoundTask):
         details: Details,
         states: Sequence[Float[Tensor, "_ D"]] = (),
     ) -> Iterator[tuple[int, list[Output]]]:
-        """The number of a segment and its n best texts, as batches finish.
-
-        Args:
-            states: the first encoder's, if it has computed them.
+        """The number of a segment and its n best texts, as batches finish; see `_search`.
 
         Segments whose best text loops, or does not end before the length bound, are searched once
         more with repetition blocked; a warning counts them, and names some.
