@@ -167,7 +167,11 @@ def test_logits_that_are_not_finite(value, tokens, rng):
 def test_what_needs_python_goes_step_by_step(settings, rng, monkeypatch):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
-    monkeypatch.setattr(Counting, "greedy", None)
+
+    def called(*_: object, **__: object) -> None:
+        raise RuntimeError("one call")
+
+    monkeypatch.setattr(Counting, "greedy", called)
     assert len(greedy(engine, memory, prompts, 1, **settings)) == N
-    with pytest.raises(TypeError, match="not callable"):
-        greedy(engine, memory, prompts, 1)
+    with pytest.raises(RuntimeError, match="one call"):
+        greedy(engine, memory, prompts, None)
