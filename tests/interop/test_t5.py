@@ -1,6 +1,7 @@
 """T5 1.0 and 1.1 and mT5 against transformers: logits, greedy and beam search, tokenizers."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 import transduce as td
 from tests.interop.rivals import compare, drawn, sentencepiece_model
 from tests.interop.test_gpt2 import changed
-from tests.runs import ENGLISH, GERMAN
+from tests.runs import ENGLISH, GERMAN, TINY, random_run
 from transduce.cli.main import main
 from transduce.model.inputs import distance_buckets
 
@@ -86,3 +87,30 @@ def test_a_tokenizer_json_is_read_as_the_sentencepiece_model_is_and_no_library_h
     changed(tmp_path / "theirs", relative_attention_num_buckets=16)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "other")]) == 2
     assert "relative_attention_num_buckets must be 32, but in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("half", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", ["ctranslate2", "onnx"])
+def test_relative_positions_of_one_half_are_not_exported_either(tmp_path, half, kind, capsys):
+    stack = replace(getattr(TINY, half), positions="relative")
+    run = random_run(tmp_path / "run", model=replace(TINY, **{half: stack}))
+    assert main(["export", str(run), str(tmp_path / "out"), "--to", kind]) == 2
+    assert "is written without relative positions; it cannot be exported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [None, 3, "glu-gelu"])
+def test_a_feed_forward_layer_that_t5_has_not_is_refused(tmp_path, value, capsys):
+    rival(tmp_path / "theirs", 0, "T5", gated=False)
+    changed(tmp_path / "theirs", feed_forward_proj=value)
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    message = capsys.readouterr().err
+    assert "feed_forward_proj must be an activation" in message and repr(value) in message
+
+
+@pytest.mark.parametrize("content", [b"", b"junk"])
+def test_a_broken_sentencepiece_model_is_named(tmp_path, content, capsys):
+    rival(tmp_path / "theirs", 0, "T5", gated=False)
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    (tmp_path / "theirs" / "spiece.model").write_bytes(content)
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    assert "spiece.model is no SentencePiece model: " in capsys.readouterr().err

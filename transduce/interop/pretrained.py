@@ -385,7 +385,8 @@ def check_exportable(config: TransformerConfig, name: str, lacking: Sequence[str
         raise InputError(
             f"{name} takes tokens, but this model's encoder takes frames; it cannot be exported"
         )
-    if config.positions == "relative":
+    stacks = [stack for stack in (config.encoder, config.decoder) if stack]
+    if any(config.for_stack(stack).positions == "relative" for stack in stacks):
         raise InputError(f"{name} is written without relative positions; it cannot be exported")
     for field in lacking:
         known = getattr(TransformerConfig, field)
