@@ -241,8 +241,8 @@ def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):
     (tmp_path / "theirs" / "tokenizer.json").unlink()
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == (
-        f"transduce: a tokenizer is tokenizer.json, or spiece.model, or sentencepiece.bpe.model and vocab.json, but {tmp_path / 'theirs'} has "
-        "neither; write it with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)\n"
+        "transduce: a tokenizer is tokenizer.json, or spiece.model, or sentencepiece.bpe.model and vocab.json, but "
+        f"{tmp_path / 'theirs'} has none of them; write it with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)\n"
     )
 
 

@@ -164,7 +164,8 @@ class Vocabulary(NamedTuple):
 
 
 def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) -> Vocabulary:
-    """Read tokenizer.json, or sentencepiece.bpe.model and vocab.json of M2M-100."""
+    """Read tokenizer.json, or spiece.model of T5, or sentencepiece.bpe.model and vocab.json of
+    M2M-100."""
     if (directory / "tokenizer.json").is_file():
         stored = JSONTokenizer.load(directory / "tokenizer.json")
         plain = _without_ids_from(size, json.loads(stored.model))
@@ -177,7 +178,10 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
         return Vocabulary(make, unk_id, {*added.values()}, languages, *around)
     spm = directory / "spiece.model"
     if spm.is_file():
-        own = SentencePieceProcessor(str(spm))
+        try:
+            own = SentencePieceProcessor(model_file=str(spm))
+        except RuntimeError as error:
+            raise InputError(f"{spm} is no SentencePiece model: {error}") from error
         pieces = own.id_to_piece([*range(len(own))]) + [""] * (size - len(own))
         make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces)
         return Vocabulary(make, own.unk_id(), set(), {}, [], [])
@@ -185,9 +189,7 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
     if not spm.is_file() or not (directory / "vocab.json").is_file():
         raise InputError(
             "a tokenizer is tokenizer.json, or spiece.model, or sentencepiece.bpe.model and "
-            "vocab.json, but "
-            f"{directory} has neither; "
-            "write it with transformers: "
+            f"vocab.json, but {directory} has none of them; write it with transformers: "
             "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )
     pieces = read_table(directory / "vocab.json", size)

@@ -5,6 +5,8 @@ from typing import Any
 
 from typing_extensions import dataclass_transform
 
+from transduce.errors import InputError
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +240,19 @@ T5_NAMES = {
 
 
 def renamed_t5(plain: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a T5 under the names of the other encoder-decoder models."""
+    """The settings of a T5 under the names of the other encoder-decoder models.
+
+    Raises:
+        InputError: its feed_forward_proj is neither an activation nor a gated one.
+    """
     default = "relu" if plain["model_type"] == "t5" else "gated-gelu"
-    gate, _, activation = plain.get("feed_forward_proj", default).rpartition("-")
+    projection = plain.get("feed_forward_proj", default)
+    gate, _, activation = str(projection).rpartition("-")
+    if not isinstance(projection, str) or gate not in ("", "gated"):
+        raise InputError(
+            "feed_forward_proj must be an activation, or one behind gated-, but it is "
+            f"{projection!r:.60}"
+        )
     there = {name: names for name, names in T5_NAMES.items() if plain.get(name) is not None}
     renamed = {ours: plain[name] for name, names in there.items() for ours in names.split()}
     activation = "gelu_new" if gate and activation == "gelu" else activation

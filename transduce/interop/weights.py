@@ -130,7 +130,6 @@ SPEECH2TEXT = ENCODER_DECODER | {
     "source_input.convolutions.{}": "model.encoder.conv.conv_layers.{}"
 }
 
-
 CTRANSLATE2_STACK: Names = {
     "positions.learned": "position_encodings.encodings",
     "embedding_norm": "layernorm_embedding",
