@@ -73,6 +73,7 @@ def test_what_is_replayed_says_its_share_and_validation_takes_none_of_it(folder)
             "a manifest must be there, but {0}/nothing.tsv is not; use --data DIR, or name the manifests "
             "(transduce data manifest makes some)",
         ),
+        ({"replay": Path("empty.tsv")}, "a manifest must have recordings, but {0}/empty.tsv has none"),
         ({"leave_out": "Z"}, "leave_out must be a speaker of the manifests, but 'Z' is not: A, B, C, D, E, F"),
         (
             {"train": Path("test.tsv"), "leave_out": "F", "hold_out": "recordings"},
@@ -87,6 +88,7 @@ def test_what_is_replayed_says_its_share_and_validation_takes_none_of_it(folder)
     ],
 )
 def test_what_cannot_be_is_told(folder, fields, message):
+    (folder / "empty.tsv").write_text("id\taudio\ttext\n")
     with pytest.raises(ValueError) as error:
         Manifests(data=folder, **fields).read(1)
     assert message.format(folder) in str(error.value)

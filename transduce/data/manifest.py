@@ -352,9 +352,8 @@ class Manifests:
             InputError: a manifest is missing or wrong, leave_out is not a speaker, no recording is
                 left for training or for validation, or the test has no texts.
         """
-        train, test, valid, replay = map(
-            self.part, (self.train, self.test, self.valid, self.replay)
-        )
+        paths = self.train, self.test, self.valid, self.replay
+        train, test, valid, replay = map(self.part, paths)
         if who := self.leave_out:
             everybody = [*train, *test]
             test = [r for r in everybody if r.speaker == who]
@@ -371,8 +370,7 @@ class Manifests:
         if not train or not valid:
             raise InputError(
                 f"training and validation need recordings, but there are {len(train)} and "
-                f"{len(valid)}; "
-                f"look at {self.train}, {self.valid or self.hold_out} and "
+                f"{len(valid)}; look at {self.train}, {self.valid or self.hold_out} and "
                 f"leave_out={self.leave_out!r}"
             )
         for part, path, recordings in (("training", self.train, train), ("test", self.test, test)):
@@ -387,7 +385,7 @@ class Manifests:
         """The recordings of one of the manifests; none where it is None.
 
         Raises:
-            InputError: it is missing or wrong.
+            InputError: it is missing, wrong or empty.
         """
         if path is None:
             return []
@@ -397,4 +395,6 @@ class Manifests:
                 f"a manifest must be there, but {path} is not; use --data DIR, or name the "
                 "manifests (transduce data manifest makes some)"
             )
-        return read_manifest(path, self.target_column)
+        if recordings := read_manifest(path, self.target_column):
+            return recordings
+        raise InputError(f"a manifest must have recordings, but {path} has none")
