@@ -179,12 +179,12 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
     spm = directory / "spiece.model"
     if spm.is_file():
         try:
-            own = SentencePieceProcessor(model_file=str(spm))
+            model = SentencePieceProcessor(model_file=str(spm))
         except RuntimeError as error:
             raise InputError(f"{spm} is no SentencePiece model: {error}") from error
-        pieces = own.id_to_piece([*range(len(own))]) + [""] * (size - len(own))
+        pieces = model.id_to_piece([*range(len(model))]) + [""] * (size - len(model))
         make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces)
-        return Vocabulary(make, own.unk_id(), set(), {}, [], [])
+        return Vocabulary(make, model.unk_id(), set(), {}, [], [])
     spm = directory / "sentencepiece.bpe.model"
     if not spm.is_file() or not (directory / "vocab.json").is_file():
         raise InputError(

@@ -253,8 +253,12 @@ def renamed_t5(plain: dict[str, Any]) -> dict[str, Any]:
             "feed_forward_proj must be an activation, or one behind gated-, but it is "
             f"{projection!r:.60}"
         )
-    there = {name: names for name, names in T5_NAMES.items() if plain.get(name) is not None}
-    renamed = {ours: plain[name] for name, names in there.items() for ours in names.split()}
+    renamed = {
+        ours: plain[name]
+        for name, names in T5_NAMES.items()
+        if plain.get(name) is not None
+        for ours in names.split()
+    }
     activation = "gelu_new" if gate and activation == "gelu" else activation
     return plain | renamed | {"gated": gate == "gated", "activation_function": activation}
 
