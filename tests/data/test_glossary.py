@@ -7,6 +7,7 @@ import pytest
 from transduce.data.glossary import Glossary, at_word, parse_glossary
 
 TERMS = {"dog": "Hund", "hot dog": "Hotdog", "IT": "EDV", "New York": "New York", "dog show": "Schau", "犬": "Hund!"}
+TERMS |= {"\u03bcm": "Mikrometer", "σίσυφοσ": "Sisyphos", "Dog Tag": "Marke"}
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,8 @@ TERMS = {"dog": "Hund", "hot dog": "Hotdog", "IT": "EDV", "New York": "New York"
         ("it is IT", ["EDV"]),
         ("A hot dog show in New York.", ["Hotdog", "New York"]),
         ("Hot  dog", ["Hund"]),
+        ("A hot dog of 5 µm, as the ΣΊΣΥΦΟΣ.", ["Hotdog", "Mikrometer", "Sisyphos"]),
+        ("Dog Tag, dog tag", ["Marke", "Hund"]),
         ("", []),
         ("白い犬が dog", ["Hund!", "Hund"]),
     ],

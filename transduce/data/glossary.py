@@ -24,18 +24,17 @@ class Glossary:
     found in any case."""
 
     def __init__(self, terms: Terms) -> None:
-        self.translations = dict(terms)
-        patterns = map(_pattern, sorted(self.translations, key=len, reverse=True))
+        by_length = sorted(
+            dict(terms).items(), key=lambda pair: (-len(pair[0]), pair[0] == pair[0].lower())
+        )
+        self.translations = [translation for _, translation in by_length]
+        patterns = (f"({_pattern(term)})" for term, _ in by_length)
         self.pattern = re.compile("|".join(patterns) or "(?!)")
 
     def __call__(self, text: str) -> list[str]:
         """The translations of the terms in a text, each once."""
-        terms = [match.group() for match in self.pattern.finditer(text)]
-        return list(
-            dict.fromkeys(
-                self.translations.get(term) or self.translations[term.lower()] for term in terms
-            )
-        )
+        numbers = (match.lastindex or 1 for match in self.pattern.finditer(text))
+        return list(dict.fromkeys(self.translations[number - 1] for number in numbers))
 
 
 def _pattern(term: str) -> str:
