@@ -105,14 +105,18 @@ def test_whatever_the_alignment_tags_are_nested_and_none_is_lost(seed):
 
 
 SRT = "1\r\n00:00:01,000 --> 00:00:02,500\r\nPrint\r\n<i>it</i> & go\r\n\r\n2\r\n00:00:03,000 --> 00:00:04,000\r\n\r\n3\r\n00:00:05,000 --> 00:00:06,000\r\nBye\r\n"
-VTT = "WEBVTT\n\nNOTE a b\n\nx\n00:01.000 --> 00:02.000 align:start\n<v Ann>a <00:01.500>b & c\nd\n\n\n00:03.000 --> 00:04.000\nBye"
+VTT = "WEBVTT\n\nNOTE a b\n\nx\n00:01.000 --> 00:02.000 align:start\n<v Ann>a <c.red.big>b <00:01.500></c> & c\nd\n\n\n00:03.000 --> 00:04.000\nBye"
 
 
 def test_subtitles_keep_their_times_and_a_cue_is_one_text():
     assert translated(SRT, "srt") == SRT.replace("Print\r\n<i>it</i> & go", "PRINT <i>IT</i> & GO").replace(
         "Bye", "BYE"
     )
-    want = VTT.replace("a <00:01.500>b & c\nd", "A B &amp; C D").replace("Bye", "BYE")
+    unspaced = SRT.replace("\r\n\r\n2", "\r\n2").replace("Print\r\n", "Print ")
+    assert translated(unspaced, "srt") == unspaced.replace("Print <i>it", "PRINT <i>IT").replace(" go", " GO").replace(
+        "Bye", "BYE"
+    )
+    want = VTT.replace("a <c.red.big>b <00:01.500></c> & c\nd", "A <c.red.big>B</c> &amp; C D").replace("Bye", "BYE")
     assert translated(VTT, "vtt") == want
     assert translated("", "srt") == translated("", "vtt") == ""
     with pytest.raises(ValueError, match=r"^subtitles have times .* none behind 'Hello'; leave out --format"):

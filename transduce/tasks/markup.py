@@ -25,12 +25,15 @@ ATTRIBUTES = r"""(?:"[^"]*"|'[^']*'|[^"'<>])*"""
 MARKUP = re.compile(
     rf"<({OPAQUE})\b{ATTRIBUTES}>.*?</\1\s*>"
     rf"|<([a-z]\w*)\b(?=[^>]*\stranslate=[\"']?no\b){ATTRIBUTES}>.*?</\2\s*>"
-    rf"|<(!--).*?-->|<(/?[a-z][\w:.-]*){ATTRIBUTES}>|<([!?]){ATTRIBUTES}>",
+    rf"|<(!--).*?-->|<(/?[a-z][\w:-]*){ATTRIBUTES}>|<([!?]){ATTRIBUTES}>",
     re.DOTALL | re.IGNORECASE,
 )
 
 MARKS = re.compile(r"[^\w\s]*$")
 """Punctuation at the end of a word."""
+
+BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d.,]*[ \t]*-->))")
+"""A blank line, or the end of the line before a cue's number and time, where that is missing."""
 
 TIME_TAG = re.compile(r"<[\d:.]+>")
 """The time of a word in a WebVTT cue, which no translation keeps."""
@@ -138,7 +141,7 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
             f"there are none behind {text[:40]!r}; leave out --format for plain text"
         )
     pieces = list[str | Fragment]()
-    for block in re.split(r"(\n[ \t\r]*\n\s*)", text):
+    for block in BETWEEN_CUES.split(text):
         head, arrow, rest = block.partition("-->")
         times, end, cue = rest.partition("\n")
         line = TIME_TAG.sub("", " ".join(cue.split()))
