@@ -173,6 +173,8 @@ def test_a_text_ends_with_the_token_that_completes_a_stop_string(kind):
         g.generate(["a"], GenerationConfig(beam_size=2), stop=["a"])
     with pytest.raises(ValueError, match="stop takes a list of strings"):
         g.generate(["a"], GenerationConfig(), stop="ab")
+    with pytest.raises(ValueError, match="stop takes a list of strings, but element 1 is 3"):
+        g.generate(["a"], GenerationConfig(), stop=["a", 3])
 
 
 def test_texts_in_parts_are_those_that_are_drawn_at_once():

@@ -263,7 +263,7 @@ class Generator(Task):
         stop: Sequence[str],
     ) -> Sampler:
         """The sampler of n texts of every prompt, which end at the stop strings."""
-        check_list(stop, "stop takes a list of strings")
+        check_list(stop, "stop takes a list of strings", of_text=True)
         ids = torch.tensor(prompts, device=self.model.device)
         texts = [
             TextStream(self.tokenizer, row)
