@@ -347,3 +347,6 @@ def test_the_command_line_takes_a_glossary(text_run, tmp_path, capsys):
     assert f"{tmp_path / 'terms'}: line 1 of a glossary must be" in capsys.readouterr().err
     assert main([*command[:-1], str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
+    for flag in ("--glossary", "--forbid"):
+        assert main(["translate", str(text_run), flag, "-"]) == 2
+        assert "standard input can be read once, but - stands for 2 files" in capsys.readouterr().err

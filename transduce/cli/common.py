@@ -123,12 +123,13 @@ class SearchOptions:
     may be said."""
     settings: Group[Overrides]
 
-    def overrides(self) -> dict[str, Any]:
-        """The settings that the command line names.
+    def overrides(self, files: Sequence[Path] = ()) -> dict[str, Any]:
+        """The settings that the command line names, beside files of the input.
 
         Raises:
-            InputError: some do not go together.
+            InputError: some do not go together, or - stands for two files.
         """
+        check_stdin([*files, *filter(None, (self.forbid, self.glossary))])
         others = [n for n, value in GREEDY.items() if self.settings.get(n, value) != value]
         if self.greedy and others:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)

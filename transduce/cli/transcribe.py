@@ -64,7 +64,7 @@ class TranscriptionSearch(SearchOptions):
     recording."""
     settings: Group[TranscriptionSettings]
 
-    def overrides(self) -> dict[str, Any]:
+    def overrides(self, files: Sequence[Path] = ()) -> dict[str, Any]:
         """See SearchOptions; with the language."""
         if self.language and self.settings.get("begin_with"):
             raise InputError(
@@ -72,7 +72,7 @@ class TranscriptionSearch(SearchOptions):
                 f"{self.language} names it, too; leave one of them out"
             )
         known = {"target_language": self.language} if self.language else {}
-        return super().overrides() | known
+        return super().overrides(files) | known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ def transcribe(
         run=local(run),
         lm=search.lm and local(search.lm),
         machine=machine,
-        settings=search.overrides(),
+        settings=search.overrides(files),
         output=output,
         columns=columns,
     )

@@ -129,7 +129,7 @@ def translate(
         run=local(run),
         lm=search.lm and local(search.lm),
         machine=machine,
-        settings=search.overrides(),
+        settings=search.overrides(files or [STDIN]),
         output=output,
         columns=columns,
     )
