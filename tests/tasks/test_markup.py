@@ -116,6 +116,7 @@ def test_subtitles_keep_their_times_and_a_cue_is_one_text():
     assert translated(unspaced, "srt") == unspaced.replace("Print <i>it", "PRINT <i>IT").replace(" go", " GO").replace(
         "Bye", "BYE"
     )
+    assert translated(SRT.replace("Bye", "{\\an8}{\\b1} Bye {you}"), "srt").endswith("\r\n{\\an8}{\\b1} BYE {YOU}\r\n")
     want = VTT.replace("a <c.red.big>b <00:01.500></c> & c\nd", "A <c.red.big>B</c> &amp; C D").replace("Bye", "BYE")
     assert translated(VTT, "vtt") == want
     assert translated("", "srt") == translated("", "vtt") == ""

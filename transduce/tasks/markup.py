@@ -35,6 +35,9 @@ MARKS = re.compile(r"[^\w\s]*$")
 BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d.,]*[ \t]*-->))")
 """A blank line, or the end of the line before a cue's number and time, where that is missing."""
 
+PLACE = re.compile(r"^(?:\{\\[^{}]*\}\s*)+")
+"""Where a cue of SubRip is shown, and how, such as {\\an8}, before its text."""
+
 TIME_TAG = re.compile(r"<[\d:.]+>")
 """The time of a word in a WebVTT cue, which no translation keeps."""
 
@@ -145,7 +148,8 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
         head, arrow, rest = block.partition("-->")
         times, end, cue = rest.partition("\n")
         line = TIME_TAG.sub("", " ".join(cue.split()))
-        inner = parse_html(line, escaped=escaped) if arrow else []
+        place = "".join(PLACE.findall(line))
+        inner = [place, *parse_html(line[len(place) :], escaped=escaped)] if arrow else []
         tail = cue[len(cue.rstrip()) :] if arrow else ""
         pieces += [head + arrow + times + end, *inner, tail]
     return pieces
