@@ -36,9 +36,9 @@ class RulesConfig:
     a word."""
 
     logit_bias: tuple[tuple[str, float], ...] = ()
-    """Nats that are added to the score of each token with one of these ids, or of each phrase that
-    is no number, there once in an output where it is more than 0. A space at either end is the end
-    of a word. -100 all but forbids. In Python, a dict: {"Katze": 2.0, "17": -100}."""
+    """Nats that are added to the scores of tokens, named by their ids, and of phrases. A number is
+    an id. More than 0 counts for a phrase once in an output. A space at either end of a phrase is
+    the end of a word. -100 all but forbids. In Python, a dict: {"Katze": 2.0, "17": -100}."""
 
     def __post_init__(self) -> None:
         pairs = tuple((str(name), bias) for name, bias in dict(self.logit_bias).items())

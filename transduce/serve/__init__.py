@@ -32,8 +32,8 @@ class ServeConfig:
     max_tokens: int = 1024
     """Tokens of a generated text."""
     speech_language: str = ""
-    """What runs transcribe that do not know it, such as en: Home Assistant offers a recognizer for
-    the languages that it names, and no others."""
+    """The language, such as en, of runs that transcribe and do not know theirs: Home Assistant
+    offers a recognizer only for the languages that it names."""
 
     @property
     def upload_bytes(self) -> int:
