@@ -59,7 +59,7 @@ def test_flags_are_all_that_there_are(script):
     assert completed(script, "score", "wer", "--re") == ["--resamples", "--report"]
     flags = completed(script, "translate", "RUN", "--")
     assert {"--length-offset", "--require"} <= set(flags) and all(flag.startswith("--") for flag in flags)
-    assert set(completed(script, "translate", "RUN", "--format", "")) == {"text", "json"}
+    assert set(completed(script, "translate", "RUN", "--format", "")) == {"text", "json", "html", "srt", "vtt"}
 
 
 @pytest.mark.process
