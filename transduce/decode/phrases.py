@@ -307,7 +307,7 @@ class Required:
         complete = begun = np.zeros(len(self.vocabulary.surfaces), dtype=np.int64)
         for phrase, state in states:
             matcher, useful = self._matchers[phrase]
-            after, n_ended = matcher.walk(max(state, 0), self.vocabulary, matcher.values([1]))
+            after, n_ended = matcher.walk(max(state, 0), self.vocabulary, matcher.values([1.0]))
             ended = (n_ended > 0) | (state < 0)
             complete = complete + len(phrase) * ended
             begun = np.maximum(begun, np.where(ended, 0, useful[after]))
