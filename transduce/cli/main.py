@@ -78,7 +78,10 @@ COMMANDS = {
         "runs:publish",
         "Put a finished run on the Hugging Face hub, with its model card.",
     ),
-    "export": ("runs:export", "Write a run's model for CTranslate2, transformers or ONNX."),
+    "export": (
+        "runs:export",
+        "Write a run's model for other programs, or as a page that translates.",
+    ),
     "completion": (
         "main:completion",
         "Let the Tab key complete commands and flags in bash, zsh or fish.",

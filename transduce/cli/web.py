@@ -9,7 +9,7 @@ from transduce.cli.data import RUNTIME, get
 from transduce.config import to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.interop.pretrained import write_settings
 from transduce.kernels import cache_folder
 from transduce.tasks.config import SearchConfig
@@ -56,6 +56,7 @@ def prepare_page(
             )
     if source.tagged_languages:
         source.with_tag(language)  # which refuses another one
+    require("onnx", "this export", "onnx")  # before 33 MB are fetched
     get("onnxruntime-web", cache_folder())
 
 
