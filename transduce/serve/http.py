@@ -5,12 +5,13 @@ Heads, bodies and answers are bounded in size and time; bodies are checked by py
 
 import asyncio
 import json
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from pathlib import Path
-from time import monotonic, time
+from time import time
 from typing import Annotated, Any, Generic, TypeVar
 
 import anyio
@@ -312,18 +313,16 @@ class Connection(H11Protocol):
         self.application = self.app
         self.app = self._answer
         self.answering: asyncio.Task[None] | None = None
-        self.idle_since = monotonic()
+        self.by_age = self.app_state.setdefault("by_age", OrderedDict())
+        """All of this server, the one that has waited longest for its request first."""
+        self.by_age[self] = None
         self.timeout_keep_alive_task = self.loop.call_later(
             HEAD_SECONDS, self.timeout_keep_alive_handler
         )
         if self.limit_concurrency and len(self.connections) >= 0.9 * self.limit_concurrency:
-            connections = [each for each in self.connections if isinstance(each, Connection)]
-            unready = [
-                each
-                for each in connections
-                if (each.idle or each.cycle.more_body) and not each.transport.is_closing()
-            ]
-            min(unready, key=lambda each: each.idle_since).transport.abort()
+            while not (oldest := self.by_age.popitem(last=False)[0]).unready:
+                pass  # it comes back with its answer
+            oldest.transport.abort()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the application; close the connection if the body is not here by then."""
@@ -340,6 +339,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the work for a client that has left; a stream notices that by itself."""
         super().connection_lost(exc)
+        self.by_age.pop(self, None)
         if self.answering and not self.cycle.response_started:
             self.answering.cancel()
 
@@ -347,6 +347,11 @@ class Connection(H11Protocol):
     def idle(self) -> bool:
         """Whether no request has begun since the last answer."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def unready(self) -> bool:
+        """Whether it is open, and waits for a request or for the rest of one."""
+        return (self.idle or self.cycle.more_body) and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         """Let the timer run until the head of a request is whole."""
@@ -370,6 +375,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Note since when the connection is idle."""
-        self.idle_since = monotonic()
+        """Begin to wait anew, as the youngest connection."""
+        self.by_age[self] = None
+        self.by_age.move_to_end(self)
         super().on_response_complete()
