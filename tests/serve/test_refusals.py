@@ -253,6 +253,12 @@ def test_a_full_queue_is_no_answer_to_who_lacks_the_token(runs):
         held.gate.set()
 
 
+def test_a_server_of_records_alone_has_no_queue_that_is_full():
+    with serving([], records={}) as url, client_of(url) as client:
+        answer = client.post("/translate", json=ASKED)
+        assert answer.status_code == 400 and "this server translates nothing" in answer.json()["error"]
+
+
 def test_an_offer_of_http_2_is_passed_over(http):
     """Java's client offers it with its first request, body and all."""
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAARAAAAAAAIAAAAA"}

@@ -265,9 +265,9 @@ class _MeasureRequests:
 
     def _is_refused(self, scope: Scope) -> bool:
         """Whether it would wait, but all queues are full; a token is checked first."""
-        engines = [run.engine for run in self.state.runs]
         is_work = not self.state.token and scope.get("path") in WORK_PATHS
-        return is_work and all(engine.is_full() for engine in engines)
+        runs = self.state.runs
+        return is_work and bool(runs) and all(run.engine.is_full() for run in runs)
 
 
 class RunInfo(BaseModel):
