@@ -46,8 +46,7 @@ class ServeConfig:
         return PER_CHARACTER * self.characters + BESIDE
 
     def __post_init__(self) -> None:
-        at_least(1, self, "batch", "queue", "characters", "texts")
-        at_least(1, self, "max_tokens")
+        at_least(1, self, "batch", "queue", "characters", "texts", "max_tokens")
         within("[0, 1000]", self, "wait_ms")
         within("(0, 3600]", self, "deadline")
         within("(0, 1024]", self, "upload_mb")
