@@ -126,7 +126,7 @@ def test_texts_to_generate_go_on_after_a_stop(letters, tmp_path, monkeypatch, ca
     assert call(*command) == 0
     want = capsys.readouterr().out
     assert want.count("-" * 20 + "\n") == 5
-    monkeypatch.setattr("transduce.cli.translate.Generation.CHUNK", 1)
+    monkeypatch.setattr("transduce.cli.generate.Generation.CHUNK", 1)
 
     def rows(*arguments):
         begun.append(1)
@@ -135,7 +135,7 @@ def test_texts_to_generate_go_on_after_a_stop(letters, tmp_path, monkeypatch, ca
         return inside(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("transduce.cli.translate.Rows", rows)
+        patch.setattr("transduce.cli.generate.Rows", rows)
         assert call(*command, "--output", out, "--workers", 1) == 130
     assert call(*command, "--output", out, "--workers", 1) == 0
     assert "2 of 3 inputs are done" in capsys.readouterr().err and out.read_text() == want

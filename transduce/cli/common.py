@@ -144,6 +144,14 @@ class SearchOptions:
         return settings
 
 
+def check_token_scores(token_scores: bool, format: str) -> None:
+    """Raise InputError where scores of tokens have no place."""
+    if token_scores and "json" not in format:
+        raise InputError(
+            f"scores of tokens need --format json, but it is {format}; add --format json"
+        )
+
+
 def with_phrases(settings: dict[str, Any], forbid: Path | None) -> dict[str, Any]:
     """Add the forbidden phrases of a file, one a line, to settings."""
     if forbid is None:

@@ -35,7 +35,7 @@ COMMANDS = {
         "transcribe:transcribe",
         "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles.",
     ),
-    "generate": ("translate:generate", "Go on from prompts with a language model."),
+    "generate": ("generate:generate", "Go on from prompts with a language model."),
     "serve": ("serve:serve", "Answer over HTTP, as OpenAI, LibreTranslate and whisper.cpp do."),
     "score bleu": ("score:score_bleu", "BLEU of translations, with interval and paired test."),
     "score chrf": ("score:score_chrf", "chrF of translations."),

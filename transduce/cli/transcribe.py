@@ -18,12 +18,12 @@ from transduce.cli.common import (
     Machine,
     Runs,
     SearchOptions,
+    check_token_scores,
     local,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
 from transduce.cli.large_files import Division, carry_out
 from transduce.cli.recordings import NamedSound, listed, recorded, sounds_of, stems_of
-from transduce.cli.translate import check_token_scores
 from transduce.config import Common, differences
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
