@@ -144,6 +144,16 @@ def test_what_is_wrong_is_named(run, capsys):
     assert "is a language model; use transduce generate" in capsys.readouterr().err
 
 
+def test_forbidden_phrases_may_come_from_standard_input_if_prompts_do_not(run, stdin, capsys):
+    for where in ([], ["-"], ["--interactive"]):
+        stdin(b"e\n")
+        assert main(["generate", str(run), *where, "--forbid", "-"]) == 2
+        assert "standard input can be read once, but - stands for 2 files" in capsys.readouterr().err
+    stdin(b"e\n")
+    assert main(["generate", str(run), "--prompt", "ROMEO:", "--max-length", "12", "--forbid", "-"]) == 0
+    assert capsys.readouterr().out == printed(run, ["ROMEO:"], max_length=12, forbid=("e",))
+
+
 # Perplexity
 
 

@@ -2,10 +2,11 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
@@ -18,6 +19,7 @@ from transduce.cli.common import (
     OptionalFile,
     Runs,
     check_interactive,
+    check_stdin,
     check_token_scores,
     checked,
     interact,
@@ -54,6 +56,16 @@ class GenerationOptions:
     """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at
     either end of one is the end of a word."""
     settings: Group[GenerationSettings]
+
+    def overrides(self, files: Sequence[Path]) -> dict[str, Any]:
+        """The settings that the command line names, beside files of the input.
+
+        Raises:
+            InputError: no run can have them, or - stands for two files.
+        """
+        check_stdin([*files, *filter(None, [self.forbid])])
+        GenerationConfig(max_length=LONGEST).changed(**self.settings)
+        return with_phrases(self.settings, self.forbid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +132,11 @@ def generate(
     if source.interactive:
         check_interactive({"FILE": files, "--prompt": source.prompt})
     # what no run can do is refused before one is loaded
-    GenerationConfig(max_length=LONGEST).changed(**generation.settings)
+    settings = generation.overrides(() if source.prompt else files or [STDIN])
     job = Generation(
         run=local(run),
         machine=machine,
-        settings=with_phrases(generation.settings, generation.forbid),
+        settings=settings,
         output=output,
     )
     if source.interactive:
