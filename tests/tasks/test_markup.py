@@ -58,6 +58,22 @@ def test_tags_wrap_the_words_that_were_written_from_theirs(text, order, want):
     assert translated(text, order=order) == want
 
 
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ('<div translate="no">a <div>b</div> c</div> d', '<div translate="no">a <div>b</div> c</div> D'),
+        ("a <b translate=no>b <B>c</b> d</b> e", "A <b translate=no>b <B>c</b> d</b> E"),
+        ('<p title="a > b" translate = "no">c</p>d', '<p title="a > b" translate = "no">c</p>D'),
+        ("<p title='never translate=no'>a</p>", "<p title='never translate=no'>A</p>"),
+        ('<p translate="yes">a</p>', '<p translate="yes">A</p>'),
+        ("<x-y translate=no>a<x-z>b</x-z></x-y>c", "<x-y translate=no>a<x-z>b</x-z></x-y>C"),
+        ("a<br translate=no>b", "A<br translate=no>B"),
+    ],
+)
+def test_an_element_that_is_not_translated_ends_where_it_does_in_html(text, want):
+    assert translated(text) == want
+
+
 class Nesting(HTMLParser):
     """Fails where an element ends that is not the innermost."""
 

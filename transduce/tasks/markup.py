@@ -24,7 +24,7 @@ ATTRIBUTES = r"""(?:"[^"]*"|'[^']*'|[^"'<>])*"""
 
 MARKUP = re.compile(
     rf"<({OPAQUE})\b{ATTRIBUTES}>.*?</\1\s*>"
-    rf"|<([a-z]\w*)\b(?=[^>]*\stranslate=[\"']?no\b){ATTRIBUTES}>.*?</\2\s*>"
+    rf"|<([a-z][\w:-]*)(?={ATTRIBUTES}\stranslate\s*=\s*[\"']?no\b){ATTRIBUTES}>"
     rf"|<(!--).*?-->|<(/?[a-z][\w:-]*){ATTRIBUTES}>|<([!?]){ATTRIBUTES}>",
     re.DOTALL | re.IGNORECASE,
 )
@@ -104,6 +104,17 @@ class Fragment:
         return word[:cut] + "".join(tag.closing for tag in reversed(tags)) + word[cut:]
 
 
+def _end_of_element(text: str, opening: re.Match[str]) -> int:
+    """Where the element ends, with others of its name inside; behind its tag if it has no end."""
+    tags = re.compile(rf"<(/?){opening[2]}(?![\w:-]){ATTRIBUTES}>", re.IGNORECASE)
+    depth = 0
+    for tag in tags.finditer(text, opening.start()):
+        depth += -1 if tag[1] else 1
+        if not depth:
+            return tag.end()
+    return opening.end()
+
+
 def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
     """HTML as fragments to translate and what is between them."""
     pieces: list[str | Fragment] = []
@@ -111,21 +122,24 @@ def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
     opened: list[tuple[str, Tag]] = []
     begin = at = 0
     for match in MARKUP.finditer(f"{text}<!>"):
+        if match.start() < at:  # inside of an element that is not translated
+            continue
         fragment.text += unescape(text[at : match.start()])
-        at = match.end()
         hidden, untranslated, *others = match.groups()
+        at = _end_of_element(text, match) if untranslated else match.end()
+        markup = text[match.start() : at]
         name = (hidden or untranslated or next(filter(None, others))).lower()
         if not INLINE.fullmatch(name.removeprefix("/")):
             between = text[begin : match.start()]
-            pieces += [fragment if fragment.text.strip() else between, match.group()]
+            pieces += [fragment if fragment.text.strip() else between, markup]
             fragment, opened, begin = Fragment(escaped=escaped), [], at
             continue
         place = len(fragment.text)
         starts = [tag for each, tag in opened if f"/{each}" == name and tag.stop < 0]
         if starts:
-            starts[-1].stop, starts[-1].closing = place, match.group()
+            starts[-1].stop, starts[-1].closing = place, markup
         else:
-            fragment.tags.append(Tag(match.group(), place))
+            fragment.tags.append(Tag(markup, place))
             if not (hidden or untranslated):
                 opened.append((name, fragment.tags[-1]))
     return pieces[:-1]
