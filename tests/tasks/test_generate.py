@@ -175,6 +175,8 @@ def test_a_text_ends_with_the_token_that_completes_a_stop_string(kind):
         g.generate(["a"], GenerationConfig(), stop="ab")
     with pytest.raises(ValueError, match="stop takes a list of strings, but element 1 is 3"):
         g.generate(["a"], GenerationConfig(), stop=["a", 3])
+    with pytest.raises(ValueError, match=r"^a stop string must have a character, but one is empty; leave it out$"):
+        g.generate(["a"], GenerationConfig(), stop=["a", ""])
 
 
 def test_texts_in_parts_are_those_that_are_drawn_at_once():

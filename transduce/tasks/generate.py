@@ -264,6 +264,8 @@ class Generator(Task):
     ) -> Sampler:
         """The sampler of n texts of every prompt, which end at the stop strings."""
         check_list(stop, "stop takes a list of strings", of_text=True)
+        if "" in stop:
+            raise InputError("a stop string must have a character, but one is empty; leave it out")
         ids = torch.tensor(prompts, device=self.model.device)
         texts = [
             TextStream(self.tokenizer, row)
