@@ -1,4 +1,4 @@
-"""Text goes in and comes out; nothing is unknown; sampling is a function of its seed."""
+"""Text goes in and comes out; nothing is unknown; the same text makes the same model."""
 
 import itertools
 
