@@ -47,7 +47,13 @@ def test_a_package_has_the_parts_that_argos_names(run, tmp_path):
 
 def test_what_argos_cannot_run_is_refused(run, tmp_path, capsys):
     assert export(run, tmp_path / "a.argosmodel") == 2
-    assert "--languages SOURCE TARGET (en de)" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "transduce: argos must know the languages; add --languages SOURCE TARGET (en de)\n"
+    )
+    assert main(["export", str(run), str(tmp_path / "a"), "--to", "onnx", "--languages", "en", "de"]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: languages are for argos and web, but this is --to onnx; leave them out\n"
+    )
     apart = random_run(tmp_path / "apart", model=LITTLE, joint=False)
     assert export(apart, tmp_path / "a.argosmodel", "--languages", "en", "de") == 2
     assert "share one SentencePiece model" in capsys.readouterr().err

@@ -248,10 +248,12 @@ def export(
     contents = load_run(run)
     if contents.target_tokenizer is None:
         raise InputError(f"a model is exported with its tokenizer, but {run} has none")
-    if to != "web" and (to == "argos") != all(languages):
-        raise InputError("--to argos takes --languages SOURCE TARGET (en de), only web may, too")
+    if any(languages) and to not in ("argos", "web"):
+        raise InputError(f"languages are for argos and web, but this is --to {to}; leave them out")
     if to == "argos":
         check_output(directory)
+        if not all(languages):
+            raise InputError("argos must know the languages; add --languages SOURCE TARGET (en de)")
         if others := [code for code in languages if not code.replace("-", "").isalnum()]:
             raise InputError(f"a language is a code such as en or pt-BR, but not {others[0]!r}")
     if not _exported(run, contents, directory, to, languages):
