@@ -132,9 +132,10 @@ def bonus(text: str, bias: dict[str, float]) -> float:
 
 @pytest.mark.parametrize(
     "bias",
-    [{"aa": 2.0}, {"ab": 2.0, "b a ": 1.0}, {"a ": 4.0, "aab ": -2.0}, {" b": 3.0, "bb": 0.5, "abab": 8.0}],
+    [{"aa": 2.0}, {"ab": 2.0, "b a ": 1.0}, {"a ": 4.0, "aab ": -2.0}, {" b": 3.0, "bb": 0.5, "abab": 8.0},
+     {"abba": 4.0, "ba": -4.0}],
     ids=str,
-)
+)  # fmt: skip
 def test_a_bonus_counts_once_and_is_given_back_where_its_phrase_does_not_go_on(bias):
     """The whole space of outputs, ranked anew; a neighbour has other phrases, or none."""
     language = Language(seed=2, vocab_size=len(SURFACES))

@@ -83,6 +83,7 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
     Source: Zhao et al. (2019), Shallow-fusion end-to-end contextual biasing.
     """
     matcher = Matcher(bias)
+    any_phrase = matcher.values([1.0] * len(bias))
     paths = [[Trie.state(matcher, phrase[:n]) for n in range(1, len(phrase))] for phrase in bias]
 
     def complete(text: bytes, before: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
@@ -106,7 +107,8 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
         value, share = tables(done)
         states, total = matcher.walk(state, vocabulary, value)
         begun = share[states]
-        for token in np.flatnonzero(total):
+        _, n_ended = matcher.walk(state, vocabulary, any_phrase)
+        for token in np.flatnonzero(n_ended):
             after = matcher.texts[state] + vocabulary.surfaces[token]
             begun[token] = tables(complete(after, done))[1][states[token]]
         if vocabulary.eos_id is not None:
