@@ -13,9 +13,10 @@ from tests.train import toy
 from tests.train.threads import in_threads
 from transduce.files import read_json_lines
 from transduce.train.config import LoRAConfig, OptimConfig, TrainingConfig
-from transduce.train.distributed import ShardedDataParallel, World, local
+from transduce.train.data_parallel import ShardedDataParallel
+from transduce.train.distributed import World
 from transduce.train.objectives import CrossEntropy
-from transduce.train.state import Store, Validation, gathered, parts_like
+from transduce.train.state import Store, Validation, gathered, local, parts_like
 
 
 class OfOne(ShardedDataParallel):

@@ -16,10 +16,10 @@ from tests.train.sometimes import Sometimes, count
 from transduce.data.batch import Batch
 from transduce.experiment.validation import held_out_loss
 from transduce.model.transformer import Transformer
-from transduce.train.distributed import local, world
+from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy, Loss
 from transduce.train.optim import OptimConfig
-from transduce.train.state import Validation, gathered
+from transduce.train.state import Validation, gathered, local
 
 pytestmark = pytest.mark.process
 

@@ -21,12 +21,13 @@ from transduce.device import DTYPES, trains_in, without_cudnn_attention
 from transduce.errors import InputError
 from transduce.process import allow_user_without_name
 from transduce.train.config import TrainingConfig
-from transduce.train.distributed import COLLECTIVE, DataParallel, ShardedDataParallel, local, world
+from transduce.train.data_parallel import DataParallel, ShardedDataParallel
+from transduce.train.distributed import COLLECTIVE, world
 from transduce.train.host import Batch, Data, HostCopy, StopRequest, load_batches, prefetch
 from transduce.train.log import Log, Sink
 from transduce.train.objectives import Objective
 from transduce.train.optim import add_lora, freeze, optimizer, scale_of, set_scale, step
-from transduce.train.state import Progress, Store, Validation
+from transduce.train.state import Progress, Store, Validation, local
 
 
 def seed_of_batch(seed: int, update: int, index: int) -> None:

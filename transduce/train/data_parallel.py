@@ -1,0 +1,153 @@
+"""How several processes share an update: batches are shared, gradients are summed, and weights may
+be sharded."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transduce.train.distributed import World
+from transduce.train.objectives import Objective
+from transduce.train.optim import LAYER
+from transduce.train.state import local
+
+
+class DataParallel:
+    """Every process has all weights; one exchange after its last batch sums their gradients.
+
+    Args:
+        clock: this process's count of the training's seconds.
+    """
+
+    def __init__(self, objective: Objective, world: World, clock: Callable[[], float]) -> None:
+        self.model = objective.model
+        self.world = world
+        self.clock = clock
+        self.names: list[str] | None = None  # of losses
+
+    def share(self, group: Sequence[int]) -> Sequence[int]:
+        """Return the batches of an update that this process computes."""
+        return self.world.share(group)
+
+    def divisor(self, n_tokens: int) -> float:
+        """Return the number that divides the losses for the gradient, of this process's tokens."""
+        return float(n_tokens)
+
+    def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
+        """Sum gradients and losses over all processes, in one exchange.
+
+        Args:
+            names: those of the losses.
+            numbers: the number of tokens, and sums of the losses over this process's batches.
+            stop: whether this process has been asked to stop.
+
+        Returns:
+            Names and sums; where there are several processes, behind them the number of those that
+            have been asked to stop, and the first one's seconds.
+        """
+        if self.world.size == 1:
+            return names, numbers
+        if self.names is None:  # the first process has a batch in every update
+            self.names = self.world.broadcast(names)
+        if len(numbers) == 1:  # the last batches of an epoch may be too few for all
+            numbers = numbers.new_zeros(1 + len(self.names))
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        used = [p.grad is not None for p in parameters]
+        gradients = [
+            torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in parameters
+        ]
+        numbers = torch.cat([numbers, self._decisions(numbers, stop), numbers.new_tensor(used)])
+        flat = torch.cat([numbers, *(gradient.flatten() for gradient in gradients)])
+        self.world.all_reduce(flat)
+        sizes = [len(numbers) - len(used), len(used), len(flat) - len(numbers)]
+        numbers, n_using, total = flat.split(sizes)
+        if not all(used):  # another process may use more; only then a device is waited for
+            used = (n_using > 0).tolist()
+        parts = (total / numbers[0]).split([p.numel() for p in parameters])
+        for p, part, is_used in zip(parameters, parts, used, strict=True):
+            p.grad = part.view_as(p) if is_used else None  # the optimizer skips unused weights
+        return self.names, numbers
+
+    def _decisions(self, numbers: Tensor, stop: bool) -> Tensor:
+        return numbers.new_tensor([float(stop), self.clock() if self.world.first else 0.0])
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale the gradient to a norm of at most `limit`, 0: none; returns the norm before."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), limit or math.inf)
+
+    def unsharded(self) -> AbstractContextManager[None]:
+        """While open, every process has all weights."""
+        return nullcontext()
+
+
+class ShardedDataParallel(DataParallel):
+    """Every process has a part of all weights; a layer is gathered while it computes.
+
+    Weights outside of layers, such as embeddings, are gathered from the beginning of a forward
+    pass to the end of the backward pass. Each pass exchanges weights and gradients, so all
+    processes run equally many, and all batches of an update must use the same weights, as in every
+    objective here.
+
+    A validation, and the beginning, need room for all weights, but not for gradients and moments.
+    Under autocast a forward pass leaves a copy of all weights in bf16 for the backward pass.
+    """
+
+    def __init__(self, objective: Objective, world: World, clock: Callable[[], float]) -> None:
+        from torch.distributed.device_mesh import init_device_mesh  # both take two seconds
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__(objective, world, clock)
+        modules = self.model.named_modules()
+        layers = [module for name, module in modules if LAYER.fullmatch(f"{name}.")]
+        mesh = init_device_mesh(next(self.model.parameters()).device.type, (world.size,))
+        self.parts: list[Any] = [fully_shard(module, mesh=mesh) for module in (*layers, objective)]
+        self.root = self.parts[-1]
+        for part, before in zip(self.parts, [self.root, *self.parts], strict=False):
+            part.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all
+            part.set_force_sum_reduction_for_comms(True)
+            # the default is the order of the last pass, which a validation changes in one process
+            part.set_modules_to_backward_prefetch([before])
+        # else the first module that runs becomes the root: a layer, in a validation
+        self.root._get_fsdp_state()._lazy_init()
+
+    def share(self, group: Sequence[int]) -> Sequence[int]:
+        """Return this process's batches; the first of all instead of one that it lacks."""
+        shared = list(self.world.share(group))
+        most = math.ceil(len(group) / self.world.size)
+        return shared if len(shared) == most else [*shared, group[0]]
+
+    def divisor(self, n_tokens: int) -> float:
+        """Return the number of tokens that all processes have in an update."""
+        return self.world.all_reduce_sum(n_tokens)[0]
+
+    def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
+        """Sum losses as in DataParallel; FSDP has summed the gradients."""
+        numbers = torch.cat([numbers, self._decisions(numbers, stop)])
+        self.world.all_reduce(numbers)
+        return names, numbers
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale the gradient as in DataParallel, by the norm of all parts."""
+        gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+        square = nn.utils.get_total_norm(gradients).square()[None]
+        self.world.all_reduce(square)
+        norm = square[0].sqrt()
+        factor = ((limit or math.inf) / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)
+        return norm
+
+    @contextmanager
+    def unsharded(self) -> Iterator[None]:
+        """While open, every process has all weights, and may run any number of passes."""
+        for part in self.parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in self.parts:
+                part.set_reshard_after_forward(part is not self.root, recurse=False)
+                part.reshard()
