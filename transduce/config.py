@@ -331,12 +331,13 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
             if isinstance(old, fitting)
             else from_dict(fitting, value, name)
         )
-    if isinstance(value, dict):  # pairs
-        value = [(str(key), each) for key, each in value.items()]
+    if isinstance(value, dict):
+        value = {str(key): each for key, each in value.items()}
+    pairs = [*value.items()] if isinstance(value, dict) else value
     for kind in kinds:
         if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
             with suppress(ValueError):
-                return structured(kind, value)
+                return structured(kind, pairs)
     raise InputError(
         f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}"
     )

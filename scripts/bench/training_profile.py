@@ -2,7 +2,7 @@
 
     python scripts/bench training_profile --updates 3 recipes/translation.py multi30k --data DIR --run /tmp/run
 
-Prints the share of each operator, those of an update outside of operators (Python, and whatever waits), and the share of calls.
+Prints how long an update takes, its share outside of operators (Python, and waiting), and the share and calls of each operator.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import runpy
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -26,19 +27,20 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=14)
-    parser.add_argument("recipe", nargs=argparse.REMAINDER, help="a recipe and its arguments")
+    parser.add_argument("recipe", help="its file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the recipe")
     x = parser.parse_args()
     torch.set_num_threads(x.threads)
     profiler = profile(activities=[ProfilerActivity.CPU])
     done = 0
     seconds = 0.0
 
-    def profiled(self: Trainer, group: Sequence[object], *rest: object, **how: object) -> None:
+    def profiled(self: Trainer, group: Sequence[Any], stop: bool = False, *, idle: int = 0) -> None:
         nonlocal done, seconds
         if done == x.warm_up:
             profiler.start()
         began = time.perf_counter()
-        update(self, group, *rest, **how)  # type: ignore[arg-type]
+        update(self, group, stop, idle=idle)
         if done >= x.warm_up:
             seconds += time.perf_counter() - began
         done += 1
@@ -48,8 +50,8 @@ def main() -> None:
             sys.exit()
 
     Trainer._update = profiled  # type: ignore[method-assign, assignment]
-    sys.argv = x.recipe
-    runpy.run_path(x.recipe[0], run_name="__main__")
+    sys.argv = [x.recipe, *x.arguments]
+    runpy.run_path(x.recipe, run_name="__main__")
 
 
 def report(profiler: profile, seconds: float, n_updates: int, n_rows: int) -> None:

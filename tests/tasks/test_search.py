@@ -108,6 +108,11 @@ def test_settings_have_the_types_of_their_fields():
     for settings, message in (
         ({"beam_size": "3"}, 'beam_size must be a whole number, but it is "3"'),
         ({"beam_size": 2.5}, "beam_size must be a whole number, but it is 2.5"),
+        ({"beam_size": {"a": 3}}, 'beam_size must be a whole number, but it is {"a": 3}'),
+        (
+            {"logit_bias": {(1, 2): "x"}},
+            'logit_bias must be a list, each a list of 2, each a string or a number, but it is {"(1, 2)": "x"}',
+        ),
         ({"n_best": "2"}, 'n_best must be a whole number, but it is "2"'),
         ({"num_beams": 3}, "there is no field num_beams; here it is beam_size"),
         (

@@ -19,15 +19,11 @@ def unsupported(config: TransformerConfig, stack: StackConfig | None) -> str:
     """
     if stack is None:
         return "none"
-    computed = (
-        REFUSED
-        if stack is config.encoder
-        else {name: REFUSED[name] for name in ("n_experts", "attention")}
-    )
+    names = REFUSED if stack is config.encoder else ("n_experts", "attention")
     refused = [
         f"{name}={getattr(config, name)}"
-        for name, value in computed.items()
-        if getattr(config, name) != value
+        for name in names
+        if getattr(config, name) != REFUSED[name]
     ]
     if config.for_stack(stack).positions == "relative":
         refused.append("positions=relative")

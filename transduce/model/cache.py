@@ -1,5 +1,5 @@
 """What a forward pass keeps: keys and values of the positions decoded so far, or their sums, so
-that a step computes one position and not all of them; and what it is asked for by taps."""
+that a step computes one position and not all of them; and, in taps, what is read besides states."""
 
 from dataclasses import dataclass
 
