@@ -103,8 +103,6 @@ class Trie:
 
     def __init__(self, strings: Iterable[bytes], more: bytes = b"") -> None:
         self.children: list[dict[int, int]] = [{}]
-        self.texts = [b""]
-        """The beginning that each state is."""
         self.ends: list[int] = []
         """The state of each string."""
         for string in strings:
@@ -113,7 +111,6 @@ class Trie:
                 if byte not in self.children[state]:
                     self.children[state][byte] = len(self.children)
                     self.children.append({})
-                    self.texts.append(self.texts[state] + bytes([byte]))
                 state = self.children[state][byte]
             self.ends.append(state)
         self.nowhere = len(self.children)

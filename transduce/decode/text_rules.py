@@ -84,7 +84,8 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
     """
     matcher = Matcher(bias)
     any_phrase = matcher.values([1.0] * len(bias))
-    paths = [[Trie.state(matcher, phrase[:n]) for n in range(1, len(phrase))] for phrase in bias]
+    paths = [[matcher.state(phrase[:n]) for n in range(1, len(phrase))] for phrase in bias]
+    beginnings = {matcher.state(p[:n]): p[:n] for p in bias for n in range(len(p) + 1)}
 
     def complete(text: bytes, before: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
         """The phrases whose bonus was given."""
@@ -109,7 +110,7 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
         begun = share[states]
         _, n_ended = matcher.walk(state, vocabulary, any_phrase)
         for token in np.flatnonzero(n_ended):
-            after = matcher.texts[state] + vocabulary.surfaces[token]
+            after = beginnings[state] + vocabulary.surfaces[token]
             begun[token] = tables(complete(after, done))[1][states[token]]
         if vocabulary.eos_id is not None:
             begun[vocabulary.eos_id] = 0.0
