@@ -150,6 +150,11 @@ def test_a_bonus_counts_once_and_is_given_back_where_its_phrase_does_not_go_on(b
         same(got, sorted(want, key=lambda h: -h.score))
 
 
+@pytest.mark.parametrize(("bias", "added"), [({b"b": 2.0}, [0, 2, 2]), ({b"b": -2.0, b"bb": 5.0}, [0, 0.5, 1])])
+def test_a_bonus_counts_once_in_a_token_that_holds_its_phrase_twice_and_a_penalty_twice(bias, added):
+    assert biased_phrases(Vocabulary([b"a", b"b", b"bb"], None), bias)([0]).tolist() == added
+
+
 # Required phrases
 
 

@@ -83,9 +83,9 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
     Source: Zhao et al. (2019), Shallow-fusion end-to-end contextual biasing.
     """
     matcher = Matcher(bias)
-    any_phrase = matcher.values([1.0] * len(bias))
-    paths = [[matcher.state(phrase[:n]) for n in range(1, len(phrase))] for phrase in bias]
+    penalty = matcher.values([min(nats, 0.0) for nats in bias.values()])
     beginnings = {matcher.state(p[:n]): p[:n] for p in bias for n in range(len(p) + 1)}
+    paths = {p: [matcher.state(p[:n]) for n in range(1, len(p))] for p in bias}
 
     def complete(text: bytes, before: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
         """The phrases whose bonus was given."""
@@ -93,25 +93,28 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
 
     @lru_cache(maxsize=64)
     def tables(done: frozenset[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """By state, the bias of what ends there, and the share of what has begun."""
-        left = [0.0 if phrase in done else nats for phrase, nats in bias.items()]
+        """By state, how many bonuses are given where it is reached, and the share of what has
+        begun."""
+        left = {phrase: nats for phrase, nats in bias.items() if phrase not in done}
         share = np.zeros(len(matcher.next), dtype=np.float32)
-        for path, nats in zip(paths, left, strict=True):
-            shares = nats * np.arange(1, len(path) + 1) / (len(path) + 1)
-            share[path] = np.maximum(share[path], shares)
+        for phrase, nats in left.items():
+            path = paths[phrase]
+            growing = nats * np.arange(1, len(path) + 1) / (len(path) + 1)
+            share[path] = np.maximum(share[path], growing)
         for state in matcher.order:
             share[state] = max(share[state], share[matcher.shorter[state]])
-        return matcher.values(left), share
+        return matcher.values([float(left.get(phrase, 0.0) > 0) for phrase in bias]), share
 
     def added_behind(progress: tuple[frozenset[bytes], int]) -> np.ndarray:
         done, state = progress
-        value, share = tables(done)
-        states, total = matcher.walk(state, vocabulary, value)
+        states, total = matcher.walk(state, vocabulary, penalty)
+        bonuses, share = tables(done)
+        _, n_bonuses = matcher.walk(state, vocabulary, bonuses)
         begun = share[states]
-        _, n_ended = matcher.walk(state, vocabulary, any_phrase)
-        for token in np.flatnonzero(n_ended):
-            after = beginnings[state] + vocabulary.surfaces[token]
-            begun[token] = tables(complete(after, done))[1][states[token]]
+        for token in np.flatnonzero(n_bonuses):
+            after = complete(beginnings[state] + vocabulary.surfaces[token], done)
+            total[token] += math.fsum(bias[phrase] for phrase in after - done)
+            begun[token] = tables(after)[1][states[token]]
         if vocabulary.eos_id is not None:
             begun[vocabulary.eos_id] = 0.0
         return total + begun - share[state]
