@@ -119,8 +119,8 @@ class SearchOptions:
     either end of one is the end of a word."""
     glossary: OptionalFile = None
     """Terms, one a line, each with a tab and its translation behind it, or alone where it stays as
-    it is: where one stands in a source, its translation is likelier. Of sound, names and terms that
-    may be said."""
+    it is: where one stands in a source, its translation is likelier. In transcripts all of them
+    are: names and terms that may be said."""
     settings: Group[Overrides]
 
     def overrides(self, files: Sequence[Path] = ()) -> dict[str, Any]:
