@@ -197,7 +197,8 @@ class TransformerConfig:
         if "relative" in kinds and (self.attention == "linear" or self.window is not None):
             raise InputError(
                 "relative positions are for softmax attention without a window, but "
-                f"attention={self.attention!r} and window={self.window}; use other positions"
+                f"attention={self.attention!r} and window={self.window}; use other positions "
+                f"({self._flag_of('relative')} sinusoidal)"
             )
         if rotary and self.d_head % 2:
             raise InputError(
@@ -206,13 +207,22 @@ class TransformerConfig:
             )
         if self.attention == "linear" and (self.window is not None or rotary):
             positions = "rotary" if rotary else self.positions
+            ways = ["window=None (--model.window None)"] if self.window is not None else []
+            if rotary:
+                ways.append(f"other positions ({self._flag_of('rotary')} sinusoidal)")
             raise InputError(
                 "linear attention sums over all that it sees, without a window and without "
                 "rotation, but "
-                f"window={self.window} and positions={positions!r}; use window=None and other "
-                "positions, or "
+                f"window={self.window} and positions={positions!r}; use {' and '.join(ways)}, or "
                 "attention='softmax'"
             )
+
+    def _flag_of(self, kind: PositionKind) -> str:
+        """The flag that has this kind of positions: of a half, where it says so itself."""
+        for half, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            if stack is not None and stack.positions == kind:
+                return f"--model.{half}.positions"
+        return "--model.positions"
 
     def _check_halves(self) -> None:
         if self.encoder is None and self.decoder is None:
