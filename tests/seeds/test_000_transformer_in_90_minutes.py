@@ -149,6 +149,8 @@ def test_6_1_causal_weights():
         False,
         False,
     ]
+    assert_prints(got[1, :2], [0.2981, 0.7019])
+    assert_prints(got[3], [0.1814, 0.3324, 0.2246, 0.2616])
     assert SCALED_6_1[3][3] > SCALED_6_1[3][2]
     assert WEIGHTS_6_1[3][3] < WEIGHTS_6_1[3][2]
     # The text around it reads 100 %, then 30 % and 70 %: so far it is right.

@@ -79,6 +79,7 @@ def test_step_3_scaling():
     got = attended(ones, keys, torch.eye(3))
     odds = [math.exp(x) for x in (8, 0.625, 1.25)]
     torch.testing.assert_close(got, torch.tensor([[x / sum(odds) for x in odds]]))
+    assert_prints(got, [[0.9982, 0.0006, 0.0012]])
     assert not prints(got, [[0.997, 0.001, 0.002]], 3)
     assert torch.allclose(got, torch.tensor([[0.997, 0.001, 0.002]]), atol=2e-3)
     unscaled = attended(ones, keys, torch.eye(3), scaled=False)

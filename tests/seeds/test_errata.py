@@ -1,8 +1,10 @@
 """What the seeds print or say that is not so; docs/seeds.md lists it."""
 
+import math
+
 import torch
 
-from tests.seeds.figures import config, prints, weights_of
+from tests.seeds.figures import assert_prints, config, prints, weights_of
 from tests.seeds.test_000_transformer_in_90_minutes import SCALED_6_1
 from transduce.model.inputs import sinusoidal
 from transduce.model.layers import Sublayer
@@ -12,7 +14,9 @@ def test_000_weights_of_chapter_5():
     """Seed 000, chapter 6 shows "from chapter 5" a row 0.37, 0.32, 0.31, ..., which leaves the fourth weight nothing."""
     weights = weights_of(torch.tensor(SCALED_6_1))
     assert not prints(weights[0, :3], [0.37, 0.32, 0.31], digits=1)
-    assert weights[0].min() > 0.2 and weights[0].max() < 0.3
+    odds = [math.exp(score) for score in SCALED_6_1[0]]
+    torch.testing.assert_close(weights[0], torch.tensor([x / sum(odds) for x in odds]))
+    assert_prints(weights[0], [0.22, 0.28, 0.24, 0.26], digits=2)
 
 
 def test_003_ids_of_hello():
