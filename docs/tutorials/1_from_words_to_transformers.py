@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import transduce as td
-from pictures import BLUE, GREEN, GREY, ORANGE, PINK, Matrix, equation, heatmap
+from pictures import BLUE, GREEN, GREY, ORANGE, PINK, Matrix, chain, equation, heatmap, shapes
 from transduce.recipes import DATA
 
 # %% [markdown]
@@ -102,6 +102,14 @@ equation(
     title="Two rows: one dot product below the other",
 )
 equation(
+    Matrix(a[:1]),
+    "×",
+    Matrix(b),
+    "=",
+    Matrix(product[:1]),
+    title="Two columns: one dot product beside the other",
+)
+equation(
     Matrix(a, name="A"),
     "×",
     Matrix(b, name="B"),
@@ -175,6 +183,10 @@ assert np.allclose(
 )
 
 # %% tags=["hide-input"]
+chain(
+    {tuple(sentence.split()): share for sentence, share in ORDERS.items()},
+    "What follows what: a Markov chain",
+)
 equation(
     Matrix(asked, ["a"], words),
     "×",
@@ -209,6 +221,12 @@ print(
 assert second["milk", "boils"] == {"over": 1} and second["water", "boils"] == {"please": 1}
 
 # %% tags=["hide-input"]
+spoken = {tuple(sentence.split()): share for sentence, share in KITCHEN.items()}
+chain(spoken, "First order: after “boils” the way forks once more")
+chain(
+    {tuple("\n".join(pair) for pair in pairwise(path)): share for path, share in spoken.items()},
+    "Second order: who knows the pair is in no doubt any more",
+)
 words = words_of(KITCHEN)
 last_words, last_pairs = list(first), list(second)
 equation(
@@ -299,6 +317,14 @@ assert ((masked @ votes) == [[0, 1], [1, 0]]).all()
 # %% tags=["hide-input"]
 equation(
     Matrix(
+        [active[0], mask[0], masked[0]],
+        ["features", "mask", "product"],
+        [f"{word}, is" for word, _ in rows],
+    ),
+    title="“… bread … is”: features times mask, place by place",
+)
+equation(
+    Matrix(
         masked,
         ["… bread … is", "… milk … is"],
         [f"{word}, is" for word, _ in rows],
@@ -315,7 +341,8 @@ equation(
 # Five to four has become one to nothing. *Choosing what to look at is attention.* The rest of this chapter is about doing
 # it with matrix products whose numbers are learned, not chosen by hand. To learn means: begin with random numbers, see
 # how wrong the guesses are, and move every number a little in the direction that makes them less wrong. That takes
-# formulas without jumps, so that a little move has a little effect.
+# formulas without jumps, so that a little move has a little effect, and slopes that are about as steep in all directions,
+# as one step has to suit them all.
 #
 # ### Attention as a matrix product
 #
@@ -333,7 +360,15 @@ found = queries[[words.index("is")]] @ keys.T
 assert {word for word, seen in zip(words, found[0], strict=True) if seen} == {"bread", "milk"}
 
 # %% tags=["hide-input"]
-equation(Matrix(found, ["mask of “is”"], words), title="The look-up of a mask: Q Kᵀ")
+near = [words.index(word) for word in ("and", "see", "if", "it", "is", "bread", "milk", "shelf")]
+said = [words[i] for i in near]
+equation(
+    Matrix(queries[[words.index("is")]][:, near], ["is"], said, "Q"),
+    "×",
+    Matrix(keys.T[near][:, near], said, said, "Kᵀ: only the mask of “is” is drawn", bright=[4]),
+    title="The look-up of a mask, for eight of the words",
+)
+equation(Matrix(found, ["mask of “is”"], words), title="Q Kᵀ, for all words")
 
 # %% [markdown]
 # ### Pairs as a matrix product
@@ -548,8 +583,8 @@ axes.legend()
 # The first picture is the way back, which is called **de-embedding**: the table of embeddings, lying on its side.
 
 # %% tags=["hide-input"]
-shown = ["photo", "picture", "letter", "photos", "letters", "my", "delete", "old"]
-few = np.array([embedding[number[word], :16] for word in shown])
+shown = ["photo", "photos", "letter", "old", "delete"]
+few = np.array([embedding[number[word], :12] for word in shown])
 few /= np.linalg.norm(few, axis=1, keepdims=True)
 equation(
     Matrix(few[0], ["photo"], digits=-1),
@@ -632,6 +667,19 @@ for head, axes in enumerate(figure.subplots(1, 4, sharey=True), 1):
     heatmap(axes, shares[head - 1], range(1, 8), range(1, 8), f"head {head}", vmin=0, vmax=1)
 figure.supxlabel("looks at word")
 figure.supylabel("word")
+shapes(
+    [
+        ("words", 1, 7, 32, GREY),
+        ("queries", 4, 7, 8, BLUE),
+        ("keys", 4, 7, 8, ORANGE),
+        ("scores", 4, 7, 7, PINK),
+        ("values", 4, 7, 8, GREEN),
+        ("mixtures", 4, 7, 8, GREEN),
+        ("joined", 1, 7, 32, GREY),
+    ],
+    "The shapes in four heads of attention",
+    cell=0.25,
+)
 
 # %% [markdown]
 # ## Skip connections
@@ -780,8 +828,9 @@ axes.set_title("Every layer reads what lies on the belt, and adds something")
 # - **Cross-attention** joins the two. It is a third part in each layer of the decoder: the queries come from the text that
 #   is being written, keys and values from what the encoder made of the source.
 #
-# That is the whole Transformer. Here it is, written with the pieces of this chapter. The numbers, random as yet, are
-# those of a `td.Transformer`, so that the results can be compared.
+# That is the whole Transformer; [figure 1 of the paper](../figure_1.md) has it in one picture, with the names of our classes.
+# Here it is, written with the pieces of this chapter. The numbers, random as yet, are those of a `td.Transformer`, so that
+# the results can be compared.
 
 
 # %%
@@ -857,24 +906,22 @@ trace.append(("logits", tuple(logits.shape[1:])))
 assert [shape for _, shape in trace] == [(9, 64)] * 4 + [(6, 64)] * 3 + [(6, 40)]
 
 # %% tags=["hide-input"]
-axes = plt.figure(figsize=(6, 2.2)).subplots()
-axes.axis("off")
-here = 0.0
-for name, (rows, columns) in trace:
-    color = (
-        BLUE if name.startswith(("source", "encoder")) else GREEN if name != "logits" else ORANGE
-    )
-    axes.add_patch(
-        plt.Rectangle((here, -rows / 2), columns / 10, rows, facecolor=color, alpha=0.7)
-    )
-    axes.text(
-        here + columns / 20, 0, f"{rows} × {columns}", ha="center", va="center", fontsize=7
-    )
-    said = name.replace("_input", "\nembedded").replace(".layers.", "\nlayer ")
-    axes.text(here + columns / 20, -5.2, said, ha="center", va="top", fontsize=6.5)
-    here += columns / 10 + 0.9
-axes.set(xlim=(-0.3, here), ylim=(-8.5, 5.5))
-axes.set_title("The shapes on the way: a row for each word")
+shapes(
+    [
+        (
+            name.replace("_input", "\nembedded").replace(".layers.", "\nlayer "),
+            1,
+            *shape,
+            BLUE
+            if name.startswith(("source", "encoder"))
+            else GREEN
+            if name != "logits"
+            else ORANGE,
+        )
+        for name, shape in trace
+    ],
+    "The shapes on the way: a row for each word",
+)
 
 # %% [markdown]
 # ## Where does it learn to look?

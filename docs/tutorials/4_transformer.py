@@ -14,6 +14,8 @@
 # 4. some *layers* follow: in each, the vectors first look at one another (*attention*), and then each of them is
 #    changed by itself (*feed-forward*);
 # 5. the last vector is compared with the table of all tokens, which gives a *probability* for every possible next token.
+#
+# [Figure 1 of the paper](../figure_1.md) shows all of these parts in one picture, each with a link to its code.
 
 # %%
 import copy
@@ -68,7 +70,8 @@ print(ids.tolist(), "->", tuple(vectors.shape))
 #
 # It works like the hands of a clock: the first pair turns quickly and tells neighbours apart, the last one turns slowly
 # and tells the beginning from the end. As a step of `k` places is a rotation of every pair, the product of two such
-# vectors depends on their *distance* alone, which the right picture shows for three positions.
+# vectors depends on their *distance* alone, which the right picture shows for three positions. And as the waves are
+# computed, not learned, they have no end.
 
 
 # %%
@@ -181,7 +184,8 @@ axes.set_title("softmax of scores")
 #
 # One set of weights can follow one relation at a time. A sentence has many: who acts, which adjective belongs to which
 # noun, what stands before. So the vectors are cut into `h` shorter ones, and each part, a *head*, has an attention of its
-# own. Their results are put side by side, and a last matrix mixes them. The cost is that of a single wide head.
+# own. Their results are put side by side, and a last matrix mixes them. The cost is that of a single wide head. The paper
+# makes 8 heads of 64 numbers out of 512.
 #
 # The layer of `transduce` does just that. Three matrices lie in one there, `qkv`, as one large product is quicker than
 # three small ones.
@@ -216,8 +220,10 @@ print(f"{n_attention:,} parameters, the same result as transduce")
 # layer works on each position by itself: a matrix that makes the vector wider (usually four times), a function that
 # bends every number, and a matrix that makes it narrow again.
 #
-# Without the bend the two matrices would be one, as the product of two matrices is a matrix. ReLU cuts off what is
-# negative; GELU and SiLU do so smoothly, so that a number slightly below zero still can learn.
+# Without the bend the two matrices would be one, as the product of two matrices is a matrix. With it, a layer that is wide
+# enough comes as close as one likes to any continuous function (Cybenko 1989). ReLU cuts off what is negative. Its slope
+# is 0 there, so a number that is negative whatever comes in never learns again (a *dead* neuron). GELU and SiLU cut
+# smoothly, so that a number slightly below zero still can learn.
 #
 # How do its matrices learn? With `h = activation(z)`, `z = W₁ x + b₁` and `y = W₂ h + b₂`, the chain rule says
 #
@@ -491,7 +497,8 @@ assert (
 
 
 # %% [markdown]
-# With Adam, the warm-up, the fall and label smoothing, this is the whole training:
+# With Adam, the warm-up, the fall and label smoothing, this is the whole training. A gradient longer than 1 is shortened to
+# 1 (it is *clipped*), so that no single batch throws the model far:
 
 
 # %%
@@ -810,6 +817,8 @@ print(
 #
 # And an encoder alone learns from plain text, if some of its tokens are hidden and it has to find them again: *masked
 # language modelling*. As it sees both sides of the gap, it knows more about a word than a model that only sees the past.
+# BERT also learned whether one sentence follows another (*next-sentence prediction*), which later models left out without
+# loss (Liu et al. 2019).
 #
 # The last lines below count how models grow. Twice the width is four times the parameters in every layer.
 

@@ -165,7 +165,8 @@ axes.set_title("attention moves a vector")
 # Among vectors of one length, none has a larger dot product with a vector than the vector itself: compared as they are,
 # tokens would mostly look at themselves. A model should be able to look for what is *different*: a verb for its subject, a
 # pronoun for its noun. So every vector is turned into three by learned matrices: a **query**, what
-# it looks for; a **key**, what it is found by; and a **value**, what it gives.
+# it looks for; a **key**, what it is found by; and a **value**, what it gives. A query and a key must be of one width, as
+# they are multiplied; a value may have another.
 #
 #     softmax(Q Kᵀ / √d) V
 #
@@ -421,7 +422,8 @@ print(
 #
 # A batch is 12 windows of 32 tokens from random places of the text. What goes in is the window, what should come out is
 # the window moved by one. Each update asks for the gradient and lets AdamW take a step. The rate rises, and then falls along
-# half a cosine.
+# half a cosine. The W of AdamW is *weight decay*, which also draws every weight a little towards 0 at each update, against
+# learning by heart; so short a training does without.
 
 # %%
 N_UPDATES = 300
@@ -590,8 +592,9 @@ assert generator(
 # Some abilities are hardly there in small models and then are: to answer from two or three examples in the prompt
 # (*few-shot*, or in-context learning; Brown et al. 2020), or better after writing the steps first (*chain of thought*; Wei
 # et al. 2022). How sudden such an *emergence* is depends on what one measures: the loss itself falls smoothly (Schaeffer et
-# al. 2023). A model of minutes shows none of it. `python recipes/language_model.py --model.d-model 256` goes on where
-# this picture ends.
+# al. 2023). *Grokking* is sudden in time, not in size: a small network that has long known its exercises by heart finds,
+# after many more updates, the rule behind them (Power et al. 2022). A model of minutes shows none of this. `python
+# recipes/language_model.py --model.d-model 256` goes on where this picture ends.
 
 # %%
 found = []

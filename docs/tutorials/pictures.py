@@ -1,7 +1,8 @@
 """Pictures of matrices, all in one style, which the tutorials share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -127,3 +128,75 @@ def heatmap(
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title(title)
+
+
+def chain(paths: Mapping[tuple[str, ...], float], title: str) -> None:
+    """Draw which state follows which, and with what share, for paths that occur so often."""
+    column: dict[str, int] = {}
+    arrows: dict[tuple[str, str], float] = {}
+    for path, share in paths.items():
+        for place, state in enumerate(path):
+            column[state] = max(place, column.get(state, 0))
+        for step in pairwise(path):
+            arrows[step] = arrows.get(step, 0.0) + share
+    places = {}
+    for here in range(max(column.values()) + 1):
+        there = [state for state in column if column[state] == here]
+        places |= {state: (here, (len(there) - 1) / 2 - i) for i, state in enumerate(there)}
+    rows = [y for _, y in places.values()]
+    axes = plt.figure(figsize=(6, 1.3 + 0.45 * (max(rows) - min(rows)))).subplots()
+    axes.axis("off")
+    axes.set(xlim=(-0.4, here + 0.4), ylim=(min(rows) - 0.6, max(rows) + 0.6), title=title)
+    for (one, other), n in arrows.items():
+        share = n / sum(each for (first, _), each in arrows.items() if first == one)
+        far = column[other] - column[one] > 1
+        color = ORANGE if share < 1 else GREY
+        axes.annotate(
+            "",
+            places[other],
+            places[one],
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": color,
+                "linewidth": 2.5 * share,
+                "shrinkA": 18,
+                "shrinkB": 18,
+                "connectionstyle": f"arc3,rad={0.35 if far else 0}",
+            },
+        )
+        if share < 1:
+            (x0, y0), (x1, y1) = places[one], places[other]
+            middle = (x0 + x1) / 2, (y0 + y1) / 2 - (0.45 if far else -0.2)
+            axes.text(
+                *middle,
+                f"{share:.1f}",
+                color=color,
+                ha="center",
+                va="center",
+                fontsize=8,
+                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+            )
+    box = {"boxstyle": "round", "facecolor": "white", "edgecolor": BLUE}
+    for state, place in places.items():
+        axes.text(*place, state, ha="center", va="center", fontsize=8, bbox=box)
+
+
+def shapes(
+    steps: Sequence[tuple[str, int, int, int, str]], title: str, *, cell: float = 0.1
+) -> None:
+    """Draw matrices side by side as rectangles: name, how many there are, rows, columns, colour."""
+    axes = plt.figure(figsize=(6, 2.2)).subplots()
+    axes.axis("off")
+    here, most = 0.0, max(rows for _, _, rows, _, _ in steps)
+    for name, n, rows, columns, color in steps:
+        width = columns * cell
+        for behind in reversed(range(n)):
+            corner = here + 0.3 * behind, 0.4 * behind - rows / 2
+            axes.add_patch(
+                Rectangle(corner, width, rows, facecolor=color, edgecolor="white", alpha=0.6)
+            )
+        said = f"{rows} × {columns}" if n == 1 else f"{n} of\n{rows} × {columns}"
+        axes.text(here + width / 2, 0, said, ha="center", va="center", fontsize=7)
+        axes.text(here + width / 2, -most / 2 - 0.7, name, ha="center", va="top", fontsize=6.5)
+        here += width + 0.3 * (n - 1) + 0.9
+    axes.set(xlim=(-0.3, here), ylim=(-most / 2 - 4, most / 2 + 1.5), title=title)
