@@ -27,6 +27,7 @@ def test_links_lead_somewhere(page):
     for name, anchor in LINK.findall(prose(page)):
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), f"{page}: {name}"
+        assert target.is_file() or page.parent == ROOT, f"{page}: {name} is a folder, of which the site has no page"
         assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{page}: {name}#{anchor}"
 
 
