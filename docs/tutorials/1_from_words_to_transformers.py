@@ -1147,4 +1147,4 @@ print("the encoder sees", tuple(vectors.shape[1:]))
 #
 # [Chapter 2](2_attention_step_by_step.py) takes attention apart, number by number. [Chapter
 # 3](3_attention_in_chat_models.py) shows what has changed since 2017. To train a real model, go to
-# [your own experiment](../your_own_experiment.md), or run the demo: a translator in two minutes.
+# [your own experiment](../your_own_experiment.md), or run the demo: a translator in a minute.

@@ -593,8 +593,9 @@ assert generator(
 # (*few-shot*, or in-context learning; Brown et al. 2020), or better after writing the steps first (*chain of thought*; Wei
 # et al. 2022). How sudden such an *emergence* is depends on what one measures: the loss itself falls smoothly (Schaeffer et
 # al. 2023). *Grokking* is sudden in time, not in size: a small network that has long known its exercises by heart finds,
-# after many more updates, the rule behind them (Power et al. 2022). A model of minutes shows none of this. `python
-# recipes/language_model.py --model.d-model 256` goes on where this picture ends.
+# after many more updates, the rule behind them (Power et al. 2022). A model of minutes shows none of this. The
+# picture goes on with larger models by `python recipes/language_model.py --tokenizer byte_bpe --vocab-size 500
+# --model.d-model 256`.
 
 # %%
 found = []
