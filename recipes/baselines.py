@@ -28,8 +28,8 @@ def bigram_cross_entropy(
     """
     if len(valid) < 2 or prior <= 0:
         raise InputError(
-            "a bigram needs two validation tokens or more and a positive prior, but "
-            f"there are {len(valid)} and prior={prior}"
+            "a bigram needs two validation tokens or more and a positive prior, but there are "
+            f"{len(valid)} and prior={prior}"
         )
     valid_pairs = np.concatenate([_pairs(chunk, vocab_size) for chunk in valid.chunks(overlap=1)])
     pairs, n_pairs = np.unique(valid_pairs, return_counts=True)

@@ -31,8 +31,7 @@ def require(library: str, feature: str, extra: str, way_out: str = "") -> None:
     if find_spec(library) is None:
         raise InputError(
             f"{feature} needs the library {library}, but it is not installed; in a clone of "
-            "transduce: "
-            f"pip install '.[{extra}]'{way_out}"
+            f"transduce: pip install '.[{extra}]'{way_out}"
         )
 
 
@@ -87,8 +86,8 @@ def os_error_message(error: OSError) -> str:
         return f"{error.filename} does not exist"
     if error.filename and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return (
-            f"{error.filename} may not be read or written ({error.strerror}); "
-            "change its permissions, or name another place"
+            f"{error.filename} may not be read or written ({error.strerror}); change its "
+            "permissions, or name another place"
         )
     return str(error)
 

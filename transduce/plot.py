@@ -144,6 +144,5 @@ def _label(set_ticks: Callable[..., object], tokens: Sequence[str], rotation: in
     """Put tokens beside the middles of their rows or columns."""
     shown = range(0, len(tokens), -(-len(tokens) // MAX_LABELS))
     labels = [tokens[i] for i in shown]
-    set_ticks(
-        [i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation
-    )  # $ is text
+    # $ is text
+    set_ticks([i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation)

@@ -171,9 +171,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         writer = str(plain.get("transduce", "0.1"))[:20]  # the version without a format
         raise InputError(
             f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but "
-            "it has format "
-            f"{str(number)[:20]} of transduce {writer}; use the source of that version for it, or "
-            "train the run again"
+            f"it has format {str(number)[:20]} of transduce {writer}; use the source of that "
+            "version for it, or train the run again"
         )
     for name in ("model", "experiment"):
         if not isinstance(plain.get(name), dict):
@@ -276,16 +275,14 @@ def read_model(
     if n_configured > 2 * n_stored:  # below that, the error lists names and shapes that do not fit
         raise InputError(
             f"weights must fit the configuration, but it describes {n_configured:,} and {path} has "
-            f"{n_stored:,}; copy "
-            "the whole run directory again"
+            f"{n_stored:,}; copy the whole run directory again"
         )
     check_fits(config, device)
     model = filled_transformer(config, weights, str(path), device)
     if infinite := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise InputError(
             f"weights must be finite, but in {path} {', '.join(infinite[:3])} are not; take an "
-            "earlier checkpoint: "
-            f"transduce average {directory} --best 1"
+            f"earlier checkpoint: transduce average {directory} --best 1"
         )
     return model
 
@@ -309,10 +306,8 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
         elif changed := differences(load_run(directory).resume_key(), run.resume_key()):
             raise InputError(
                 f"a run goes on with the configuration it began with, but in {directory} this "
-                "differs: "
-                f"{'; '.join(changed)}. Name another directory with --run, and --start-from "
-                f"{directory} to go on "
-                "from its weights"
+                f"differs: {'; '.join(changed)}. Name another directory with --run, and "
+                f"--start-from {directory} to go on from its weights"
             )
         yield
 

@@ -110,9 +110,8 @@ def test_whatever_the_alignment_tags_are_nested_and_none_is_lost(seed):
 
     text = tree(3)
     (fragment,) = (piece for piece in parse(text, "html") if isinstance(piece, Fragment))
-    order = rng.choices(
-        range(len(fragment.source.split())), k=rng.randint(1, 12)
-    )  # words may be missing, or come twice
+    # words may be missing, or come twice
+    order = rng.choices(range(len(fragment.source.split())), k=rng.randint(1, 12))
     before, after = Nesting(), Nesting()
     before.feed(text)
     after.feed(fragment.translated(shouted(fragment, order)))

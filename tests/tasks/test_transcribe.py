@@ -25,9 +25,8 @@ SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # 
 )
 def test_batch_size_order_and_neighbours_change_no_transcript(transcriber, recordings, decoding):
     frames = [transcriber.feature_extractor(read_audio(r.audio, RATE)) for r in recordings[:4]]
-    frames.append(
-        transcriber.feature_extractor(torch.from_numpy(np.tile(sound("red blue"), 5)).float())
-    )  # a long neighbour
+    # a long neighbour
+    frames.append(transcriber.feature_extractor(torch.from_numpy(np.tile(sound("red blue"), 5)).float()))
     alone = [transcriber.decode([each], decoding)[0] for each in frames]
     assert len({outputs[0].text for outputs in alone}) > 2  # it does depend on the sound
     order = random.Random(5).sample(range(len(frames)), len(frames))

@@ -87,9 +87,8 @@ def test_compiled_the_weights_end_where_they_do_without_and_graphs_are_few(tmp_p
     before = toy.weights(made()["objective"].model)
     batches = {(batch.target_in.shape, batch.n_tokens) for batch in islice(made()["data"].epoch(0), UPDATES)}
     plain, compiled = (weights(tmp_path, given, **made()) for given in ({}, {"compile": True}))
-    assert (
-        max(float((plain[key] - before[key]).abs().max()) for key in plain) > 1e-3
-    )  # with no gradient none would move
+    # with no gradient none would move
+    assert max(float((plain[key] - before[key]).abs().max()) for key in plain) > 1e-3
     assert max(float((plain[key] - compiled[key]).abs().max()) for key in plain) < 1e-9
     n_graphs = sum(any(node.op.startswith("call") for node in graph.graph.nodes) for graph in graphs.graphs)
     assert 1 <= n_graphs <= at_most and (made is language or len(batches) > at_most)

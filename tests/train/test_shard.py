@@ -109,9 +109,8 @@ def test_what_is_not_sharded_or_not_wanted_stays_out(tmp_path):
     assert gathered(weights, keep=False) == {} and toy.same(gathered(weights), plain)
     own = torch.ones(2)
     assert gathered({"own": own})["own"] is own and local(own) is own
-    parts = parts_like(
-        weights, {**plain, "other": own, "output": plain["output"][:-1]}
-    )  # another shape is an error later
+    # another shape is an error later
+    parts = parts_like(weights, {**plain, "other": own, "output": plain["output"][:-1]})
     assert parts["other"] is own and parts["output"].shape == plain["output"][:-1].shape
     name = "decoder.layers.0.feed_forward.wide.weight"
     assert hasattr(parts[name], "full_tensor") and torch.equal(parts[name].full_tensor(), plain[name])

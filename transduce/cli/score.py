@@ -230,8 +230,8 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
         if kind.lower() in (".json", ".jsonl", ".srt", ".tsv", ".vtt"):
             raise InputError(
                 f"hypotheses must be text, one utterance or sentence a line, but {path} is named "
-                f"{kind}; "
-                "transduce transcribe --format text makes such a file; if it is one, rename it"
+                f"{kind}; transduce transcribe --format text makes such a file; if it is one, "
+                "rename it"
             )
     return systems
 

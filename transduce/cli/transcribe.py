@@ -166,8 +166,7 @@ class Live:
         if self.microphone and columns:
             raise InputError(
                 "--prefix and --require are for lists of sound, but --microphone records; record "
-                "to a file, and name "
-                "that in one"
+                "to a file, and name that in one"
             )
         if self.stream and (division.output or division.workers or division.part):
             raise InputError(

@@ -133,9 +133,8 @@ def read_samples(
     ):
         raise InputError(
             f"{name} cannot be used: samples must be floats, or integers of 16 or 32 bits, of "
-            "shape (n,), but they are "
-            f"{waveform.dtype} of shape {tuple(waveform.shape)}; average the channels, and give "
-            "(samples, rate)"
+            f"shape (n,), but they are {waveform.dtype} of shape {tuple(waveform.shape)}; average "
+            "the channels, and give (samples, rate)"
         )
     _check_rate(rate, name, "give (samples, rate)")
     return _within_full_scale(

@@ -151,9 +151,8 @@ class Tokenizer(ABC):
             tokens = " and ".join(f"{name} ({', '.join(SPECIAL[name])})" for name in missing)
             raise InputError(
                 "a model that turns one sequence into another needs a special token for each of "
-                f"{', '.join(names)}, "
-                f"but this {type(self).__name__} has none for {tokens}; add what is missing with "
-                "--symbols "
+                f"{', '.join(names)}, but this {type(self).__name__} has none for {tokens}; add "
+                "what is missing with --symbols "
                 f"'{' '.join(SPECIAL[name][0] for name in missing)}', or name another tokenizer "
                 "with --tokenizer FILE"
             )
@@ -203,8 +202,8 @@ class Tokenizer(ABC):
         """
         raise InputError(
             "symbols are tokens of SentencePiece or of the library tokenizers, but this is a "
-            f"{type(self).__name__}; "
-            "leave them out or take another tokenizer (--tokenizer byte_bpe)"
+            f"{type(self).__name__}; leave them out or take another tokenizer (--tokenizer "
+            "byte_bpe)"
         )
 
     @abstractmethod
@@ -279,9 +278,8 @@ class CharTokenizer(Tokenizer):
             (unknown,) = error.args
             raise InputError(
                 f"a text may hold the {self.vocab_size} characters that were trained on, but "
-                f"{unknown!r} "
-                f"(U+{ord(unknown):04X}) is none of them; leave it out or train with a text that "
-                "has it"
+                f"{unknown!r} (U+{ord(unknown):04X}) is none of them; leave it out or train with a "
+                "text that has it"
             ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:

@@ -66,8 +66,7 @@ class FeatureConfig:
         if not (0 < self.hop <= self.frame and self.hop_samples >= 1):
             raise InputError(
                 f"hop must lie between one sample and frame, but hop={self.hop} s and "
-                f"frame={self.frame} s "
-                f"at sample_rate={self.sample_rate} Hz"
+                f"frame={self.frame} s at sample_rate={self.sample_rate} Hz"
             )
         within("[1, 1000]", self, "n_mels")
         within(f"[0, {self.n_mels}]", self, "n_coefficients")

@@ -211,8 +211,8 @@ class Files(Corpus):
         *first, last = (f"{split}_{part}={path}" for part, path in named.items())
         raise InputError(
             f"the {split} text is two files, a TSV or a table: give --{split}-source and "
-            f"--{split}-target, "
-            f"or --{split}-tsv, or --{split}-table{way_out}, but {', '.join(first)} and {last}"
+            f"--{split}-target, or --{split}-tsv, or --{split}-table{way_out}, but "
+            f"{', '.join(first)} and {last}"
         )
 
     def _named(self, split: Split) -> dict[str, Path | None]:
@@ -262,8 +262,7 @@ class Directions:
             if name not in self.pairs:
                 raise InputError(
                     f"a direction is two of the languages ({', '.join(self.languages) or 'none'}) "
-                    "with - between them, "
-                    f"but there is {name!r}; name others with --languages"
+                    f"with - between them, but there is {name!r}; name others with --languages"
                 )
         n = len({*self.languages})
         if n < 2:

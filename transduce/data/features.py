@@ -72,8 +72,8 @@ class FeatureExtractor:
         if shapes != [expected, expected]:
             raise InputError(
                 f"normalize={config.normalize} needs mean and std of shape {expected}, but mean "
-                f"has {shapes[0]} and "
-                f"std has {shapes[1]}; `statistics` makes them for global, and no other has any"
+                f"has {shapes[0]} and std has {shapes[1]}; `statistics` makes them for global, and "
+                "no other has any"
             )
         from torchaudio.functional import create_dct, melscale_fbanks  # text does without
 
@@ -103,9 +103,9 @@ class FeatureExtractor:
         if n_empty:
             raise InputError(
                 f"every mel band must hold a frequency of the DFT, but {n_empty} of "
-                f"n_mels={config.n_mels} between "
-                f"{config.low} and {config.highest} Hz lie between its steps of "
-                f"{config.sample_rate / config.n_fft:.4g} Hz; take fewer bands or a longer frame"
+                f"n_mels={config.n_mels} between {config.low} and {config.highest} Hz lie between "
+                f"its steps of {config.sample_rate / config.n_fft:.4g} Hz; take fewer bands or a "
+                "longer frame"
             )
 
     def __call__(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
@@ -126,8 +126,7 @@ class FeatureExtractor:
         if n < size:
             raise InputError(
                 f"a waveform must fill one window of {size} samples ({config.frame} s at "
-                f"{config.sample_rate} Hz), "
-                f"but it has {n}; leave it out or add silence"
+                f"{config.sample_rate} Hz), but it has {n}; leave it out or add silence"
             )
         if config.log_mel == "kaldi":
             from torchaudio.compliance import kaldi
@@ -237,8 +236,8 @@ class VectorReader:
         if array.ndim != 2 or not len(array) or array.shape[1] != self.config.n_features:
             raise InputError(
                 f"{path} cannot be used: vectors must have shape (frames, "
-                f"{self.config.n_features}), but they have "
-                f"{array.shape}; set n_features, or leave the file out"
+                f"{self.config.n_features}), but they have {array.shape}; set n_features, or leave "
+                "the file out"
             )
         if array.dtype.kind != "f":
             raise InputError(

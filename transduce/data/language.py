@@ -280,8 +280,7 @@ class TextFiles(PlainText):
         if not self.train or not self.valid:
             raise InputError(
                 "a language model needs text to train on and text to validate on: give --train "
-                "FILES and "
-                f"--valid FILES, but there are {len(self.train)} and {len(self.valid)}"
+                f"FILES and --valid FILES, but there are {len(self.train)} and {len(self.valid)}"
             )
         return [*map(read_text, self.train)], [*map(read_text, self.valid)]
 

@@ -133,7 +133,7 @@ def in_step(names: Sequence[str], *sides: Iterator[str]) -> Iterator[tuple[str, 
             longer = n + 1 + sum(1 for _ in sides[s is None])
             counts = (n, longer) if s is None else (longer, n)
             raise InputError(
-                "parallel files must have the same number of lines, "
-                f"but {names[0]} has {counts[0]} and {names[1]} has {counts[1]}"
+                f"parallel files must have the same number of lines, but {names[0]} has "
+                f"{counts[0]} and {names[1]} has {counts[1]}"
             )
         yield s, t

@@ -173,8 +173,8 @@ def _with_text(pairs: Iterable[Pair], name: str) -> ParallelText:
             usable.append(pair)
     if not usable:
         raise InputError(
-            "a corpus needs a pair with text on both sides, but there is none in the "
-            f"{n} lines of {name}"
+            f"a corpus needs a pair with text on both sides, but there is none in the {n} lines of "
+            f"{name}"
         )
     return ParallelText.of(usable, n - len(usable))
 

@@ -150,8 +150,7 @@ class PronunciationTokenizer(Tokenizer):
         if not phones:
             raise InputError(
                 "a pronouncing dictionary must have words of the training, but of its "
-                f"{len(counts):,} words it has "
-                "none; name one of this language"
+                f"{len(counts):,} words it has none; name one of this language"
             )
         times = Counter(phones.values())
         homophones = {word for word, each in phones.items() if times[each] > 1}

@@ -258,8 +258,7 @@ def cells(recordings: Sequence[Recording], column: str) -> list[str]:
         if column not in recording.columns:
             raise InputError(
                 f"a text must be in another column of the manifests, but it is {column!r}, and "
-                "there are "
-                f"{', '.join(recording.columns) or 'no others'}; name one of them"
+                f"there are {', '.join(recording.columns) or 'no others'}; name one of them"
             )
     return [recording.columns[column] for recording in recordings]
 

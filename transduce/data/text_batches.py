@@ -87,8 +87,8 @@ class TextPairs:
                 f"{first.padding_share:.1%} padding"
             )
         return (
-            f"{self.n_pairs:,} pairs, {self.n_target:,} target tokens, {batches}; "
-            f"left out: {self.text.n_blank} blank, {self.n_long} too long"
+            f"{self.n_pairs:,} pairs, {self.n_target:,} target tokens, {batches}; left out: "
+            f"{self.text.n_blank} blank, {self.n_long} too long"
         )
 
     def epoch(self, n: int) -> Epoch:
@@ -192,8 +192,7 @@ class TokenWindows:
         if len(self.stream) <= self.context:
             raise InputError(
                 f"a window takes context + 1 tokens, but context={self.context} and the text has "
-                f"{len(self.stream)}; "
-                "give more text or make the context shorter"
+                f"{len(self.stream)}; give more text or make the context shorter"
             )
 
     def __str__(self) -> str:

@@ -197,9 +197,8 @@ class ImportedTokenizer(Tokenizer):
         if self.lacks_language:
             raise InputError(
                 "this model reads and writes many languages, so name them: --source-language and "
-                "--target-language (in "
-                "training --decoding.source-language and --decoding.target-language), of "
-                f"{', '.join([*self.languages][:8])}"
+                "--target-language (in training --decoding.source-language and "
+                f"--decoding.target-language), of {', '.join([*self.languages][:8])}"
             )
         return [[*row, *self._closing] for row in super().with_eos(rows)]
 
@@ -300,8 +299,7 @@ def _read(path: Path) -> Tokenizer:
     except (ValueError, RecursionError) as error:
         raise InputError(
             "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of "
-            "characters or of "
-            f"pronunciations, but {path}: {error}"
+            f"characters or of pronunciations, but {path}: {error}"
         ) from error
 
 

@@ -233,9 +233,8 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     free = b"".join(surfaces[token] for token in ids[last:])
     ended = text[-1] == " " and not tokenizer.spelled(text).endswith(b" ")
     prefix = Prefix(vocabulary(tokenizer), ids[:last], free + b" " * ended)
-    if not last and not text.startswith(
-        " "
-    ):  # no text has a space before its first word, but a byte could write one
+    # no text has a space before its first word, but a byte could write one
+    if not last and not text.startswith(" "):
         bare = tokenizer.decode([[token] for token in prefix.ways[0]])
         prefix.ways[0] = [
             i for i, text in zip(prefix.ways[0], bare, strict=True) if not text.startswith(" ")
@@ -268,9 +267,8 @@ class Required:
             matcher = Matcher([phrase])
             ways = vocabulary.ways(phrase)
             useful = np.arange(len(phrase) + 1)
-            for state in range(
-                1, len(phrase)
-            ):  # the longest end from where the phrase can be completed
+            # the longest end from where the phrase can be completed
+            for state in range(1, len(phrase)):
                 useful[state] = state if ways[state] else useful[matcher.shorter[state]]
             self._matchers[phrase] = matcher, useful
             if not self._progress(((phrase, 0),)).any():

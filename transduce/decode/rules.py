@@ -139,9 +139,8 @@ class Timestamps:
             return scores
         times = tokens >= zero
         last = times[:, -1]
-        paired = last & (
-            times[:, -2] if tokens.size(1) > 1 else True
-        )  # the one that begins a text counts as a pair
+        # the one that begins a text counts as a pair
+        paired = last & (times[:, -2] if tokens.size(1) > 1 else True)
         ids = torch.arange(scores.size(1), device=scores.device)
         # behind a pair comes text; behind one time alone, its other one or the end
         forbidden = paired[:, None] & (ids >= zero) | (last & ~paired)[:, None] & (
@@ -269,9 +268,8 @@ class Constraints:
         elif bool(stuck.view(n_sentences, -1).all(dim=1).any()):
             raise InputError(
                 f"the rules must leave a token to go on with, but after {n_tokens} tokens they "
-                "leave none, and no EOS "
-                f"can end the text; loosen no_repeat_ngram={self.config.no_repeat_ngram}, or "
-                "suppress and forbid less"
+                "leave none, and no EOS can end the text; loosen "
+                f"no_repeat_ngram={self.config.no_repeat_ngram}, or suppress and forbid less"
             )
 
     def _force(

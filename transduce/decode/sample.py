@@ -152,9 +152,8 @@ class Sampler:
         if self.score is not None:
             self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - normalizer)
         eos_id = self.constraints.eos_id
-        ended = (
-            [False] * len(token) if eos_id is None else (token == eos_id).tolist()
-        )  # the one host sync
+        # the one host sync
+        ended = [False] * len(token) if eos_id is None else (token == eos_id).tolist()
         if self.ends:
             new_tokens = zip(ended, self.running, token.tolist(), strict=True)
             ended = [end or self.ends(row, one) for end, row, one in new_tokens]

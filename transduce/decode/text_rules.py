@@ -185,7 +185,6 @@ def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> TextRule:
     if not known:
         raise InputError(
             f"known words must be such as the run's tokenizer can spell, but of {len(words)} it "
-            "can spell none; "
-            f"write others into the run's {LEXICON}, or say words=any"
+            f"can spell none; write others into the run's {LEXICON}, or say words=any"
         )
     return known_words(vocabulary(tokenizer), sorted(known))

@@ -65,8 +65,7 @@ class CPUEngine:
         if self._versions() != self.versions:
             raise RuntimeError(
                 "an engine computes with the weights that its model had when it was made, but they "
-                "have changed; make "
-                "another with engine_for(model), or load them with td.load"
+                "have changed; make another with engine_for(model), or load them with td.load"
             )
 
     def _versions(self) -> list[tuple[int, int]]:

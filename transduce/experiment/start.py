@@ -188,8 +188,7 @@ def take_weights(
     if not taken:
         raise InputError(
             "a model that starts from a run must have weights of the same names and shapes, but "
-            f"{directory} has none "
-            f"that fit; new are {untaken}"
+            f"{directory} has none that fit; new are {untaken}"
         )
     print(
         f"starts from {directory}: {len(taken)} of {len(weights)} tensors; new: {untaken or 'none'}"

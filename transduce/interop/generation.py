@@ -277,8 +277,8 @@ def _read_rules(directory: Path, generation: Generation, vocab_size: int) -> dic
     if any(len(ids) != 1 for ids in g.bad_words_ids):
         raise InputError(
             f"bad_words_ids must be tokens, one each, but in {directory} they are "
-            f"{json.dumps(g.bad_words_ids)}; change them in "
-            f"{GENERATION}, and name phrases with --forbid"
+            f"{json.dumps(g.bad_words_ids)}; change them in {GENERATION}, and name phrases with "
+            "--forbid"
         )
     require_settings(
         directory, g, ("suppress_tokens", "without eos_token_id", not ends & {*g.suppress_tokens})
@@ -288,8 +288,7 @@ def _read_rules(directory: Path, generation: Generation, vocab_size: int) -> dic
     if beyond := [i for i in (*ids, *first) if not 0 <= i < vocab_size]:
         raise InputError(
             "suppress_tokens, begin_suppress_tokens and bad_words_ids must be ids of 0 to "
-            f"{vocab_size - 1}, but in "
-            f"{directory} one is {beyond[0]}; change it in {GENERATION}"
+            f"{vocab_size - 1}, but in {directory} one is {beyond[0]}; change it in {GENERATION}"
         )
     return {
         "suppress": sorted(ids),

@@ -181,9 +181,8 @@ def _write_onnx(
 ) -> None:
     """Trace a module with these inputs and write what it computes."""
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter(
-            "ignore"
-        )  # sizes are taken as constants where they choose a way to compute
+        # sizes are taken as constants where they choose a way to compute
+        warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
             tuple(inputs.values()),

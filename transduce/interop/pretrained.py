@@ -233,9 +233,8 @@ def our_config(ours: dict[str, Any], directory: Path) -> TransformerConfig:
 def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> dict[str, Any]:
     """Translate fields of TransformerConfig into settings, the other way of `our_fields`."""
     assert config.decoder is not None
-    activations = {
-        ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())
-    }  # of two names, the first one counts
+    # of two names, the first one counts
+    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     ours = vars(config) | {
         "n_layers": config.decoder.n_layers,
         "n_kv_heads": config.kv_heads,

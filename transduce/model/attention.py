@@ -109,9 +109,8 @@ def _attend_few(query: Queries, key: Keys, value: Keys, visible: Tensor | None) 
     """
     if query.dtype != torch.bfloat16:
         return _weights(query, key, visible) @ value
-    rows = max(
-        1, (1 << 21) * len(key) // max(1, key.numel())
-    )  # which fit into the caches as float32
+    # which fit into the caches as float32
+    rows = max(1, (1 << 21) * len(key) // max(1, key.numel()))
     masks = (
         [visible] * max(1, len(query))
         if visible is None or visible.dim() < 4
@@ -158,9 +157,8 @@ def _visible(
     visible = None
     keys = torch.arange(n_keys, device=device)
     if causal or window is not None:
-        ahead = (
-            keys - torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
-        )  # of the query's position
+        # by how many positions a key is ahead of a query
+        ahead = keys - torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
         furthest = n_keys if window is None else window - 1
         visible = (ahead >= -furthest) & (ahead <= (0 if causal else furthest))
     if key_lengths is not None:
@@ -200,9 +198,8 @@ def attend_linearly(
     Hua et al. (2022), Transformer quality in linear time.
     """
     dtype = query.dtype
-    sums_dtype = torch.promote_types(
-        dtype, torch.float32
-    )  # over long texts; autocast would round them
+    # over long texts; autocast would round them
+    sums_dtype = torch.promote_types(dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         # contiguous, else compiled graphs guess wrong strides
         query, key = (x.to(sums_dtype).contiguous() for x in (query, key))

@@ -212,9 +212,8 @@ class TransformerConfig:
                 ways.append(f"other positions ({self._flag_of('rotary')} sinusoidal)")
             raise InputError(
                 "linear attention sums over all that it sees, without a window and without "
-                "rotation, but "
-                f"window={self.window} and positions={positions!r}; use {' and '.join(ways)}, or "
-                "attention='softmax'"
+                f"rotation, but window={self.window} and positions={positions!r}; use "
+                f"{' and '.join(ways)}, or attention='softmax'"
             )
 
     def _flag_of(self, kind: PositionKind) -> str:
@@ -236,9 +235,9 @@ class TransformerConfig:
             and self.encoder.input != self.decoder.input
         ):
             raise InputError(
-                "tie='all' needs one vocabulary on both sides, "
-                f"but encoder.input={self.encoder.input} and decoder.input={self.decoder.input}; "
-                "use tie='output'"
+                "tie='all' needs one vocabulary on both sides, but "
+                f"encoder.input={self.encoder.input} and decoder.input={self.decoder.input}; use "
+                "tie='output'"
             )
         if self.ctc and (self.encoder is None or self.decoder is None):
             raise InputError(
@@ -252,9 +251,8 @@ class TransformerConfig:
         if list(self.ctc_layers) != sorted({*self.ctc_layers} & {*below_last}):
             raise InputError(
                 "ctc_layers must be layers below the last one of an encoder with ctc=True, in "
-                "order, but "
-                f"ctc_layers={shown(self.ctc_layers)}, ctc={self.ctc} and there are {n_layers} "
-                "layers"
+                f"order, but ctc_layers={shown(self.ctc_layers)}, ctc={self.ctc} and there are "
+                f"{n_layers} layers"
             )
         if self.ctc_conditioning and not self.ctc_layers:
             raise InputError(
@@ -264,10 +262,8 @@ class TransformerConfig:
         if self.conformer_kernel and not (fits and self.conformer_kernel % 2):
             raise InputError(
                 "Conformer layers make an encoder, pre-norm and without experts, with an odd "
-                "conformer_kernel, but "
-                f"there is {'an' if self.encoder else 'no'} encoder, "
-                f"norm_position={self.norm_position}, "
-                f"n_experts={self.n_experts} and "
+                f"conformer_kernel, but there is {'an' if self.encoder else 'no'} encoder, "
+                f"norm_position={self.norm_position}, n_experts={self.n_experts} and "
                 f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0 "
                 "(--model.conformer-kernel 0)"
             )

@@ -78,8 +78,8 @@ class Frames:
         if self.conv_strides and (self.stack > 1 or self.project):
             raise InputError(
                 "convolutions take frames one by one and give d_model numbers, but "
-                f"conv_strides={self.conv_strides}, "
-                f"stack={self.stack} and project={self.project}; use stack=1 and project=False"
+                f"conv_strides={self.conv_strides}, stack={self.stack} and project={self.project}; "
+                "use stack=1 and project=False"
             )
 
     @property

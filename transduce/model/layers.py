@@ -130,9 +130,8 @@ def balance_loss(
     choices = torch.zeros_like(scores).scatter(-1, scores.topk(n_chosen).indices, 1.0)
     weights = torch.ones_like(scores[..., :1])
     if lengths is not None:
-        weights = (torch.arange(scores.size(1), device=scores.device) < lengths[:, None])[
-            ..., None
-        ].to(scores.dtype)
+        real = torch.arange(scores.size(1), device=scores.device) < lengths[:, None]
+        weights = real[..., None].to(scores.dtype)
     shares, means = (
         (x * weights).sum(dim=(0, 1)) / weights.sum() for x in (choices, probabilities)
     )
@@ -246,9 +245,8 @@ class ConvolutionModule(nn.Module):
     def _depthwise(self, channels: Float[Tensor, "N D T"]) -> Float[Tensor, "N D T"]:
         """Convolve a plane of height 1, for which PyTorch has a fast CPU kernel."""
         conv = self.depthwise
-        if (
-            conv.groups <= 16
-        ):  # so few in bf16 make that kernel run for ever (PyTorch 2.11, more than 32 positions)
+        # so few in bf16 make that kernel run for ever (PyTorch 2.11, more than 32 positions)
+        if conv.groups <= 16:
             return conv(channels)
         plane, weight, half = (
             channels[:, :, None],

@@ -47,8 +47,8 @@ def check_fits(
         use = "training takes" if bytes_each > INFERENCE else "its weights take"
         raise InputError(
             f"a model must fit into memory, but this one has {n:,} parameters and {use} "
-            f"{_gib(needed)}, "
-            f"where {device} has {_gib(available)}; take fewer layers or smaller ones"
+            f"{_gib(needed)}, where {device} has {_gib(available)}; take fewer layers or smaller "
+            "ones"
         )
 
 

@@ -370,10 +370,9 @@ def self_attention(
     if (source is None) == (target_in is None) or stack is None:
         raise InputError(
             "self-attention is that of the encoder for source, or of the decoder for target_in, "
-            "but given are "
-            f"source={source is not None} and target_in={target_in is not None}, and the model has "
-            f"encoder={model.encoder is not None} and decoder={model.decoder is not None}; give "
-            "the one that fits"
+            f"but given are source={source is not None} and target_in={target_in is not None}, and "
+            f"the model has encoder={model.encoder is not None} and "
+            f"decoder={model.decoder is not None}; give the one that fits"
         )
     if model.config.attention == "linear":
         raise InputError(

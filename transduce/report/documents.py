@@ -105,16 +105,13 @@ MARK = (
 
 HOW_TO_READ = (
     "What stands in brackets is the 95 % interval. Validation data has chosen among checkpoints, "
-    "so figures on it are "
-    "better than on other data of its kind; test data has chosen nothing."
+    "so figures on it are better than on other data of its kind; test data has chosen nothing."
 )
 
 AGAIN_ELSEWHERE = (
     "That is for transduce's own recipes, where the data lies as config.json says; flags name "
-    "other places. Another "
-    "recipe takes the same flags: `python RECIPE.py --config config.json --run NEW`. What is "
-    "called data is a "
-    "SHA-256 of it."
+    "other places. Another recipe takes the same flags: `python RECIPE.py --config config.json "
+    "--run NEW`. What is called data is a SHA-256 of it."
 )
 
 templates = Environment(

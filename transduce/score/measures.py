@@ -91,8 +91,8 @@ def check_tokenization(name: Tokenization) -> None:
     if not is_installed(name):
         module, extra = LIBRARIES[name]
         raise InputError(
-            f"--tokenize {name} needs the library {module}, which is not installed; "
-            f"pip install 'sacrebleu[{extra}]', or name --tokenize char"
+            f"--tokenize {name} needs the library {module}, which is not installed; pip install "
+            f"'sacrebleu[{extra}]', or name --tokenize char"
         )
 
 

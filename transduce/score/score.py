@@ -247,8 +247,8 @@ def check_lines(sides: Mapping[str, Lines]) -> None:
         if len(side) != len(lines):
             raise InputError(
                 f"hypotheses and references must have the same number of lines, but {first} has "
-                f"{len(lines)} "
-                f"and {name} has {len(side)}; look for lines lost, added or split on the way"
+                f"{len(lines)} and {name} has {len(side)}; look for lines lost, added or split on "
+                "the way"
             )
 
 

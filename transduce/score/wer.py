@@ -331,8 +331,7 @@ def english_normalizer() -> Callable[[str], str]:
     except ImportError as error:
         raise InputError(
             "Whisper's normalization of English needs the library whisper-normalizer, which is not "
-            "installed; "
-            "pip install whisper-normalizer, or use --normalize"
+            "installed; pip install whisper-normalizer, or use --normalize"
         ) from error
     normalizer = EnglishTextNormalizer()
 

@@ -241,9 +241,8 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         if self.beam_size > 1 and (not self.is_default or self.n > self.beam_size):
             raise InputError(
                 "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, "
-                "top_p and min_p alone and "
-                f"n <= beam_size, but temperature={self.temperature}, top_k={self.top_k}, "
-                f"top_p={self.top_p}, min_p={self.min_p}, n={self.n}, "
+                f"top_p and min_p alone and n <= beam_size, but temperature={self.temperature}, "
+                f"top_k={self.top_k}, top_p={self.top_p}, min_p={self.min_p}, n={self.n}, "
                 f"beam_size={self.beam_size}"
             )
         _ = self.beam  # which checks its fields

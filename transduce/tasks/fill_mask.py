@@ -45,8 +45,8 @@ class FillMask(Task):
         if encoder.input.vocab_size <= mask_id(tokenizer):
             raise InputError(
                 "the model must have every id of its tokenizer and the mask symbol behind them, "
-                "but "
-                f"it has {encoder.input.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
+                f"but it has {encoder.input.vocab_size} ids and the tokenizer "
+                f"{tokenizer.vocab_size}"
             )
         super().__init__(model, tokenizer)
         self.suppressed = [
@@ -74,7 +74,7 @@ class FillMask(Task):
 
         Raises:
             InputError: a line with a mask is longer than learned positions, or the mask word is
-            empty.
+                empty.
         """
         if isinstance(lines, str):
             return self([lines], mask_word=mask_word, batch_tokens=batch_tokens)[0]

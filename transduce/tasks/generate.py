@@ -48,8 +48,8 @@ class Generator(Task):
         assert isinstance(config.decoder.input, Tokens)
         if config.decoder.input.vocab_size < tokenizer.vocab_size:
             raise InputError(
-                "the model must have every id of its tokenizer, but "
-                f"it has {config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
+                "the model must have every id of its tokenizer, but it has "
+                f"{config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
             )
         super().__init__(model, tokenizer)
         self.decoding = decoding or GenerationConfig()
@@ -147,8 +147,7 @@ class Generator(Task):
         if config.beam_size > 1:
             raise InputError(
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; "
-                "set it to 1, or use "
-                "generate"
+                "set it to 1, or use generate"
             )
         row = self.encode(prompt, config.max_length)
         sampler = self._sampler([row], config, [config.rng(prompt_number, text_number)], stop)
@@ -176,7 +175,7 @@ class Generator(Task):
 
         Raises:
             InputError: a text is longer than learned positions; `measure_perplexity` takes windows
-            of it.
+                of it.
         """
         check_list(texts, "score takes a list of texts", of_text=True)
         scores = []

@@ -117,8 +117,8 @@ def load_lm(
     ):
         raise InputError(
             f"a language model must have the tokens of the run that it stands beside, but {path} "
-            f"has others than {run}; train it "
-            "with --tokenizer and the target's tokenizer file of that run"
+            f"has others than {run}; train it with --tokenizer and the target's tokenizer file of "
+            "that run"
         )
     start = torch.tensor([[bos]], device=target_device)
     return LanguageModel(
@@ -165,8 +165,8 @@ def _check_together(first: Path, one: Any, path: Path, other: Any) -> None:
         )
     if isinstance(one, Generator) and one.model.vocab_size != other.model.vocab_size:
         raise InputError(
-            "the models of an ensemble must have equally many tokens, but "
-            f"{first} has {one.model.vocab_size} and {path} {other.model.vocab_size}"
+            f"the models of an ensemble must have equally many tokens, but {first} has "
+            f"{one.model.vocab_size} and {path} {other.model.vocab_size}"
         )
 
 

@@ -232,8 +232,8 @@ def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
     if tokenizer.timestamp_begin_id is None:
         raise InputError(
             "timestamps come from tokens of time, as an imported Whisper has them, but this model "
-            "has none; leave them out, "
-            "or ask for the times of words (--word-times) where the run has a CTC head"
+            "has none; leave them out, or ask for the times of words (--word-times) where the run "
+            "has a CTC head"
         )
     (eos,) = tokenizer.required("eos_id")
     return Timestamps(tokenizer.timestamp_begin_id, eos)
@@ -274,9 +274,8 @@ def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
     unknown += [i for i in (*rules.suppress_first, *rules.biased_ids) if i not in ids]
     if unknown:
         raise InputError(
-            "suppress and logit_bias take ids of 0 to "
-            f"{tokenizer.vocab_size - 1}, suppress without that of the end, but one has "
-            f"{unknown[0]}; leave it out"
+            f"suppress and logit_bias take ids of 0 to {tokenizer.vocab_size - 1}, suppress "
+            f"without that of the end, but one has {unknown[0]}; leave it out"
         )
 
 

@@ -176,7 +176,7 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
 
         Raises:
             InputError: an input cannot be used, or is longer than learned positions; or this is an
-            ensemble.
+                ensemble.
         """
         self._check_single("encode")
         sources = self._for_call(settings)._checked_sources(inputs)

@@ -289,7 +289,7 @@ class Transcriber(SoundTask):
 
         Raises:
             InputError: there are not as many texts as sounds, one of either cannot be used, or
-            there is neither a CTC head nor alignment heads.
+                there is neither a CTC head nor alignment heads.
         """
         segments = self._whole(sounds)
         outputs = [Output("", tokens=ids[:-1]) for ids in self._targets(sounds, texts)]

@@ -288,9 +288,8 @@ def in_languages(
         InputError: a tokenizer does not know the language.
     """
     if source.tagged_languages:
-        return source.with_tag(
-            decoding.target_language
-        ) if decoding.target_language else source, target
+        wanted = decoding.target_language
+        return (source.with_tag(wanted) if wanted else source), target
     if decoding.source_language:
         source = source.with_language(decoding.source_language)
     if decoding.target_language:
@@ -305,9 +304,10 @@ def likeliest(ways: list[list[list[Output]]], alpha: float, offset: float = 5.0)
         ways: in each, the n best outputs of every text of the line.
     """
     joined_ways = [(_joined(texts, alpha, offset), len(texts)) for texts in ways]
-    return max(joined_ways, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1]))[
-        0
-    ]
+    best, _ = max(
+        joined_ways, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1])
+    )
+    return best
 
 
 def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Output]:

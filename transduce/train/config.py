@@ -63,7 +63,7 @@ class OptimConfig:
 
         Args:
             done: the share of that other limit that is used up, such as minutes / max_minutes; 1 is
-            the end.
+                the end.
 
         Source: the cosine is Loshchilov and Hutter (2017), equation 5, without restarts; the
         cooldown, Zhai et al. (2022), Scaling vision transformers.
@@ -113,8 +113,7 @@ def refuse_both(consistency: float, n_teachers: int) -> None:
     if consistency and n_teachers:
         raise InputError(
             f"a batch passes twice, or teachers predict it, but consistency={consistency} and "
-            "there "
-            f"are {n_teachers} teachers; leave one of them out"
+            f"there are {n_teachers} teachers; leave one of them out"
         )
 
 
@@ -255,11 +254,10 @@ class TrainingConfig:
         """Raise InputError where so many processes cannot share such a training."""
         if self.accumulate < n:
             raise InputError(
-                "an update must have a batch for every process, but "
-                f"accumulate={self.accumulate} and there are {n} processes; give "
-                f"--training.accumulate {n}, by "
-                f"which an update has {n / self.accumulate:g} x as many tokens; make "
-                "batches smaller by as much, or raise the rate"
+                f"an update must have a batch for every process, but accumulate={self.accumulate} "
+                f"and there are {n} processes; give --training.accumulate {n}, by which an update "
+                f"has {n / self.accumulate:g} x as many tokens; make batches smaller by as much, "
+                "or raise the rate"
             )
         if self.shard and n == 1:
             raise InputError(

@@ -59,9 +59,8 @@ class LowRank(nn.Module):
         self.above, self.below = rows.start, len(weight) - rows.stop
 
     def forward(self, weight: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
-        with torch.autocast(
-            weight.device.type, enabled=False
-        ):  # the sum is what the finished model has
+        # the sum is what the finished model has
+        with torch.autocast(weight.device.type, enabled=False):
             return weight + F.pad(self.scale * self.b @ self.a, (0, 0, self.above, self.below))
 
 
@@ -100,9 +99,8 @@ def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Para
     Raises:
         InputError: a name stands for no weight.
     """
-    parameters = dict(
-        model.named_parameters(remove_duplicate=False)
-    )  # a shared table has several names
+    # a shared table has several names
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     chosen = []
     for part in parts:
         of_part = [
