@@ -136,9 +136,8 @@ def _compiled(compiler: str) -> Path:
         return path
     logger.info("compiling %s for this CPU, once: %s", SOURCE.name, path)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=folder
-    ) as scratch:  # whoever compiles at the same time gets the same
+    # whoever compiles at the same time gets the same
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / path.name
         compile_library(compiler, NATIVE, made)
         made.replace(path)

@@ -80,9 +80,8 @@ def keep_memory() -> bool:
     search. The user's own MALLOC_ variables win.
     """
     gc.freeze()
-    if any(name.startswith("MALLOC_") for name in os.environ) or not sys.platform.startswith(
-        "linux"
-    ):
+    chosen = any(name.startswith("MALLOC_") for name in os.environ)
+    if chosen or not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: (1 << 31) - 1, M_TOP_PAD: 1 << 26}

@@ -208,9 +208,8 @@ def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
     if config.rotary_bands is not None:
         low, high, n = config.rotary_bands
         for layer in spec.layer:
-            vars(
-                layer.self_attention
-            ).update(  # the engine reads them all, but the class has only names for two
+            # the engine reads them all, but the class has only names for two
+            vars(layer.self_attention).update(
                 rotary_low_freq_factor=np.float32(low),
                 rotary_high_freq_factor=np.float32(high),
                 rotary_scaling_factor=np.float32(config.rotary_factor),

@@ -140,9 +140,8 @@ def error_report(
             hypotheses=[hypotheses[i]],
             alignments=[aligned.alignments[i]],
         )
-        _, _, lines = jiwer.visualize_alignment(one, show_measures=False, line_width=LINE).split(
-            "\n", 2
-        )
+        page = jiwer.visualize_alignment(one, show_measures=False, line_width=LINE)
+        _, _, lines = page.split("\n", 2)
         blocks.append(
             f"{names[i]}: {rate if references[i] else 'nothing said'} ({errors[i]})\n{lines}"
         )
