@@ -19,11 +19,15 @@ from transduce.model.transformer import Transformer
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 HELP = [path for path in sorted(SCRIPTS.glob("*/[a-z]*.py")) if "ArgumentParser(" in path.read_text()]
-SMALLEST = ("processes --tiny --rounds 1 --updates 2 --warm-up 1", "features --tiny")
+SMALLEST = [
+    pytest.param("decoding --tiny --repeats 1 --batch-size 8", marks=pytest.mark.long),
+    pytest.param("generation --tiny --repeats 1 --batch-size 2", marks=pytest.mark.long),
+    pytest.param("processes --tiny --rounds 1 --updates 2 --warm-up 1", marks=pytest.mark.nightly),
+    pytest.param("features --tiny", marks=pytest.mark.nightly),
+]
 """Benchmarks at their smallest; tests/recipes/test_register.py runs those that have a row in the register of results."""
 
 
-@pytest.mark.nightly
 @pytest.mark.process
 @pytest.mark.parametrize("command", SMALLEST, ids=lambda command: command.split()[0])
 def test_a_benchmark_runs(command, tmp_path):

@@ -98,12 +98,10 @@ def our_search(marian: Marian) -> Search:
         starts = torch.full_like(source[:, :1], marian.bos_id)
         constraints = Constraints(bounds, eos_id=marian.eos_id, suppressed=[marian.eos_id])
         if beam_size == 1:
-            found = Sampler(scorer, starts, constraints, sampling=GREEDY).run()
-            return [hypothesis.tokens for hypothesis in found]
-        return [
-            best.tokens
-            for best, *_ in beam_search(scorer, starts, constraints, BeamConfig(beam_size=beam_size, alpha=0.0))
-        ]
+            outputs = Sampler(scorer, starts, constraints, sampling=GREEDY).run()
+        else:
+            outputs = beam_search(scorer, starts, constraints, BeamConfig(beam_size=beam_size, alpha=0.0))
+        return [best.tokens for best, *_ in outputs]
 
     return search
 

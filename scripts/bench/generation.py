@@ -62,8 +62,8 @@ def our_generate(model: Transformer) -> Generate:
 
     def generate(prompts: Tensor, n_tokens: int) -> list[list[int]]:
         constraints = Constraints(prompts.new_full((len(prompts),), n_tokens), eos_id=None)
-        found = Sampler(ModelScorer(model, prompts=prompts), prompts, constraints, sampling=GREEDY).run()
-        return [hypothesis.tokens for hypothesis in found]
+        outputs = Sampler(ModelScorer(model, prompts=prompts), prompts, constraints, sampling=GREEDY).run()
+        return [best.tokens for best, *_ in outputs]
 
     return generate
 

@@ -77,7 +77,7 @@ def plain(corpus: Corpus, x: argparse.Namespace) -> list[float]:
     steps, times = optimizer(loss_of.model, OptimConfig()), list[float]()
     batches = corpus.epoch(0)
     for update in range(x.warm_up + x.updates):
-        batch = batches[update * here.size + here.rank].to(torch.device(x.device))
+        batch = batches[(update * here.size + here.rank) % len(batches)].to(torch.device(x.device))
         (model(batch).total / batch.n_tokens).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         steps.step()

@@ -46,8 +46,8 @@ from transduce.train.objectives import CrossEntropy
 class Corpus:
     """Ids of sentence pairs, each side ending in EOS, and their batches."""
 
-    source: list[list[int]]
-    target: list[list[int]]
+    source: Sequence[Sequence[int]]
+    target: Sequence[Sequence[int]]
     tokens_per_batch: int
 
     def epoch(self, n: int) -> Epoch:
@@ -165,7 +165,8 @@ def peaks(names: Sequence[str], corpus: Corpus) -> None:
     """Print the memory of every system, measured by this script in a process for each."""
     with tempfile.TemporaryDirectory() as directory:
         ids = Path(directory) / "ids.json"
-        ids.write_text(json.dumps([corpus.source, corpus.target, corpus.tokens_per_batch]))
+        all_ids = [corpus.source, corpus.target, corpus.tokens_per_batch]
+        ids.write_text(json.dumps(all_ids, default=np.ndarray.tolist))
         for name in names:
             again = [sys.executable, str(Path(__file__).parent), "training", *sys.argv[1:], "--peak", name, str(ids)]
             mebibytes = subprocess.run(again, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
