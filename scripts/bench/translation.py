@@ -1,6 +1,7 @@
 """Speed and BLEU of a trained run beside CTranslate2 with the same weights: real text, from file to file.
 
-Tokenizing counts, and so does everything else but loading. The systems take turns; median and range of `--repeats` rounds,
+Tokenizing counts, and so does everything else but loading. Several threads of CTranslate2 share a batch, or each have one
+("batches at once"). The systems take turns; median and range of `--repeats` rounds,
 and the least CPU seconds of one, which other work on the machine changes less.
 
     python scripts/bench translation RUN SOURCE REFERENCE
@@ -28,14 +29,14 @@ from transduce.run import load_run
 System = Callable[[list[str]], list[str]]
 
 
-def engine(run: Path, directory: Path, kind: str, threads: int, beam_size: int, batch: int) -> System:
+def engine(run: Path, directory: Path, threads: dict[str, int], kind: str, beam_size: int, batch: int) -> System:
     """CTranslate2 with the run's weights, tokenizers and length penalty, as near as it has one."""
     import ctranslate2
 
     source, tokenizer = (own := load_run(run)).source_tokenizer, own.target_tokenizer
     assert source and tokenizer
     export_ctranslate2(td.load_model(run), directory, source=source, target=tokenizer)
-    loaded = ctranslate2.Translator(str(directory), compute_type=kind, intra_threads=threads)
+    loaded = ctranslate2.Translator(str(directory), compute_type=kind, **threads)
     ids = {name: i for i, name in enumerate(vocabulary_of(tokenizer, tokenizer.vocab_size))}
     never = [tokenizer.tokens([i]) for i in tokenizer.suppressed if i != tokenizer.unk_id]
     settings: dict[str, Any] = {"beam_size": beam_size, "max_batch_size": batch, "max_input_length": 0}
@@ -73,9 +74,12 @@ def main() -> None:
     how: dict[str, Any] = {"beam_size": x.beam_size, "batch_tokens": max(tokens, plain.decoding.max_source_length + 1)}
     systems: dict[str, System] = {"transduce float32": partial(plain, **how), "transduce int8": partial(rounded, **how)}
     with tempfile.TemporaryDirectory() as directory:
+        within, across = {"intra_threads": x.threads}, {"intra_threads": 1, "inter_threads": x.threads}
         for kind in ("float32", "int8"):
-            folder = Path(directory) / kind
-            systems[f"CTranslate2 {kind}"] = engine(x.run, folder, kind, x.threads, x.beam_size, x.batch_size)
+            for name, threads in {"": within, ", batches at once": across}.items() if x.threads > 1 else [("", within)]:
+                folder = Path(directory) / f"{kind}{len(name)}"
+                system = engine(x.run, folder, threads, kind, x.beam_size, x.batch_size)
+                systems[f"CTranslate2 {kind}{name}"] = system
         taken: dict[str, list[float]] = {name: [] for name in systems}
         cpu: dict[str, list[float]] = {name: [] for name in systems}
         outputs: dict[str, list[str]] = {}
