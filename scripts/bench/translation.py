@@ -87,6 +87,7 @@ def main() -> None:
             system(lines[: x.batch_size])  # warm-up
         for _ in range(x.repeats):
             for name, system in systems.items():
+                torch.set_num_threads(x.threads)  # CTranslate2 sets those of the process, too
                 start, start_cpu = time.perf_counter(), time.process_time()
                 outputs[name] = system(lines)
                 taken[name].append(time.perf_counter() - start)
