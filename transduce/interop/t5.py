@@ -12,7 +12,7 @@ from transduce.interop.encoder_decoder import read_run as read_run
 from transduce.interop.pretrained import our_config, our_fields
 from transduce.interop.settings import T5Settings
 from transduce.interop.weights import Names, fill_transformer, read_tensors
-from transduce.model.attention import split_rows
+from transduce.model.linear import split_rows
 from transduce.model.transformer import Transformer
 
 

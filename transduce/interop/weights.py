@@ -17,9 +17,9 @@ from torch import Tensor
 from transduce.errors import InputError
 from transduce.files import copy_weights, read_json, read_weights, regular
 from transduce.interop.pretrained import CONFIG, WEIGHTS
-from transduce.model.attention import FusedLinear, split_rows
 from transduce.model.config import Sinusoids, TransformerConfig
 from transduce.model.inputs import TokenInput, sinusoidal
+from transduce.model.linear import FusedLinear, split_rows
 from transduce.model.meta import blank_transformer, check_fits
 from transduce.model.transformer import Transformer
 

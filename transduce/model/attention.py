@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and linear attention, by maps that are fused into one matrix.
+"""Scaled dot-product attention, and linear attention.
 
 The only place with boolean masks, which are named `visible`: True = may look.
 """
@@ -13,33 +13,7 @@ from torch import Tensor, nn
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import NO_DISTANCES, Bias, Distances, rotate
-
-
-class FusedLinear(nn.Linear):
-    """Several linear maps of one input, computed as one matrix product.
-
-    The rows of its weight are those of the first map, then those of the second, and so on.
-    Everything that treats the maps one by one reads `widths`: initial values, LoRA, Muon, and
-    models in other formats.
-
-    Args:
-        widths: the number of outputs of each map, by the name of the map.
-    """
-
-    def __init__(self, in_features: int, widths: dict[str, int], *, bias: bool) -> None:
-        super().__init__(in_features, sum(widths.values()), bias=bias)
-        self.widths = widths
-
-    def split(self, x: Float[Tensor, "*B W"]) -> tuple[Float[Tensor, "*B V"], ...]:
-        """Split the outputs into those of each map."""
-        return x.split(list(self.widths.values()), dim=-1)
-
-
-def split_rows(linear: nn.Linear, rows: Tensor) -> dict[str, Tensor]:
-    """Split a weight or bias into those of the fused maps, by name; a plain map has the name ""."""
-    widths: dict[str, int] = getattr(linear, "widths", {"": len(rows)})
-    return dict(zip(widths, rows.split(list(widths.values())), strict=True))
-
+from transduce.model.linear import FusedLinear
 
 Queries = Float[Tensor, "B H T E"]
 Keys = Float[Tensor, "B K S E"]

@@ -11,10 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.model.attention import CrossAttention, FusedLinear, SelfAttention, split_rows
+from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import NO_DISTANCES, Distances, Positions, TokenInput, zero_padding
+from transduce.model.linear import FusedLinear, split_rows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
