@@ -1,13 +1,17 @@
-"""Where to compute, in which numbers and with which attention kernels."""
+"""Where to compute, in which numbers and with which kernels."""
 
 import os
 import resource
 import sys
+from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 from transduce.config import environment_count
 from transduce.errors import InputError
@@ -86,6 +90,52 @@ def memory(device: torch.device) -> int | None:
     limit = Path("/sys/fs/cgroup/memory.max")  # of a container
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(total, int(text)) if text.isdecimal() else total
+
+
+@cache
+def _onednn_is_quicker() -> bool:
+    """Whether float32 products should leave MKL, which uses AMD's CPUs to less than a half."""
+    cpu = Path("/proc/cpuinfo")
+    both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return both and cpu.is_file() and "AuthenticAMD" in cpu.read_text()
+
+
+class _OneDNNLinear(torch.autograd.Function):
+    """F.linear and its gradients by oneDNN."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return product
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows, product = gradient.flatten(0, -2), _OneDNNLinear.forward
+        return (
+            product(gradient, weight.T) if of_x else None,
+            product(rows.T, x.flatten(0, -2).T) if of_weight else None,
+            rows.sum(dim=0) if of_bias else None,
+        )
+
+
+def linear(
+    x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
+) -> Float[Tensor, "*B O"]:
+    """x W^T + bias, as F.linear gives it; large float32 products on AMD's CPUs are oneDNN's."""
+    float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if x.device.type != "cpu" or not float32 or traced or not _onednn_is_quicker():
+        return F.linear(x, weight, bias)
+    if x.numel() < 64 * weight.size(1):  # for fewer rows weights would be rearranged for nothing
+        return F.linear(x, weight, bias)
+    product: Tensor = _OneDNNLinear.apply(x, weight, bias)
+    return product
 
 
 class _WithoutCudnnAttention:

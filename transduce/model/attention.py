@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import NO_DISTANCES, Bias, Distances, rotate
-from transduce.model.linear import FusedLinear
+from transduce.model.linear import FusedLinear, Linear
 
 Queries = Float[Tensor, "B H T E"]
 Keys = Float[Tensor, "B K S E"]
@@ -248,7 +248,7 @@ class SelfAttention(nn.Module):
         widths = {"q": config.n_heads * self.d_head, "k": key_width, "v": key_width}
         self.qkv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
-        self.output = nn.Linear(widths["q"], config.d_model, bias=config.bias)
+        self.output = Linear(widths["q"], config.d_model, bias=config.bias)
 
     def forward(
         self,
@@ -302,10 +302,10 @@ class CrossAttention(nn.Module):
         self.d_head, self.dropout = config.d_head, config.attention_dropout
         width = config.n_heads * self.d_head
         widths = dict.fromkeys("kv", config.kv_heads * self.d_head)
-        self.q = nn.Linear(config.d_model, width, bias=config.attention_bias)
+        self.q = Linear(config.d_model, width, bias=config.attention_bias)
         self.kv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
-        self.output = nn.Linear(width, config.d_model, bias=config.bias)
+        self.output = Linear(width, config.d_model, bias=config.bias)
 
     def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Keys, Keys]:
         """Keys and values of the memory, computed once per sentence for all beams and steps.

@@ -21,6 +21,7 @@ ACTIVATIONS: dict[ConvActivation, Callable[[Tensor], Tensor]] = {
     "glu": partial(F.glu, dim=1),
 }
 """What follows a convolution over (N, channels, T)."""
+from transduce.model.linear import Linear
 
 
 class TokenInput(nn.Module):
@@ -49,7 +50,7 @@ class FrameInput(nn.Module):
         super().__init__()
         self.frames = frames
         straight = frames.width == d_model and not frames.project
-        self.projection = None if straight else nn.Linear(frames.width, d_model, bias=bias)
+        self.projection = None if straight else Linear(frames.width, d_model, bias=bias)
 
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None

@@ -15,7 +15,7 @@ from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import NO_DISTANCES, Distances, Positions, TokenInput, zero_padding
-from transduce.model.linear import FusedLinear, split_rows
+from transduce.model.linear import FusedLinear, Linear, split_rows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -71,7 +71,7 @@ class FeedForward(nn.Module):
         self.gated = config.gated
         widths = dict.fromkeys(("gate", "value") if config.gated else ("wide",), config.d_ff)
         self.wide = FusedLinear(config.d_model, widths, bias=config.bias)
-        self.narrow = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+        self.narrow = Linear(config.d_ff, config.d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
@@ -231,10 +231,10 @@ class ConvolutionModule(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         d, kernel = config.d_model, config.conformer_kernel
-        self.pointwise = nn.Linear(d, 2 * d, bias=config.bias)
+        self.pointwise = Linear(d, 2 * d, bias=config.bias)
         self.depthwise = nn.Conv1d(d, d, kernel, padding=kernel // 2, groups=d, bias=config.bias)
         self.norm = norm(config)
-        self.output = nn.Linear(d, d, bias=config.bias)
+        self.output = Linear(d, d, bias=config.bias)
 
     def forward(
         self, x: Float[Tensor, "N T D"], lengths: Int[Tensor, " N"] | None = None

@@ -18,6 +18,7 @@ from transduce.model.cache import NO_TAPS, Cache, Taps
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.inputs import ConvolvedInput, Distances, FrameInput, Positions, TokenInput
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
+from transduce.model.linear import Linear
 
 
 class Memory(NamedTuple):
@@ -159,9 +160,9 @@ class Transformer(nn.Module):
         if config.output_bias and self.output is not None:
             self.output_bias = nn.Parameter(torch.empty(self.vocab_size))
         if config.ctc and self.output is not None:
-            self.ctc = nn.Linear(config.d_model, self.vocab_size, bias=config.bias)
+            self.ctc = Linear(config.d_model, self.vocab_size, bias=config.bias)
         if config.ctc_conditioning:
-            self.ctc_condition = nn.Linear(self.vocab_size, config.d_model, bias=config.bias)
+            self.ctc_condition = Linear(self.vocab_size, config.d_model, bias=config.bias)
         initialize(self, config)
 
     def _input(self, stack: StackConfig) -> TokenInput | FrameInput | ConvolvedInput:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import grad_and_value
 
+from transduce.device import linear
+
 IGNORE = -100
 """A target without a prediction: as in data/batch.py, and in torch's own losses."""
 
@@ -43,7 +45,7 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = torch.promote_types(states.dtype, torch.float32)
 
         def of_chunk(states: Tensor, weight: Tensor, *inputs: Tensor) -> tuple[Any, ...]:
-            values = loss((states @ weight.T)[..., :n_classes].to(dtype), *inputs)
+            values = loss(linear(states, weight)[..., :n_classes].to(dtype), *inputs)
             return values[0], values
 
         size = CHUNK.get(states.device.type, 256)
