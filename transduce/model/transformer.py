@@ -7,12 +7,11 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.device import without_cudnn_attention
+from transduce.device import linear, without_cudnn_attention
 from transduce.errors import InputError
 from transduce.model.cache import NO_TAPS, Cache, Taps
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
@@ -283,7 +282,7 @@ class Transformer(nn.Module):
                 "logits need a vocabulary, but this model has only an encoder over frames; use "
                 "states()"
             )
-        return F.linear(states, self.output[: self.vocab_size], self.output_bias)
+        return linear(states, self.output[: self.vocab_size], self.output_bias)
 
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
         """The memory's states to logits of the tokens and the blank symbol at every source
