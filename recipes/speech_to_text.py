@@ -73,7 +73,7 @@ SPEECHOCEAN = ex.with_fields(
     corpus=replace(OCEAN, data=ex.corpus_folder("speechocean762")),
     pronunciations=CMU,  # 2.6 hours are too few to learn how English is spelled
     frames_per_batch=6000,
-    model=replace(ex.conformer_small(project=True), dropout=0.15),  # its 2.6 hours gain a little by the map
+    model=replace(ex.conformer_small(), dropout=0.15),
     training={"optim": LONGER, "max_updates": 6500, "validate_every": 500, "keep_last": 5},
     decoding={"beam_size": 10, "ctc_weight": 0.2},
 )
@@ -82,7 +82,6 @@ MANIFEST = ex.with_fields(
     name="speech_manifest",
     corpus=ex.Manifests(test=None),
     pronunciations=None,  # of whatever language it is
-    model=replace(ex.conformer_small(), dropout=0.15),
     ctc_consistency=0.0,
     augmentation={"n_time_masks": 2, "silence": 0.3},  # nobody cuts recordings as closely as a corpus does
     vocab_size=500,

@@ -96,17 +96,9 @@ def conformer_tiny(
     )
 
 
-def conformer_small(
-    n_features: int = 40, stack: int = 4, target: int = 500, *, project: bool = False
-) -> TransformerConfig:
-    """For hours of speech: as conformer_tiny, with a deeper and wider encoder.
-
-    Args:
-        project: a linear map between frames and encoder, even where none is needed.
-    """
-    tiny = conformer_tiny(n_features, stack, target, n_layers=6)
-    frames = Frames(n_features=n_features, stack=stack, project=project)
-    return replace(tiny, encoder=StackConfig(input=frames, n_layers=6), d_ff=320)
+def conformer_small(n_features: int = 40, stack: int = 4, target: int = 500) -> TransformerConfig:
+    """For hours of speech: as conformer_tiny, with a deeper and wider encoder."""
+    return replace(conformer_tiny(n_features, stack, target, n_layers=6), d_ff=320)
 
 
 def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> TransformerConfig:
