@@ -3,7 +3,7 @@
 import os
 import resource
 import sys
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -100,13 +100,24 @@ def _onednn_is_quicker() -> bool:
     return both and cpu.is_file() and "AuthenticAMD" in cpu.read_text()
 
 
+def _blocks(x: Float[Tensor, "B I"]) -> list[Tensor]:
+    """Its rows in blocks of few sizes, as oneDNN compiles code for each and keeps it; zeros fill up
+    the last block."""
+    *blocks, last = x.split(512)
+    return [*blocks, F.pad(last, (0, 0, 0, -len(last) % 64))]
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
 class _OneDNNLinear(torch.autograd.Function):
-    """F.linear and its gradients by oneDNN."""
+    """F.linear of a matrix, and its gradients, by oneDNN."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return product
+        return torch.cat([_by_onednn(rows, weight, bias) for rows in _blocks(x)])[: len(x)]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -116,11 +127,12 @@ class _OneDNNLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows, product = gradient.flatten(0, -2), _OneDNNLinear.forward
+        pairs = zip(_blocks(gradient), _blocks(x), strict=True) if of_weight else ()
+        parts = (_by_onednn(g.T, rows.T) for g, rows in pairs)
         return (
-            product(gradient, weight.T) if of_x else None,
-            product(rows.T, x.flatten(0, -2).T) if of_weight else None,
-            rows.sum(dim=0) if of_bias else None,
+            _OneDNNLinear.forward(gradient, weight.T) if of_x else None,
+            reduce(torch.add, parts) if of_weight else None,
+            gradient.sum(dim=0) if of_bias else None,
         )
 
 
@@ -134,8 +146,8 @@ def linear(
         return F.linear(x, weight, bias)
     if x.numel() < 64 * weight.size(1):  # for fewer rows weights would be rearranged for nothing
         return F.linear(x, weight, bias)
-    product: Tensor = _OneDNNLinear.apply(x, weight, bias)
-    return product
+    product: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)
+    return product.view(*x.shape[:-1], -1)
 
 
 class _WithoutCudnnAttention:
