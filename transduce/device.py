@@ -103,8 +103,8 @@ def _onednn_is_quicker() -> bool:
 def _blocks(x: Float[Tensor, "B I"]) -> list[Tensor]:
     """Its rows in blocks of few sizes, as oneDNN compiles code for each and keeps it; zeros fill up
     the last block."""
-    *blocks, last = x.split(512)
-    return [*blocks, F.pad(last, (0, 0, 0, -len(last) % 64))]
+    *blocks, last = x.split(2048)
+    return [*blocks, F.pad(last, (0, 0, 0, -len(last) % 128))]
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -117,7 +117,8 @@ class _OneDNNLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return torch.cat([_by_onednn(rows, weight, bias) for rows in _blocks(x)])[: len(x)]
+        first, *others = (_by_onednn(rows, weight, bias) for rows in _blocks(x))
+        return (torch.cat([first, *others]) if others else first)[: len(x)]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
