@@ -93,3 +93,18 @@ def test_products_by_onednn_are_large_ones_in_float32(by_onednn):
     with torch.inference_mode():
         linear(torch.randn(64, 24), weight)
     assert len(by_onednn) == 1
+
+
+def test_products_by_onednn_have_second_gradients(by_onednn):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(100, 24), torch.randn(40, 24), torch.randn(40)
+
+    def second(product, dtype):
+        inputs = [each.to(dtype).requires_grad_() for each in (x, weight, bias)]
+        first = torch.autograd.grad(product(*inputs).tanh().sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), inputs)
+
+    ours, expected = second(linear, torch.float32), second(torch.nn.functional.linear, torch.float64)
+    assert len(by_onednn) > 1
+    for own, exact in zip(ours, expected, strict=True):
+        assert float((own - exact).norm() / exact.norm()) < 1e-5

@@ -107,7 +107,7 @@ def _blocks(x: Float[Tensor, "B I"]) -> list[Tensor]:
     return [*blocks, F.pad(last, (0, 0, 0, -len(last) % 128))]
 
 
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
@@ -115,8 +115,10 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class _OneDNNLinear(torch.autograd.Function):
     """F.linear of a matrix, and its gradients, by oneDNN."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         first, *others = (_by_onednn(rows, weight, bias) for rows in _blocks(x))
         return (torch.cat([first, *others]) if others else first)[: len(x)]
 
@@ -128,10 +130,11 @@ class _OneDNNLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
+        product = _OneDNNLinear.apply  # which has gradients itself
         pairs = zip(_blocks(gradient), _blocks(x), strict=True) if of_weight else ()
-        parts = (_by_onednn(g.T, rows.T) for g, rows in pairs)
+        parts = (product(g.T, rows.T, None) for g, rows in pairs)
         return (
-            _OneDNNLinear.forward(gradient, weight.T) if of_x else None,
+            product(gradient, weight.T, None) if of_x else None,
             reduce(torch.add, parts) if of_weight else None,
             gradient.sum(dim=0) if of_bias else None,
         )
@@ -145,7 +148,8 @@ def linear(
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if x.device.type != "cpu" or not float32 or traced or not _onednn_is_quicker():
         return F.linear(x, weight, bias)
-    if x.numel() < 64 * weight.size(1):  # for fewer rows weights would be rearranged for nothing
+    # for fewer rows weights would be rearranged for nothing
+    if x.size(-1) != weight.size(1) or x.numel() < 64 * weight.size(1):
         return F.linear(x, weight, bias)
     product: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)
     return product.view(*x.shape[:-1], -1)
