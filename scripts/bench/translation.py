@@ -29,14 +29,16 @@ from transduce.run import load_run
 System = Callable[[list[str]], list[str]]
 
 
-def engine(run: Path, directory: Path, threads: dict[str, int], kind: str, beam_size: int, batch: int) -> System:
-    """CTranslate2 with the run's weights, tokenizers and length penalty, as near as it has one."""
+def engine(
+    run: Path, directory: Path, kind: str, *, beam_size: int, batch: int, threads: int = 1, at_once: int = 1
+) -> System:
+    """CTranslate2 with the run's weights, tokenizers and length penalty, as near as it has one; `at_once` batches at once."""
     import ctranslate2
 
     source, tokenizer = (own := load_run(run)).source_tokenizer, own.target_tokenizer
     assert source and tokenizer
     export_ctranslate2(td.load_model(run), directory, source=source, target=tokenizer)
-    loaded = ctranslate2.Translator(str(directory), compute_type=kind, **threads)
+    loaded = ctranslate2.Translator(str(directory), compute_type=kind, intra_threads=threads, inter_threads=at_once)
     ids = {name: i for i, name in enumerate(vocabulary_of(tokenizer, tokenizer.vocab_size))}
     never = [tokenizer.tokens([i]) for i in tokenizer.suppressed if i != tokenizer.unk_id]
     settings: dict[str, Any] = {"beam_size": beam_size, "max_batch_size": batch, "max_input_length": 0}
@@ -74,11 +76,11 @@ def main() -> None:
     how: dict[str, Any] = {"beam_size": x.beam_size, "batch_tokens": max(tokens, plain.decoding.max_source_length + 1)}
     systems: dict[str, System] = {"transduce float32": partial(plain, **how), "transduce int8": partial(rounded, **how)}
     with tempfile.TemporaryDirectory() as directory:
-        within, across = {"intra_threads": x.threads}, {"intra_threads": 1, "inter_threads": x.threads}
+        ways = {"": {"threads": x.threads}, ", batches at once": {"at_once": x.threads}}
         for kind in ("float32", "int8"):
-            for name, threads in {"": within, ", batches at once": across}.items() if x.threads > 1 else [("", within)]:
+            for name, threads in list(ways.items())[: x.threads]:
                 folder = Path(directory) / f"{kind}{len(name)}"
-                system = engine(x.run, folder, threads, kind, x.beam_size, x.batch_size)
+                system = engine(x.run, folder, kind, beam_size=x.beam_size, batch=x.batch_size, **threads)
                 systems[f"CTranslate2 {kind}{name}"] = system
         taken: dict[str, list[float]] = {name: [] for name in systems}
         cpu: dict[str, list[float]] = {name: [] for name in systems}
