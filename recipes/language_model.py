@@ -66,7 +66,7 @@ SHAKESPEARE_CPU = Experiment(
     run=Path("runs/shakespeare_cpu"),
     corpus=ex.OneText(data=ex.corpus_folder("tinyshakespeare")),
     batch_size=12,
-    model=rotary_swiglu(decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0)),
+    model=replace(rotary_swiglu(decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0)), tie="none"),
     training=replace(TRAINING, optim=MUON, max_updates=2000),
 )
 SHAKESPEARE = ex.with_fields(

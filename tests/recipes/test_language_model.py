@@ -174,17 +174,18 @@ def test_every_setting_describes_a_model_that_can_be_built(name):
 
 
 @pytest.mark.parametrize(
-    ("setting", "n_layers", "d_model", "n_heads", "context"),
-    [(SHAKESPEARE, 6, 384, 6, 256), (SHAKESPEARE_CPU, 4, 128, 4, 64)],
+    ("setting", "n_layers", "d_model", "n_heads", "context", "n_tables"),
+    [(SHAKESPEARE, 6, 384, 6, 256, 1), (SHAKESPEARE_CPU, 4, 128, 4, 64, 2)],
 )
-def test_characters_are_learned_by_models_of_nanogpts_sizes(setting, n_layers, d_model, n_heads, context):
-    """Without its table of positions, and with a gate in the feed-forward, as many parameters but for a percent."""
+def test_characters_are_learned_by_models_of_nanogpts_sizes(setting, n_layers, d_model, n_heads, context, n_tables):
+    """Without its table of positions, but in the small size with an output table, and with a gate in the feed-forward, as
+    many parameters but for a percent."""
     nanogpt = decoder(n_layers=n_layers, d_model=d_model, n_heads=n_heads, context=context, dropout=0.0)
     with torch.device("meta"):
         models = [td.Transformer(with_vocabularies(config, 65, 65, joint=True)) for config in (setting.model, nanogpt)]
     ours, theirs = (sum(p.numel() for p in model.parameters()) for model in models)
     assert theirs == 65 * d_model + context * d_model + n_layers * (12 * d_model**2 + 2 * d_model) + d_model
-    assert ours == pytest.approx(theirs - context * d_model, rel=0.01)
+    assert ours == pytest.approx(theirs + (65 * (n_tables - 1) - context) * d_model, rel=0.01)
 
 
 def test_gpt2_has_the_size_of_its_paper_and_47_rows_that_make_its_table_a_multiple_of_128():
