@@ -1,4 +1,4 @@
-"""The switch for cuDNN's attention, which threads share, what the hardware computes in, and its products."""
+"""The switch for cuDNN's attention, which threads share, and what the hardware computes in."""
 
 import re
 from contextlib import ExitStack
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce import device
-from transduce.device import computes_bf16, linear, torch_device, without_cudnn_attention
+from transduce.device import computes_bf16, torch_device, without_cudnn_attention
 
 enabled = torch.backends.cuda.cudnn_sdp_enabled
 
@@ -43,70 +42,3 @@ def test_a_device_that_computes_nothing_is_refused():
     assert re.fullmatch(
         r"device must be one that this machine has, but 'meta': .*; try --device cpu", str(caught.value)
     )
-
-
-@pytest.fixture
-def by_onednn(monkeypatch):
-    """Products as on AMD's CPUs, and how many oneDNN has computed."""
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("needs a PyTorch with oneDNN")
-    made, ours = [], device._OneDNNLinear
-
-    class Counted(ours):
-        @staticmethod
-        def forward(*inputs):
-            made.append(inputs)
-            return ours.forward(*inputs)
-
-    monkeypatch.setattr(device, "_onednn_is_quicker", lambda: True)
-    monkeypatch.setattr(device, "_OneDNNLinear", Counted)
-    return made
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(100, 24), (5, 20, 24), (2, 3, 17, 24)])
-@pytest.mark.parametrize("frozen", ["", "x", "weight", "bias"])
-def test_products_by_onednn_have_the_values_and_gradients_of_float64(by_onednn, shape, bias, frozen):
-    torch.manual_seed(0)
-    tensors = {"x": torch.randn(shape), "weight": torch.randn(40, 24), "bias": torch.randn(40) if bias else None}
-    tensors = {name: each for name, each in tensors.items() if each is not None}
-    exact = {name: each.double().requires_grad_(name != frozen) for name, each in tensors.items()}
-    ours = {name: each.clone().requires_grad_(name != frozen) for name, each in tensors.items()}
-    outputs = linear(**ours)
-    expected = torch.nn.functional.linear(exact["x"], exact["weight"], exact.get("bias"))
-    assert len(by_onednn) == 1
-    torch.testing.assert_close(outputs.double(), expected, rtol=1e-5, atol=1e-5)
-    change = torch.randn_like(outputs)
-    outputs.backward(change)
-    expected.backward(change.double())
-    for name, each in ours.items():
-        assert (each.grad is None) == (name == frozen)
-        if name != frozen:
-            torch.testing.assert_close(each.grad.double(), exact[name].grad, rtol=1e-5, atol=1e-4)
-
-
-def test_products_by_onednn_are_large_ones_in_float32(by_onednn):
-    weight = torch.randn(40, 24)
-    linear(torch.randn(63, 24), weight)
-    linear(torch.randn(100, 24).double(), weight.double())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert linear(torch.randn(100, 24), weight).dtype == torch.bfloat16
-    assert not by_onednn
-    with torch.inference_mode():
-        linear(torch.randn(64, 24), weight)
-    assert len(by_onednn) == 1
-
-
-def test_products_by_onednn_have_second_gradients(by_onednn):
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(100, 24), torch.randn(40, 24), torch.randn(40)
-
-    def second(product, dtype):
-        inputs = [each.to(dtype).requires_grad_() for each in (x, weight, bias)]
-        first = torch.autograd.grad(product(*inputs).tanh().sum(), inputs, create_graph=True)
-        return torch.autograd.grad(sum(each.square().sum() for each in first), inputs)
-
-    ours, expected = second(linear, torch.float32), second(torch.nn.functional.linear, torch.float64)
-    assert len(by_onednn) > 1
-    for own, exact in zip(ours, expected, strict=True):
-        assert float((own - exact).norm() / exact.norm()) < 1e-5

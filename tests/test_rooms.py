@@ -24,6 +24,7 @@ SHARED = {
     "kernels",
     "plot",
     "process",
+    "products",
 }
 """What every room may know."""
 

@@ -1,17 +1,13 @@
-"""Where to compute, in which numbers and with which kernels."""
+"""Where to compute, in which numbers and with which attention kernels."""
 
 import os
 import resource
 import sys
-from functools import cache, reduce
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
 
 from transduce.config import environment_count
 from transduce.errors import InputError
@@ -90,69 +86,6 @@ def memory(device: torch.device) -> int | None:
     limit = Path("/sys/fs/cgroup/memory.max")  # of a container
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(total, int(text)) if text.isdecimal() else total
-
-
-@cache
-def _onednn_is_quicker() -> bool:
-    """Whether float32 products should leave MKL, which uses AMD's CPUs to less than a half."""
-    cpu = Path("/proc/cpuinfo")
-    both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    return both and cpu.is_file() and "AuthenticAMD" in cpu.read_text()
-
-
-def _blocks(x: Float[Tensor, "B I"]) -> list[Tensor]:
-    """Its rows in blocks of few sizes, as oneDNN compiles code for each and keeps it; zeros fill up
-    the last block."""
-    *blocks, last = x.split(2048)
-    return [*blocks, F.pad(last, (0, 0, 0, -len(last) % 128))]
-
-
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
-
-
-class _OneDNNLinear(torch.autograd.Function):
-    """F.linear of a matrix, and its gradients, by oneDNN."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        first, *others = (_by_onednn(rows, weight, bias) for rows in _blocks(x))
-        return (torch.cat([first, *others]) if others else first)[: len(x)]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        product = _OneDNNLinear.apply  # which has gradients itself
-        pairs = zip(_blocks(gradient), _blocks(x), strict=True) if of_weight else ()
-        parts = (product(g.T, rows.T, None) for g, rows in pairs)
-        return (
-            product(gradient, weight.T, None) if of_x else None,
-            reduce(torch.add, parts) if of_weight else None,
-            gradient.sum(dim=0) if of_bias else None,
-        )
-
-
-def linear(
-    x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
-) -> Float[Tensor, "*B O"]:
-    """x W^T + bias, as F.linear gives it; large float32 products on AMD's CPUs are oneDNN's."""
-    float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if x.device.type != "cpu" or not float32 or traced or not _onednn_is_quicker():
-        return F.linear(x, weight, bias)
-    # for fewer rows weights would be rearranged for nothing
-    if x.size(-1) != weight.size(1) or x.numel() < 64 * weight.size(1):
-        return F.linear(x, weight, bias)
-    product: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)
-    return product.view(*x.shape[:-1], -1)
 
 
 class _WithoutCudnnAttention:

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transduce.device import linear
+from transduce.products import linear
 
 
 class Linear(nn.Linear):

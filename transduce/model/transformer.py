@@ -11,13 +11,14 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.device import linear, without_cudnn_attention
+from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
 from transduce.model.cache import NO_TAPS, Cache, Taps
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.inputs import ConvolvedInput, Distances, FrameInput, Positions, TokenInput
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
 from transduce.model.linear import Linear
+from transduce.products import linear
 
 
 class Memory(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import grad_and_value
 
-from transduce.device import linear
+from transduce.products import linear
 
 IGNORE = -100
 """A target without a prediction: as in data/batch.py, and in torch's own losses."""
