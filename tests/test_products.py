@@ -26,7 +26,7 @@ def by_onednn(monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(100, 24), (5, 20, 24), (2, 3, 17, 24)])
+@pytest.mark.parametrize("shape", [(100, 24), (5, 20, 24), (2, 3, 17, 24), (2048, 24), (3, 1500, 24)])
 @pytest.mark.parametrize("frozen", ["", "x", "weight", "bias"])
 def test_products_by_onednn_have_the_values_and_gradients_of_float64(by_onednn, shape, bias, frozen):
     torch.manual_seed(0)
@@ -72,3 +72,16 @@ def test_products_by_onednn_have_second_gradients(by_onednn):
     assert len(by_onednn) > 1
     for own, exact in zip(ours, expected, strict=True):
         assert float((own - exact).norm() / exact.norm()) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_products_by_onednn_of_each_example(by_onednn):
+    """Gradients of every example by itself, as torch.vmap gives them."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 100, 24), torch.randn(40, 24)
+
+    def gradient(product):
+        return torch.vmap(torch.func.grad(lambda w, row: product(row, w).tanh().sum()), in_dims=(None, 0))(weight, x)
+
+    torch.testing.assert_close(gradient(linear), gradient(torch.nn.functional.linear), rtol=1e-4, atol=1e-4)
+    assert by_onednn
