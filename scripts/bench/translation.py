@@ -1,8 +1,8 @@
 """Speed and BLEU of a trained run beside CTranslate2 with the same weights: real text, from file to file.
 
 Tokenizing counts, and so does everything else but loading. Several threads of CTranslate2 share a batch, or each have one
-("batches at once"). The systems take turns; median and range of `--repeats` rounds,
-and the least CPU seconds of one, which other work on the machine changes less.
+("batches at once"). The systems take turns; median and range of `--repeats` rounds, and the least CPU seconds of one, which
+other work on the machine changes less.
 
     python scripts/bench translation RUN SOURCE REFERENCE
     python scripts/bench translation RUN SOURCE REFERENCE --beam-size 1 --threads 1
@@ -76,12 +76,11 @@ def main() -> None:
     how: dict[str, Any] = {"beam_size": x.beam_size, "batch_tokens": max(tokens, plain.decoding.max_source_length + 1)}
     systems: dict[str, System] = {"transduce float32": partial(plain, **how), "transduce int8": partial(rounded, **how)}
     with tempfile.TemporaryDirectory() as directory:
-        ways = {"": {"threads": x.threads}, ", batches at once": {"at_once": x.threads}}
         for kind in ("float32", "int8"):
-            for name, threads in list(ways.items())[: x.threads]:
-                folder = Path(directory) / f"{kind}{len(name)}"
-                system = engine(x.run, folder, kind, beam_size=x.beam_size, batch=x.batch_size, **threads)
-                systems[f"CTranslate2 {kind}{name}"] = system
+            rival = partial(engine, x.run, Path(directory) / kind, kind, beam_size=x.beam_size, batch=x.batch_size)
+            systems[f"CTranslate2 {kind}"] = rival(threads=x.threads)
+            if x.threads > 1:
+                systems[f"CTranslate2 {kind}, batches at once"] = rival(at_once=x.threads)
         taken: dict[str, list[float]] = {name: [] for name in systems}
         cpu: dict[str, list[float]] = {name: [] for name in systems}
         outputs: dict[str, list[str]] = {}
@@ -94,14 +93,14 @@ def main() -> None:
                 outputs[name] = system(lines)
                 taken[name].append(time.perf_counter() - start)
                 cpu[name].append(time.process_time() - start_cpu)
-    rival = statistics.median(taken["CTranslate2 float32"])
+    baseline = statistics.median(taken["CTranslate2 float32"])
     for name, seconds in taken.items():
         fast, median, slow = (len(lines) / each for each in (min(seconds), statistics.median(seconds), max(seconds)))
         same = sum(map(str.__eq__, outputs[name], outputs["transduce float32"])) / len(lines)
         score = sacrebleu.corpus_bleu(outputs[name], [references]).score
         print(
             f"beam {x.beam_size}  {name:28} {median:8.1f} sentences/s ({slow:.1f} to {fast:.1f})  "
-            f"{rival / statistics.median(seconds):5.2f} x  {min(cpu[name]):.3f} CPU s  "
+            f"{baseline / statistics.median(seconds):5.2f} x  {min(cpu[name]):.3f} CPU s  "
             f"BLEU {score:5.2f}  same output {same:7.2%}"
         )
 
