@@ -25,7 +25,7 @@ SMALLEST = [
     pytest.param("processes --tiny --rounds 1 --updates 2 --warm-up 1", marks=pytest.mark.nightly),
     pytest.param("features --tiny", marks=pytest.mark.nightly),
 ]
-"""Benchmarks at their smallest; tests/recipes/test_register.py runs those that have a row in the register of results."""
+"""Benchmarks at their smallest. tests/recipes/test_register.py runs those of the register only nightly, so two of them are here."""
 
 
 @pytest.mark.process

@@ -55,7 +55,7 @@ SUBJECTS = {
         "results/speech.md#spoken-digits)."
     ),
     "Language models": (
-        "Nats per token on held-out text; nanoGPT prints 1.88 and 1.4697 for its two sizes. More "
+        "Nats per character on held-out text, of masked_language per token; nanoGPT prints 1.88 and 1.4697 for its two sizes. More "
         "in [language models](../docs/results/language_models.md)."
     ),
     "Speed, as multiples of what it is compared with": (
