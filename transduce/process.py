@@ -112,16 +112,16 @@ def allow_user_without_name() -> None:
         )
 
 
-def use_one_core() -> None:
-    """Let the calling thread compute on one core, and all others, later ones too, as before.
+def use_cores(n: int) -> None:
+    """Let the calling thread compute on n cores, and all others, later ones too, as before.
 
     torch.set_num_threads alone also sets the number with which later threads begin.
     """
     import torch  # after `limit_omp_spin`
 
-    with _ONE_AT_A_TIME:  # else a second caller would restore the 1 of the first
+    with _ONE_AT_A_TIME:  # else a second caller would restore the number of the first
         n_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(n)
         restore = Thread(target=torch.set_num_threads, args=(n_threads,))
         restore.start()
         restore.join()

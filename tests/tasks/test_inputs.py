@@ -35,12 +35,17 @@ def test_one_input_gives_one_text_and_a_list_gives_a_list(text_run, transcriber,
     generator, fill_mask = td.load(language_run(tmp_path / "text")), td.load(encoder_run(tmp_path / "masked"))
     samples = (sound("red blue"), RATE)
     one = (translator, ENGLISH[0]), (transcriber, path), (transcriber, str(path)), (transcriber, samples)
-    for task, given in (*one, (generator, "All"), (fill_mask, "Please _ it.")):
-        text = task(given)
-        assert isinstance(text, str) and [text] == task([given])
+    few = {"max_length": 5}
+    for task, given, settings in (
+        *((*each, few) for each in one),
+        (generator, "All", {}),
+        (fill_mask, "Please _ it.", {}),
+    ):
+        text = task(given, **settings)
+        assert isinstance(text, str) and [text] == task([given], **settings)
     with path.open("rb") as file:
-        assert transcriber(file) == transcriber([path])[0]
-    assert transcriber((path, path)) == transcriber([path, path])
+        assert transcriber(file, **few) == transcriber([path], **few)[0]
+    assert transcriber((path, path), **few) == transcriber([path, path], **few)
     with pytest.raises(InputError, match=r"none\.wav cannot be read"):
         transcriber(tmp_path / "none.wav")
 

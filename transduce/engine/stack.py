@@ -165,6 +165,10 @@ def norm_struct(norm: nn.Module | None) -> Any:
     )
 
 
+PositionTable = tuple[int, Tensor | None, Tensor | None]
+"""A number of positions, what is added to vectors (T, D), and what rotates heads (2, T, E / 2)."""
+
+
 class CPUStack:
     """A stack of layers as kernels.cpp reads it."""
 
@@ -190,8 +194,7 @@ class CPUStack:
             norm_struct(stack.embedding_norm),
             norm_struct(stack.norm),
         )
-        self.table: tuple[Tensor | None, Tensor | None] = (None, None)
-        self.table_length = 0
+        self.table: PositionTable = (0, None, None)
 
     def _layer(self, layer: Layer) -> Any:
         feed_forward, attention, cross = layer.feed_forward, layer.attention, layer.cross
@@ -224,10 +227,10 @@ class CPUStack:
         self.matrices.append(Matrix(module.weight, module.bias, int8=self.int8))
         return self.matrices[-1].linear
 
-    def position_table(self, length: int) -> tuple[Tensor | None, Tensor | None]:
-        """Up to some length of at least this one, what is added to vectors (T, D), and what rotates
-        heads (2, T, E / 2)."""
-        if length > self.table_length:
+    def position_table(self, length: int) -> PositionTable:
+        """At least this many positions."""
+        table = self.table  # another thread may replace it
+        if length > table[0]:
             end = math.inf if self.positions.learned is None else len(self.positions.learned)
             size = max(length, int(min(end, max(64, 2 * length))))
             added = rotation = None
@@ -237,12 +240,14 @@ class CPUStack:
                 rotation = rotation.contiguous()
             elif self.positions.kind != "none":
                 added = self.positions(torch.zeros(1, size, self.struct.d_model))[0].contiguous()
-            self.table, self.table_length = (added, rotation), size
-        return self.table
+            self.table = table = size, added, rotation
+        return table
 
     def position_struct(self, start: int, stop: int) -> Any:
-        """The positions start ... stop - 1, in tensors that stay while this stack does."""
-        added, rotation = self.position_table(stop)
-        if rotation is not None:
-            return PositionsStruct(None, address(rotation[0, start:]), address(rotation[1, start:]))
-        return PositionsStruct(None if added is None else address(added[start:]), None, None)
+        """The positions start ... stop - 1, in tensors that stay while the structure does."""
+        _, added, rotation = self.position_table(stop)
+        parts = (added, None, None) if rotation is None else (None, *rotation)
+        starts = (address(None if part is None else part[start:]) for part in parts)
+        positions = PositionsStruct(*starts)
+        positions.tensors = added, rotation
+        return positions

@@ -3,9 +3,12 @@
 import logging
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BufferedIOBase
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +25,7 @@ from transduce.decode.scorer import Scorer, at_least_float32
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
+from transduce.process import use_cores
 
 logger = logging.getLogger("transduce")
 
@@ -127,6 +131,19 @@ Source = list[int] | Float[Tensor, "_ F"]
 """Input of an encoder: ids, or frames."""
 
 
+ROWS = 512
+"""Positions projected to the vocabulary at a time."""
+
+BatchT = TypeVar("BatchT")
+ResultT = TypeVar("ResultT")
+
+AT_ONCE = 4
+"""The most batches at a time: more would wait for Python, where one thread runs at a time."""
+
+PIECE = 8
+"""The fewest rows for which a thread of its own pays."""
+
+
 class Task:
     """A model, its tokenizer, and the engines that compute it, of which an ensemble has several."""
 
@@ -143,11 +160,59 @@ class Task:
         """The engine; of an ensemble, the first."""
         return self.engines[0]
 
+    @property
+    def _n_at_once(self) -> int:
+        """How many batches are computed at a time: on a CPU, where threads that share a batch wait
+        for one another in every step, one a thread.
 
-ROWS = 512
-"""Positions projected to the vocabulary at a time."""
+        Rules of the caller's own need not know of threads, so with them one batch follows another.
+        """
+        on_cpu = all(engine.device.type == "cpu" for engine in self.engines)
+        return min(AT_ONCE, torch.get_num_threads()) if on_cpu and not self.rules else 1
 
-ResultT = TypeVar("ResultT")
+    def _at_once(
+        self, some: Sequence[BatchT], work: Callable[[BatchT], ResultT]
+    ) -> Iterator[tuple[BatchT, ResultT]]:
+        """Each batch and what becomes of it, in their order, several at a time."""
+        n = min(len(some), self._n_at_once)
+        if n <= 1:
+            yield from ((batch, work(batch)) for batch in some)
+            return
+        pool = ThreadPoolExecutor(n, "batch", use_cores, (torch.get_num_threads() // n,))
+        try:
+            begun = ((batch, pool.submit(work, batch)) for batch in some)
+            pending = deque(islice(begun, 2 * n))
+            while pending:
+                batch, future = pending.popleft()
+                result = future.result()
+                pending.extend(islice(begun, 1))
+                yield batch, result
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _in_batches(
+        self,
+        lengths: Sequence[int],
+        batch_tokens: int,
+        work: Callable[[list[int]], Sequence[ResultT]],
+    ) -> Iterator[tuple[int, ResultT]]:
+        """The number and the result of each row, as batches of rows are done, long rows first."""
+        some = shared(list(batches(lengths, batch_tokens)), self._n_at_once)
+        for rows, results in self._at_once(some, work):
+            yield from zip(rows, results, strict=True)
+
+
+def shared(some: list[list[int]], n: int) -> list[list[int]]:
+    """The same batches, the last ones in pieces if n at a time would leave threads without work."""
+    rest = len(some) % n
+    n_pieces = n // rest if rest else 1
+    pieces = [
+        rows[i::each]
+        for rows in some[len(some) - rest :]
+        for each in [min(n_pieces, max(1, len(rows) // PIECE))]
+        for i in range(each)
+    ]
+    return some[: len(some) - rest] + pieces
 
 
 def batches(lengths: Sequence[int | tuple[int, ...]], batch_tokens: int) -> Iterator[list[int]]:
@@ -156,14 +221,6 @@ def batches(lengths: Sequence[int | tuple[int, ...]], batch_tokens: int) -> Iter
         sizes = np.array(lengths).reshape(len(lengths), -1)
         # longest first: memory peaks early
         yield from (rows.tolist() for rows in reversed(bucket(sizes, batch_tokens)))
-
-
-def in_batches(
-    lengths: Sequence[int], batch_tokens: int, work: Callable[[list[int]], Iterable[ResultT]]
-) -> Iterator[tuple[int, ResultT]]:
-    """The number and the result of each row, as batches of rows are done, long rows first."""
-    for rows in batches(lengths, batch_tokens):
-        yield from zip(rows, work(rows), strict=True)
 
 
 def in_order(results: Iterable[tuple[int, ResultT]]) -> list[ResultT]:

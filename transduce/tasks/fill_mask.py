@@ -22,7 +22,6 @@ from transduce.tasks.base import (
     check_list,
     check_positions,
     encoder_states,
-    in_batches,
 )
 from transduce.tasks.search import one_line
 
@@ -105,7 +104,7 @@ class FillMask(Task):
             )
 
         outputs = list(lines)
-        for n, text in in_batches([len(encoded[i]) for i in masked], batch_tokens, fill):
+        for n, text in self._in_batches([len(encoded[i]) for i in masked], batch_tokens, fill):
             outputs[masked[n]] = one_line(text)
         return outputs
 

@@ -19,7 +19,6 @@ from transduce.tasks.base import (
     Source,
     check_list,
     encoder_states,
-    in_batches,
     in_order,
     source_lengths,
     warn_of_lacking,
@@ -273,7 +272,9 @@ class Transcriber(SoundTask):
             batch = [frames[row] for row in rows]
             return self._detailed(batch, [chosen(each, config) for each in best], details)
 
-        yield from in_batches(source_lengths(self.engine, frames), config.batch_tokens, decode)
+        yield from self._in_batches(
+            source_lengths(self.engine, frames), config.batch_tokens, decode
+        )
         if looped:
             logger.warning(
                 "%d of %d utterances came out as a loop, or without an end, and were searched "

@@ -21,7 +21,6 @@ from transduce.tasks.base import (
     Request,
     Source,
     check_list,
-    in_batches,
     in_order,
     last_position,
     per_line,
@@ -165,7 +164,8 @@ class Translator(Seq2SeqTask[str]):
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
             return self._detailed(sources, best, details)
 
-        for row, best in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
+        lengths = [len(ids) for *_, ids in rows]
+        for row, best in self._in_batches(lengths, config.batch_tokens, search):
             i, part, *_ = rows[row]
             outputs[i][part] = best
             if len(outputs[i]) == sum(map(len, ways[i])):
