@@ -191,7 +191,7 @@ def test_vectors_and_texts_in_place_of_runs_are_refused(tmp_path, capsys):
 
 
 ABSURD = {
-    "translate": ("--batch-tokens", "--max-length", "--diversity", "--top-k", "--beam-size"),
+    "translate": ("--batch-tokens", "--max-length", "--top-k", "--beam-size"),
     "generate": ("--max-length", "--n", "--batch-size", "--repetition-penalty", "--top-k", "--seed"),
     "score perplexity": ("--window", "--stride"),
     "score chrf": ("--word-order", "--resamples"),

@@ -37,7 +37,7 @@ def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
 
 @pytest.mark.parametrize("name", ["decoding", "generation"])
 def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_existed(tmp_path, name):
-    for fields in ({"beam_size": 5}, {"beam_size": 5, "beam_groups": 1}):
+    for fields in ({"beam_size": 5}, {"beam_size": 5, "alpha": 1.0}):
         with open_run(tmp_path / "run", Run(tiny(), {"seed": 1, name: fields}, None, None)):
             pass
 
@@ -45,7 +45,7 @@ def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_exis
 def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_path):
     frames = StackConfig(input=Frames(n_features=4), n_layers=1)
     earlier = {"interctc_column": None, "training": {"compile_layers": True}, "bpe_dropout": 0.0, "shortlist": False}
-    earlier["decoding"] = {"coverage_penalty": 0.0, "shortlist": False}
+    earlier["decoding"] = {"coverage_penalty": 0.0, "shortlist": False, "beam_groups": 1, "diversity": 0.5}
     run = Run(tiny(encoder=frames), earlier, None, None)
     with open_run(tmp_path / "run", run):
         pass
@@ -65,10 +65,11 @@ def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_p
         "use the version that wrote it"
     )
     plain["model"]["encoder"]["input"]["conv_dims"] = 1
-    penalized = plain["experiment"] | {"decoding": {"coverage_penalty": 0.2}}
-    path.write_text(json.dumps(plain | {"experiment": penalized}))
-    with pytest.raises(ValueError, match=" must have coverage_penalty=0, as this version has no such field, but "):
-        load_run(tmp_path / "run")
+    for name, value, off in (("coverage_penalty", 0.2, "0"), ("beam_groups", 2, "1")):
+        other = plain["experiment"] | {"decoding": {name: value}}
+        path.write_text(json.dumps(plain | {"experiment": other}))
+        with pytest.raises(ValueError, match=f" must have {name}={off}, as this version has no such field, but "):
+            load_run(tmp_path / "run")
 
 
 def test_a_run_whose_training_had_a_field_of_an_earlier_version_is_used_and_not_trained_on(tmp_path):

@@ -117,6 +117,8 @@ REMOVED = {
     "shortlist": (False, True),
     "coverage_penalty": (0,),
     "bpe_dropout": (0,),
+    "beam_groups": (1,),
+    "diversity": (0.5,),
 }
 """Fields of earlier versions, with the values of which a run can do without them."""
 

@@ -93,14 +93,12 @@ struct Hypotheses {
 };
 
 // How hypotheses grow by one token: the tokens (A, k, L) of the active ones, those that have ended, and tokens (A, 2n) with which
-// the active ones may go on, sorted, of hypotheses whose numbers are `parent`. `bias` (A, 2n), if not null, is taken from
-// what decides who goes on. Then what comes out.
+// the active ones may go on, sorted, of hypotheses whose numbers are `parent`. Then what comes out.
 struct Growth {
     const int64_t* active;
     Hypotheses finished;
     const float* log_prob;
     const int64_t *token, *parent;
-    const float* bias;
     Hypotheses going, ended;
     int64_t* going_parent;
 };
@@ -994,7 +992,7 @@ void places_of_largest(const float* x, int64_t count, int64_t n, int64_t* places
 int32_t grow(const Growth* growth, int64_t n_sentences, int64_t n_active, int64_t n, int64_t length, int64_t eos, float penalty) {
     const Growth& x = *growth;
     return guarded([&] {
-        std::vector<float> going_score(2 * n), ended_score(2 * n), rank(2 * n);
+        std::vector<float> going_score(2 * n), ended_score(2 * n);
         std::vector<int64_t> places(n);
         auto write = [&](const Hypotheses& to, int64_t place, const int64_t* tokens, int64_t last, float log_prob, float score) {
             int64_t* row = to.tokens + place * (length + 1);
@@ -1007,11 +1005,10 @@ int32_t grow(const Growth* growth, int64_t n_sentences, int64_t n_active, int64_
             for (int64_t i = 0; i < 2 * n; i++) {
                 const bool ends = x.token[first + i] == eos;
                 const float score = x.log_prob[first + i] / penalty;
-                going_score[i] = rank[i] = ends ? -INFINITY : score;
-                if (x.bias) rank[i] -= x.bias[first + i] / penalty;
+                going_score[i] = ends ? -INFINITY : score;
                 if (i < n) ended_score[i] = x.finished.score[a * n + i], ended_score[n + i] = ends ? score : -INFINITY;
             }
-            places_of_largest(rank.data(), 2 * n, n, places.data());
+            places_of_largest(going_score.data(), 2 * n, n, places.data());
             for (int64_t j = 0; j < n; j++) {
                 const int64_t i = places[j];
                 const float log_prob = going_score[i] == -INFINITY ? -INFINITY : x.log_prob[first + i];

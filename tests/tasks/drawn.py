@@ -129,8 +129,6 @@ class Case:
 
         beam_size = rng.choice([1, 2, 3, 4, 6])
         way: dict[str, Any] = {"beam_size": beam_size, "alpha": rng.choice([0.0, 0.6, 1.0, 2.0])}
-        way["beam_groups"] = some(0.25, *(k for k in (1, 2, 3, 6) if beam_size % k == 0), default=1)
-        way["diversity"] = rng.choice([0.0, 0.3, 5.0])
         way["min_length"], way["no_repeat_ngram"] = some(0.2, 1, 4, default=0), some(0.25, 1, 2, 3, default=0)
         way["repetition_penalty"] = some(0.2, 0.7, 1.5, default=1.0)
         way["suppress"] = some(0.2, (4,), (5, 4), default=())
@@ -145,7 +143,7 @@ class Case:
         if self.task == "language":
             greedy = beam_size == 1 and not sample
             way |= {"max_length": rng.randint(1, 9), "n": 1 if greedy else rng.randint(1, max(4 * sample, beam_size))}
-            way |= {**drawing, "beam_size": 1, "beam_groups": 1} if sample else {"temperature": float(not greedy)}
+            way |= {**drawing, "beam_size": 1} if sample else {"temperature": float(not greedy)}
             way["min_length"] = min(way["min_length"], way["max_length"])
             self.way: Any = td.GenerationConfig(**way)
             return
@@ -162,11 +160,7 @@ class Case:
             self.ctc_weight = some(0.5, 0.3, 1.0, default=0.0)
             way["words"] = some(0.3, "known", default="any")
         if sample and not self.require:
-            way |= {"sample": True, "beam_groups": 1, **drawing}
-        if self.require:
-            way["beam_groups"] = 1
-        if beam_size > 1:
-            way["mbr"] = some(0.1, "chrf", "wer", default="none")
+            way |= {"sample": True, **drawing}
         told = {"lm_weight": self.lm_weight, "ctc_weight": self.ctc_weight}
         self.way = td.SearchConfig(**way, **told)
 

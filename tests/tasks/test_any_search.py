@@ -64,7 +64,7 @@ def check(seed: int, *, threads: float = 0.0) -> None:
 
 def check_outputs(case: Case, i: int, outputs: list[Output], close: float) -> None:
     """The same of the outputs of input i."""
-    way, mbr = case.way, getattr(case.way, "mbr", "none") != "none"
+    way = case.way
     if case.task == "language":
         assert 1 <= len(outputs) <= way.n
     else:
@@ -76,7 +76,6 @@ def check_outputs(case: Case, i: int, outputs: list[Output], close: float) -> No
         while len(outputs) > 1 and outputs[-1] is outputs[-2]:  # no more exist
             outputs = outputs[:-1]
         assert len({(*o.tokens, o.finished) for o in outputs}) == len(outputs)
-    if mbr or not case.drawn:
         assert [o.score for o in outputs] == sorted((o.score for o in outputs), reverse=True)
     for output in outputs:
         if getattr(way, "words", "any") == "known" and output.text.strip():
@@ -88,7 +87,7 @@ def check_outputs(case: Case, i: int, outputs: list[Output], close: float) -> No
             continue
         log_prob, score = case.scores(i, output)
         assert output.log_prob == pytest.approx(log_prob, abs=close)
-        assert mbr or output.score == pytest.approx(score, abs=close)
+        assert output.score == pytest.approx(score, abs=close)
 
 
 FEW = (24, 39, 55, 76, 79, 95, 118, 124, 149, 150, 156, 212, 218, 222, 298, 348, 351, 361)
@@ -114,7 +113,7 @@ def test_the_few_have_every_task_precision_and_setting():
         settings = {name for case in own for name, value in vars(case.way).items() if value != plain(case.way, name)}
         wanted = {"min_length", "no_repeat_ngram", "repetition_penalty", "suppress", "beam_size"}
         if task != "language":
-            wanted |= {"forbid", "beam_groups", "mbr", "lm_weight", "max_length", "at_max_length"}
+            wanted |= {"forbid", "lm_weight", "max_length", "at_max_length"}
         assert wanted <= settings, task
         assert any(case.n_models > 1 for case in own) or task == "speech"
         configs = [case.engines[0].config for case in own]

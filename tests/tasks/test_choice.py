@@ -1,4 +1,4 @@
-"""Samples, minimum Bayes risk and diverse beams of what translates and transcribes, from Python and the command line."""
+"""Samples and minimum Bayes risk of what translates and transcribes, from Python and the command line."""
 
 import math
 import random
@@ -168,25 +168,6 @@ def test_segments_one_by_one_are_those_of_the_whole_recording_whatever_is_drawn(
             ]
 
 
-def test_diverse_beams_reach_the_search_and_differ_more(text_run, letters_run, tmp_path, capsys):
-    """The same options in Python, on the command line, and of a language model."""
-    wide = {"beam_size": 6, "n_best": 6}
-    translator = td.load_translator(text_run)
-    plain = translator.translate(ENGLISH[:1], SHORT, **wide)[0]
-    diverse = translator.translate(ENGLISH[:1], SHORT, **wide, beam_groups=6, diversity=50.0)[0]
-    assert len({o.tokens[0] for o in plain}) < len({o.tokens[0] for o in diverse}) == 6
-    (tmp_path / "in.txt").write_text(ENGLISH[0] + "\n")
-    words = (
-        "--beam-size 6 --n-best 6 --beam-groups 6 --diversity 50 --length-ratio 0 --length-extra 7 --no-repeat-ngram 4"
-    )
-    assert main(["translate", str(text_run), str(tmp_path / "in.txt"), *words.split(), *CPU]) == 0
-    assert capsys.readouterr().out.splitlines() == [output.text for output in diverse]
-    generator = td.load_generator(letters_run)
-    config = td.GenerationConfig(beam_size=4, n=4, max_length=5, beam_groups=4, diversity=50.0)
-    assert len({o.tokens[0] for o in generator.generate(["ROM"], config)[0]}) == 4
-    assert len({o.tokens[0] for o in generator.generate(["ROM"], replace(config, beam_groups=1))[0]}) < 4
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -205,8 +186,6 @@ def test_what_does_not_go_together_is_refused(fields, message):
     ("fields", "parts"),
     [
         ({"sample": True, "temperature": 0.0}, ["temperature=0.0"]),
-        ({"sample": True, "beam_groups": 5}, ["sample=True", "beam_groups=5"]),
-        ({"beam_groups": 2}, ["divide", "beam_groups=2", "beam_size=5"]),
         ({"mbr": "ter"}, ["none, bleu, chrf, wer, cer", "mbr='ter'"]),
     ],
 )

@@ -86,13 +86,8 @@ class Hypotheses:
         tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
         return Hypotheses(tokens, self.log_prob.gather(1, index), self.score.gather(1, index))
 
-    def append(self, parent: Tensor, token: Tensor) -> Int[Tensor, "A n L"]:
-        """The tokens of these hypotheses, each with one more."""
-        past = self.tokens.gather(1, parent[:, :, None].expand(-1, -1, self.tokens.size(2)))
-        return torch.cat((past, token[:, :, None]), dim=2)
-
     def lists(self, eos_id: int) -> Iterator[list[Hypothesis]]:
-        """The hypotheses of each sentence; those with a score of -inf do not exist."""
+        """The hypotheses of each sentence."""
         for columns in zip(
             self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist(), strict=True
         ):
@@ -104,6 +99,7 @@ class Hypotheses:
                     eos_id in row,
                 )
                 for row, log_prob, score in zip(*columns, strict=True)
+                if score > -math.inf
             ]
 
 
@@ -124,44 +120,39 @@ def grow(
     continuations: Continuations,
     eos_id: int,
     penalty: float,
-    bias: Float[Tensor, "A n"] | None = None,
 ) -> Growth:
     """Append one token; a continuation that ends counts if it is among the best beam_size.
 
     Args:
-        continuations: sorted by their log-probability less `bias`, by which the active ones are
-            chosen.
+        continuations: sorted by their log-probability.
         penalty: of the new length.
     """
     log_prob, token, parent = continuations
     if (cpp := in_cpp(log_prob)) is not None:
-        rows = [active.tokens, *vars(finished).values(), *continuations, bias]
+        rows = [active.tokens, *vars(finished).values(), *continuations]
         return _grow_in_cpp(cpp, rows, eos_id, penalty)
     size = finished.score.size(1)
-    tokens = active.append(parent, token)
-    score = log_prob / penalty
+    past = active.tokens.gather(1, parent[:, :, None].expand(-1, -1, active.tokens.size(2)))
+    tokens = torch.cat((past, token[:, :, None]), dim=2)
     ends = token == eos_id
-    going = Hypotheses(
-        tokens, log_prob.masked_fill(ends, -math.inf), score.masked_fill(ends, -math.inf)
-    )
-    ended = Hypotheses(
-        tokens, log_prob.masked_fill(~ends, -math.inf), score.masked_fill(~ends, -math.inf)
+    values = log_prob, log_prob / penalty
+    going, ended = (
+        Hypotheses(tokens, *(each.masked_fill(out, -math.inf) for each in values))
+        for out in (ends, ~ends)
     )
     earlier = Hypotheses(
         F.pad(finished.tokens, (0, 1), value=eos_id), finished.log_prob, finished.score
     )
     finished = concatenate((earlier, ended[:, :size]))
     finished = finished.gather(finished.score.topk(size).indices)
-    rank = going.score if bias is None else going.score - bias / penalty
-    chosen = rank.topk(size).indices
+    chosen = going.score.topk(size).indices
     return going.gather(chosen), finished, parent.gather(1, chosen)
 
 
-def _grow_in_cpp(cpp: CDLL, inputs: Sequence[Tensor | None], eos_id: int, penalty: float) -> Growth:
+def _grow_in_cpp(cpp: CDLL, inputs: Sequence[Tensor], eos_id: int, penalty: float) -> Growth:
     """What `grow` computes, of contiguous tensors in the order of `Growth` in kernels.cpp."""
-    inputs = [None if each is None else each.contiguous() for each in inputs]
-    tokens, finished, log_prob = inputs[:3]
-    assert tokens is not None and finished is not None and log_prob is not None
+    inputs = [each.contiguous() for each in inputs]
+    tokens, _, log_prob = inputs[:3]
     n_sentences, n_active, length = tokens.shape
     shape = log_prob.shape
     going, ended = (
@@ -174,7 +165,7 @@ def _grow_in_cpp(cpp: CDLL, inputs: Sequence[Tensor | None], eos_id: int, penalt
     )
     parents = tokens.new_empty(shape)
     every = [*inputs, *vars(going).values(), *vars(ended).values(), parents]
-    pointers = [None if each is None else each.data_ptr() for each in every]
+    pointers = [each.data_ptr() for each in every]
     sizes = (n_sentences, n_active, shape[1], length, eos_id)
     cpp.grow((c_void_p * len(pointers))(*pointers), *sizes, penalty)
     return going, ended, parents
@@ -199,18 +190,12 @@ class Beams:
         self.active = Hypotheses(empty[:, :1], zero, zero)
         self.finished = Hypotheses(empty, missing, missing)
         self.done = torch.zeros(n_sentences, dtype=torch.bool, device=device)
-        self.results: list[tuple[list[int], Hypotheses, Hypotheses]] = []
+        self.results: list[tuple[list[int], Hypotheses]] = []
 
     @property
     def length(self) -> int:
         """New tokens of every active hypothesis."""
         return self.active.tokens.size(2)
-
-    @property
-    def groups(self) -> list[slice]:
-        """The hypotheses of each group of the beam."""
-        size = self.config.beam_size // self.config.beam_groups
-        return [slice(start, start + size) for start in range(0, self.config.beam_size, size)]
 
     def extend(self, scores: Scores, offset: Float[Tensor, "A k"]) -> Int[Tensor, "A K"]:
         """Append one token; the rows of `scores` that the active hypotheses continue.
@@ -221,24 +206,17 @@ class Beams:
         """
         first_row = torch.arange(0, offset.numel(), offset.size(1), device=offset.device)[:, None]
         penalty = length_penalty(self.length + 1, self.config.alpha, self.config.length_offset)
-        self.active, self.finished, parent = self.grown(scores, offset, penalty)
-        # a group is done when no active hypothesis beats its worst finished one
-        log_prob, score = (
-            each.view(offset.size(0), self.config.beam_groups, -1)
-            for each in (self.active.log_prob, self.finished.score)
+        self.active, self.finished, parent = grow(
+            self.active, self.finished, self.continuations(scores, offset), self.eos_id, penalty
         )
-        self.done = (log_prob.amax(dim=2) / penalty <= score[:, :, -1]).all(dim=1)
+        # a sentence is done when no active hypothesis beats its worst finished one
+        self.done = self.active.score[:, 0] <= self.finished.score[:, -1]
         if self.config.early_stopping:
             self.done = (self.finished.score > -math.inf).all(dim=1)
             unused = (self.done & (self.max_lengths > self.length))[:, None]
             score = self.active.score.masked_fill(unused, -math.inf)
             self.active = Hypotheses(self.active.tokens, self.active.log_prob, score)
         return first_row + parent
-
-    def grown(self, scores: Tensor, offset: Tensor, penalty: float) -> Growth:
-        """The hypotheses after one more token; see `extend`."""
-        continuations = self.continuations(scores, offset)
-        return grow(self.active, self.finished, continuations, self.eos_id, penalty)
 
     def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
         """The 2 * beam_size best: so beam_size active hypotheses remain when others end."""
@@ -254,7 +232,7 @@ class Beams:
         done, running = partition(flags)
         out, rest = (ids_tensor(each, self.max_lengths.device) for each in (done, running))
         numbers = [self.sentences[i] for i in done]
-        self.results.append((numbers, self.finished[out], self.active[out]))
+        self.results.append((numbers, concatenate((self.finished[out], self.active[out]))))
         self.sentences = [self.sentences[i] for i in running]
         self.max_lengths = self.max_lengths[rest]
         self.active = self.active[rest]
@@ -263,18 +241,10 @@ class Beams:
 
     def best(self) -> list[list[Hypothesis]]:
         """The n best of every sentence, finished ones before active ones; sorted."""
-        capacity = None if self.config.at_max_length == "by_score" else self.groups[0].stop
+        capacity = None if self.config.at_max_length == "by_score" else self.config.beam_size
         best: dict[int, list[Hypothesis]] = {}
-        for sentences, finished, active in self.results:
-            sides = (finished.lists(self.eos_id), active.lists(self.eos_id))
-            for sentence, ended, cut in zip(sentences, *sides, strict=True):
-                distinct: dict[
-                    tuple[int, ...], Hypothesis
-                ] = {}  # groups may hold the same one until the bound
-                for group in self.groups:
-                    exist = [h for h in ended[group] + cut[group] if h.score > -math.inf]
-                    new = [h for h in exist if (*h.tokens, h.finished) not in distinct]
-                    distinct |= {(*h.tokens, h.finished): h for h in new[:capacity]}
-                ranked = sorted(distinct.values(), key=lambda hypothesis: -hypothesis.score)
+        for sentences, hypotheses in self.results:
+            for sentence, each in zip(sentences, hypotheses.lists(self.eos_id), strict=True):
+                ranked = sorted(each[:capacity], key=lambda hypothesis: -hypothesis.score)
                 best[sentence] = ranked[: self.config.n_best]
         return [best[sentence] for sentence in sorted(best)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from transduce.config import Common, at_least, check_choices, divides, within
+from transduce.config import Common, at_least, check_choices, within
 from transduce.errors import InputError
 
 STEEPEST = 100.0
@@ -71,8 +71,7 @@ class BeamConfig:
     """Beam search.
 
     Source: Wu et al. (2016), Google's neural machine translation system, section 7, for the length
-    penalty; Vijayakumar et al. (2018), Diverse beam search for improved description of complex
-    scenes, for groups (Hamming diversity).
+    penalty.
     """
 
     beam_size: Common[int] = 5
@@ -91,20 +90,12 @@ class BeamConfig:
     be the same as there."""
     n_best: Common[int] = 1
     """Outputs per source, best first; samples in the order in which they are drawn."""
-    beam_groups: int = 1
-    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam
-    search): for n_best outputs that differ in more than a word. It divides beam_size."""
-    diversity: float = 0.5
-    """Penalty of a token, in nats, for each hypothesis of an earlier group that has just taken
-    it."""
 
     def __post_init__(self) -> None:
         check_choices(self)
         at_least(0, self, "length_offset")
         within(f"[0, {STEEPEST}]", self, "alpha")
-        within("[0, 1000]", self, "diversity")
         within(f"[1, {self.beam_size}]", self, "n_best")
-        divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
 
 
 @dataclass(frozen=True, kw_only=True)

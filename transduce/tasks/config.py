@@ -15,7 +15,6 @@ RULES = {each.name for each in fields(RulesConfig)}
 GREEDY: dict[str, Any] = {
     "beam_size": 1,
     "n_best": 1,
-    "beam_groups": 1,
     "sample": False,
     "temperature": 1.0,
     "top_k": 0,
@@ -157,11 +156,6 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
                 f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, "
                 f"min_p={self.min_p} and sample=False; add sample"
             )
-        if self.sample and self.beam_groups > 1:
-            raise InputError(
-                f"a sample has no beam, but sample=True and beam_groups={self.beam_groups}; leave "
-                "one of them out"
-            )
         if self.mbr != "none" and self.beam_size == 1:
             raise InputError(
                 f"mbr={self.mbr} chooses among beam_size hypotheses or samples, but beam_size=1; "
@@ -217,12 +211,6 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     alpha: float = 0.6
     """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new
     tokens."""
-    beam_groups: int = 1
-    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam
-    search): for n texts that differ in more than a word. It divides beam_size."""
-    diversity: float = 0.5
-    """How strongly they do: what a token costs, in nats, for each text of an earlier group that has
-    just taken it."""
     seed: Common[int] = 0
     """Seed of all that is drawn."""
     n: Common[int] = 1
@@ -267,11 +255,7 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     def beam(self) -> BeamConfig:
         """The part that is beam search."""
         return BeamConfig(
-            beam_size=self.beam_size,
-            alpha=self.alpha,
-            n_best=min(self.n, self.beam_size),
-            beam_groups=self.beam_groups,
-            diversity=self.diversity,
+            beam_size=self.beam_size, alpha=self.alpha, n_best=min(self.n, self.beam_size)
         )
 
     def rng(self, i: int, k: int) -> np.random.Generator:
