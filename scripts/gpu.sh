@@ -107,11 +107,10 @@ part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   shakespeare compiled --training.compile --training.max-updates 500 --training.consistency 0
   run python scripts/ops/compare_runs.py "$RUNS/compiled" "$RUNS/bf16" ${tiny:+--within 1}
 }
-part_nanogpt() { # with nanoGPT's own layers, AdamW and as many updates; and ours with a moving average of the weights
+part_nanogpt() { # with nanoGPT's own layers, AdamW and as many updates
   shakespeare nanogpt --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 1536 \
     --model.dropout 0.2 --model.attention-dropout 0.2 --training.consistency 0 --training.max-updates 5000 \
     --training.optim.final-rate 1e-4 --training.optim.optimizer adamw --training.max-minutes 8
-  shakespeare ema --training.ema 0.99 --training.max-minutes 8
 }
 part_data_workers() { # augmentation in sixteen processes, the same updates
   speech data_workers speechocean762 8.0 --training.data-workers "$([ -n "$tiny" ] && echo 1 || echo 16)" "${larger[@]}"

@@ -119,10 +119,11 @@ REMOVED = {
     "bpe_dropout": (0,),
     "beam_groups": (1,),
     "diversity": (0.5,),
+    "ema": (0,),
 }
 """Fields of earlier versions, with the values of which a run can do without them."""
 
-TRAINED_WITH = ("interctc_column", "compile_layers", "bpe_dropout")
+TRAINED_WITH = ("interctc_column", "compile_layers", "bpe_dropout", "ema")
 """Those that only a training reads."""
 
 

@@ -152,7 +152,7 @@ def test_in_float16_two_processes_do_what_one_does_and_skip_together(tmp_path):
 @pytest.mark.parametrize("shard", [False, True])
 def test_a_run_goes_on_in_other_processes_sharded_or_not(tmp_path, shard):
     """Two, one, three, which end with the losses of one; a stop is heard an update later."""
-    settings = {"max_updates": 9, "validate_every": 5, "ema": 0.9}
+    settings = {"max_updates": 9, "validate_every": 5}
     want = train(tmp_path / "one", **settings).losses
     for size, at in ((2, 3), (1, 6)):
         told = together(size, stopped, tmp_path / "run", at, shard=shard and size > 1, **settings)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from tests.train import toy
 from transduce.data.batch import IGNORE, Batch
@@ -16,7 +15,7 @@ from transduce.train.config import LossConfig
 from transduce.train.objectives import CrossEntropy, HybridCTC
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Validation
-from transduce.train.trainer import Trainer, TrainingConfig
+from transduce.train.trainer import TrainingConfig
 
 
 def held_out(model) -> float:
@@ -135,29 +134,6 @@ def test_the_learning_rate_of_every_step_is_the_schedules(tmp_path):
     training.run()
     want = [8e-3 * min(u / 4, math.sqrt(4 / u)) for u in range(1, 10)]
     assert [rate for rate, _ in rates] == pytest.approx(want) and all(a == b for a, b in rates)
-
-
-def test_the_average_of_the_weights_is_the_recursion_written_out(tmp_path, monkeypatch):
-    """Of all weights after every update, from the initial ones on; the checkpoint keeps it."""
-    seen = []
-    average = Trainer._average
-
-    def record(self, update):
-        average(self, update)
-        seen.append({name: p.detach().double() for name, p in self.model.named_parameters()})
-
-    monkeypatch.setattr(Trainer, "_average", record)
-    trainer = toy.trainer(tmp_path, config=toy.config(ema=0.3, max_updates=10))
-    want = {name: p.detach().double() for name, p in trainer.model.named_parameters()}
-    trainer.run()
-    for update, weights in enumerate(seen, start=1):
-        decay = min(0.3, (1 + update) / (10 + update))
-        want = {name: decay * want[name] + (1 - decay) * weights[name] for name in want}
-    kept = load_file(tmp_path / "checkpoints" / "00000010" / "ema.safetensors")
-    assert kept.keys() == want.keys() and len(seen) == 10
-    for name, value in kept.items():
-        torch.testing.assert_close(value.double(), want[name], rtol=1e-5, atol=1e-6)
-        assert (value - trainer.model.get_parameter(name)).abs().max() > 1e-4
 
 
 def test_the_parts_of_a_loss_are_written_beside_it_where_there_is_more_than_one(tmp_path, monkeypatch):

@@ -4,13 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from socket import gethostname
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transduce.config import differences, to_dict
 from transduce.data.base_tokenizer import Tokenizer
@@ -22,7 +20,7 @@ from transduce.errors import InputError
 from transduce.experiment.config import Experiment, SpeechExperiment
 from transduce.experiment.start import take_weights
 from transduce.experiment.validation import Validator, draw_attention
-from transduce.files import HOLDER, copy_weights, set_weights, weights_of, write_file
+from transduce.files import HOLDER, set_weights, weights_of, write_file
 from transduce.model.meta import INFERENCE, TRAINING, check_fits, flops_per_token
 from transduce.model.transformer import Transformer
 from transduce.report.documents import write_reports
@@ -47,8 +45,8 @@ from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
 from transduce.train.log import Sink, standard_sinks
 from transduce.train.objectives import Objective
-from transduce.train.optim import merge, merged
-from transduce.train.state import Progress, Validation, gathered, parts_like
+from transduce.train.optim import merge
+from transduce.train.state import Progress, Validation, parts_like
 from transduce.train.trackers import TRACKERS
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
@@ -311,37 +309,27 @@ def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, li
 def finish(directory: Path, trainer: Trainer, example: tuple[Any, str] | None = None) -> None:
     """Make the best candidate the finished model, print which it is, and draw its attention.
 
-    Candidates are the best checkpoint, means of checkpoints, and the moving average. All are
-    validated, so the finished model is never worse on the validation data than any checkpoint.
+    Candidates are the best checkpoint and means of checkpoints. All are validated, so the finished
+    model is never worse on the validation data than any checkpoint.
     """
     progress, config = trainer.progress, trainer.config
-    averaged: dict[str, Tensor] = {}
-    if trainer.ema:
-        weights: dict[str, Tensor] = {n: trainer.model.get_parameter(n) for n in trainer.ema}
-        copy_weights(weights, trainer.ema, "the moving average")
-        averaged = {name: w.clone() for name, w in gathered(merged(trainer.model)).items()}
     merge(trainer.model)
     trainer.world.broadcast(None)  # by now the first process has written the checkpoints
     means = mean_candidates(progress, last=config.keep_last, best=config.keep_best)
-    candidates: dict[str, tuple[list[int], Callable[[], dict[str, Tensor]]]] = {
-        name: (updates, partial(average, checkpoint_weights(directory, updates)))
-        for name, updates in {"best checkpoint": progress.best(1), **means}.items()
-    }
-    if averaged:
-        candidates["moving average"] = [progress.update], lambda: averaged
+    candidates = {"best checkpoint": progress.best(1), **means}
     results = {"best checkpoint": progress.best_validation()}
-    for name, (_, read) in candidates.items():
-        if name not in results:
-            set_weights(trainer.model, parts_like(weights_of(trainer.model), read()), name)
-            results[name] = trainer.validation()
+    for name, updates in means.items():
+        weights = average(checkpoint_weights(directory, updates))
+        set_weights(trainer.model, parts_like(weights_of(trainer.model), weights), name)
+        results[name] = trainer.validation()
     chosen = min(results, key=lambda name: _rank(results[name]))
-    updates, read = candidates[chosen]
-    numbers = ", ".join(map(str, sorted(updates)))
+    numbers = ", ".join(map(str, sorted(candidates[chosen])))
     scores = ", ".join(f"{name} {abs(result.score):.3f}" for name, result in results.items())
     by = list(results.values())[-1].by
     print(f"finished model: {chosen} (update {numbers}); {by}: {scores}")
     if trainer.world.first:
-        write_file(directory / WEIGHTS, serialize(read()))
+        weights = average(checkpoint_weights(directory, candidates[chosen]))
+        write_file(directory / WEIGHTS, serialize(weights))
         if example is not None:
             task = load(directory, trainer.device)
             assert isinstance(task, Translator | Transcriber)

@@ -114,19 +114,15 @@ class Generator(Task):
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
         outputs: list[list[Output]] = [[] for _ in prompts]
 
-        def search(batch: tuple[list[int], range]) -> list[list[Output]]:
+        def search(batch: tuple[list[int], range]) -> list[list[Hypothesis]]:
             numbers, samples = batch
             rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
-            hypotheses = self._search([rows[i] for i in numbers], config, rngs, stop)
-            return [
-                [self._output(rows[i], each, token_scores) for each in best]
-                for i, best in zip(numbers, hypotheses, strict=True)
-            ]
+            return self._search([rows[i] for i in numbers], config, rngs, stop)
 
         batches = list(_batches([len(row) for row in rows], config))
-        for (numbers, _), results in self._at_once(batches, search):
-            for i, best in zip(numbers, results, strict=True):
-                outputs[i] += best
+        for (numbers, _), hypotheses in self._at_once(batches, search):
+            for i, best in zip(numbers, hypotheses, strict=True):
+                outputs[i] += [self._output(rows[i], each, token_scores) for each in best]
         return outputs
 
     def stream(

@@ -209,10 +209,6 @@ class TrainingConfig:
     costs no more."""
     patience: int | None = None
     """Stop after this many validations without a better score."""
-    ema: float = 0.0
-    """Decay of an exponential moving average of the weights, such as 0.999, which may become the
-    finished model; early on it is (1 + update) / (10 + update) where that is less. 0: none. Source:
-    Polyak and Juditsky (1992)."""
     keep_last: int = 5
     """The newest checkpoints that are kept; the one before the newest is in any case. Their mean
     may become the finished model, as may that of the best ones."""
@@ -231,7 +227,7 @@ class TrainingConfig:
         within("(0, inf)", self, "max_minutes", "save_every_minutes")
         if self.shard:
             self._check_shard()
-        within("[0, 1)", self, "label_smoothing", "ema")
+        within("[0, 1)", self, "label_smoothing")
         within("(0, 1]", self, "distillation")
         refuse_both(self.consistency, len(self.teachers))
 

@@ -17,7 +17,6 @@ from transduce.config import from_dict, to_dict
 from transduce.errors import InputError
 from transduce.files import (
     MANIFEST,
-    copy_weights,
     damaged,
     numbered,
     read_json,
@@ -111,8 +110,7 @@ class Store:
 
     Each has model.safetensors, state.json and manifest.json. Two of them, the newest and the
     validated one before it, which is there in case the newest is damaged, also have
-    optimizer.safetensors; lora.safetensors with LoRA, whose sums are in model.safetensors; and
-    ema.safetensors with an average of the weights.
+    optimizer.safetensors, and lora.safetensors with LoRA, whose sums are in model.safetensors.
 
     A checkpoint is written whole or not at all. Each save removes those that are neither these two
     nor among the last or the best. With several processes only one `writes`.
@@ -160,13 +158,7 @@ class Store:
                 return path
         return None
 
-    def save(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        progress: Progress,
-        ema: Mapping[str, Tensor] = EMPTY,
-    ) -> None:
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Write the checkpoint of this update, and remove those that are no longer needed.
 
         Where weights are sharded all processes call it, to send their parts to the one that writes.
@@ -177,7 +169,7 @@ class Store:
             for key, tensor in state.items()
         }
         parts = {name: part for name, part in weights_of(model).items() if is_part(name)}
-        files = {"model": merged(model), "lora": parts, "ema": ema, "optimizer": moments}
+        files = {"model": merged(model), "lora": parts, "optimizer": moments}
 
         def fill(path: Path) -> None:
             for name, tensors in files.items():
@@ -201,19 +193,14 @@ class Store:
             if int(path.name) not in needed:
                 remove_directory(path)
             elif int(path.name) not in resumable:
-                for name in ("optimizer", "lora", "ema"):
+                for name in ("optimizer", "lora"):
                     (path / f"{name}.safetensors").unlink(missing_ok=True)
         for path in self.directory.glob(".*"):
             if re.fullmatch(r"\.[0-9]{8,}\.(tmp|old)", path.name):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def resume(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        ema: Mapping[str, Tensor] = EMPTY,
-    ) -> Progress | None:
-        """Load the newest checkpoint into model, optimizer and average; None: there is none."""
+    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
+        """Load the newest checkpoint into model and optimizer; None: there is none."""
         path = self.newest()
         if path is None:
             return None
@@ -223,9 +210,6 @@ class Store:
             for name in {merged_name(part) for part in weights if is_part(part)}:
                 del weights[name]
         set_weights(model, parts_like(weights_of(model), weights), str(path / "model.safetensors"))
-        if ema:
-            averages = parts_like(ema, read_weights(path / "ema.safetensors"))
-            copy_weights(dict(ema), averages, str(path / "ema.safetensors"))
         _set_moments(optimizer, path / "optimizer.safetensors")
         progress = from_dict(Progress, read_json(path / "state.json"), str(path / "state.json"))
         if self.writes:  # a newer one that is damaged stays until the next save

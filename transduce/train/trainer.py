@@ -86,8 +86,6 @@ class Trainer:
         kind = ShardedDataParallel if config.shard else DataParallel
         self.parallel = kind(objective, self.world, lambda: time.monotonic() - self.started)
         self.optimizer = optimizer(self.model, config.optim)
-        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        self.ema = {name: p.detach().clone() for name, p in trained if config.ema}
         self.store = Store(
             directory,
             keep_last=config.keep_last,
@@ -111,7 +109,7 @@ class Trainer:
                 checkpoints before stay as they are.
         """
         now = time.monotonic()
-        self.progress = self.store.resume(self.model, self.optimizer, self.ema) or Progress()
+        self.progress = self.store.resume(self.model, self.optimizer) or Progress()
         self.unread = None
         set_scale(self.scaler, self.progress.loss_scale)
         self.started = now - self.progress.seconds
@@ -220,18 +218,10 @@ class Trainer:
         step(self.optimizer, rate=rate, finite=numbers.isfinite().all())
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self._average(update)
         copy = HostCopy(numbers)
         self._read()
         self.progress.update = update
         self.unread = rate, names, copy
-
-    def _average(self, update: int) -> None:
-        """Move the average of the weights towards them."""
-        if self.ema:
-            decay = min(self.config.ema, (1 + update) / (10 + update))
-            weights = [self.model.get_parameter(name).detach() for name in self.ema]
-            torch._foreach_lerp_(list(self.ema.values()), weights, 1 - decay)
 
     def _read(self) -> None:
         """Read the numbers of the last update and log them, unless that is done already."""
@@ -319,7 +309,7 @@ class Trainer:
         self.saved_at = self.progress.seconds
         self.progress.loss_scale = scale_of(self.scaler)
         if self.world.first or self.config.shard:
-            self.store.save(self.model, self.optimizer, self.progress, self.ema)
+            self.store.save(self.model, self.optimizer, self.progress)
 
     def _clock(self) -> float:
         """Count the time until now, by the first process's clock."""
