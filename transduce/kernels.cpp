@@ -86,21 +86,10 @@ struct KVCache {
     int64_t n_rows, n_slots, length, capacity, n_sentences, n_memory_slots, memory_length;
 };
 
-// Hypotheses of every sentence, (A, n): tokens (A, n, L), and -inf where there is none.
+// Hypotheses of every sentence, (B, n): tokens (B, n, L), best first, and -inf where there is none.
 struct Hypotheses {
     int64_t* tokens;
     float *log_prob, *score;
-};
-
-// How hypotheses grow by one token: the tokens (A, k, L) of the active ones, those that have ended, and tokens (A, 2n) with which
-// the active ones may go on, sorted, of hypotheses whose numbers are `parent`. Then what comes out.
-struct Growth {
-    const int64_t* active;
-    Hypotheses finished;
-    const float* log_prob;
-    const int64_t *token, *parent;
-    Hypotheses going, ended;
-    int64_t* going_parent;
 };
 
 // A greedy search of the rows of a cache, whose numbers are `rows`: row i of tokens (N, longest) has its first `length` tokens, and
@@ -112,6 +101,20 @@ struct GreedySearch {
     const int64_t* bounds;
     int64_t *tokens, *rows;
     float* log_prob;
+};
+
+// A beam search of the sentences of a cache, `beam` rows each, whose numbers are `sentences`. Tables have a place for every number:
+// hypotheses (B, beam, longest), of which the active ones have their first `length` tokens, and behind the end of finished ones
+// are ends. Sentence b is over when no active hypothesis has a higher score than any finished one, or at bounds[b] tokens: that
+// many are lengths[b]. penalties[n] divides the log-probability of n tokens; parents (n_sentences, beam) is scratch.
+struct BeamSearch {
+    const Linear* output;
+    const int64_t* suppressed;
+    int64_t n_suppressed, eos, longest, length, beam, n_sentences;
+    const int64_t* bounds;
+    const float* penalties;
+    int64_t *sentences, *lengths, *parents;
+    Hypotheses active, finished;
 };
 }
 
@@ -843,6 +846,38 @@ bool embed(const Embedding& table, const Positions& positions, const int64_t* to
     return true;
 }
 
+// The places of the n largest of `count` numbers, largest first, and among equal ones the first. NaN is none of them.
+void places_of_largest(const float* x, int64_t count, int64_t n, int64_t* places) {
+    int64_t there = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (std::isnan(x[i]) || (there == n && !(x[i] > x[places[n - 1]]))) continue;
+        int64_t at = there < n ? there++ : n - 1;
+        for (; at > 0 && x[i] > x[places[at - 1]]; at--) places[at] = places[at - 1];
+        places[at] = i;
+    }
+    for (; there < n; there++) places[there] = 0;
+}
+
+// Put what is larger among n numbers x + more of row k into the `n_best` largest, largest first, and among equal ones the first.
+void offer(const float* x, int64_t n, float more, int64_t k, int64_t n_best, float* best, int64_t* token, int64_t* row) {
+    auto consider = [&](int64_t v) {
+        const float value = x[v] + more;
+        if (!(value > best[n_best - 1])) return;
+        int64_t at = n_best - 1;
+        for (; at > 0 && value > best[at - 1]; at--) best[at] = best[at - 1], token[at] = token[at - 1], row[at] = row[at - 1];
+        best[at] = value, token[at] = v, row[at] = k;
+    };
+    int64_t v = 0;
+    for (; v + WIDE <= n; v += WIDE) {
+        Ints better = (load(x + v) + more > best[n_best - 1]) | (load(x + v + LANES) + more > best[n_best - 1]);
+        bool any = false;
+        for (int lane = 0; lane < LANES; lane++) any |= better[lane] != 0;
+        if (any)
+            for (int64_t j = v; j < v + WIDE; j++) consider(j);
+    }
+    for (; v < n; v++) consider(v);
+}
+
 // The likeliest next token of the rows first ... last - 1 of a greedy search, from their states.
 void choose(const GreedySearch& search, const float* states, int64_t first, int64_t last, int threads) {
     constexpr int64_t BLOCK = 4 * ROWS;  // rows whose logits stay in the cache of the CPU
@@ -886,6 +921,116 @@ void retire(GreedySearch& search, KVCache& cache) {
     if (cache.memory) cache.n_sentences = n;
 }
 
+// The hypotheses of one sentence after one more token, of twice as many continuations, best first; an end counts if it is among
+// the first `beam`. `parents` become the hypotheses that the active ones continue.
+void grow(const BeamSearch& search, int64_t number, const float* log_prob, const int64_t* token, const int64_t* parent,
+          int64_t* parents) {
+    const int64_t n = search.beam, length = search.length, longest = search.longest, first = number * n;
+    int64_t *active = search.active.tokens + first * longest, *finished = search.finished.tokens + first * longest;
+    const std::vector<int64_t> going(active, active + n * longest), ended(finished, finished + n * longest);
+    const std::vector<float> ended_log_prob(search.finished.log_prob + first, search.finished.log_prob + first + n);
+    std::vector<float> going_score(2 * n), ended_score(2 * n);
+    std::vector<int64_t> places(n);
+    for (int64_t i = 0; i < 2 * n; i++) {
+        const bool ends = token[i] == search.eos;
+        const float score = log_prob[i] / search.penalties[length + 1];
+        going_score[i] = ends ? -INFINITY : score;
+        if (i < n) ended_score[i] = search.finished.score[first + i], ended_score[n + i] = ends ? score : -INFINITY;
+    }
+    places_of_largest(going_score.data(), 2 * n, n, places.data());
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t i = places[j];
+        parents[j] = parent[i];
+        std::copy_n(going.data() + parent[i] * longest, length, active + j * longest);
+        active[j * longest + length] = token[i];
+        search.active.log_prob[first + j] = going_score[i] == -INFINITY ? -INFINITY : log_prob[i];
+        search.active.score[first + j] = going_score[i];
+    }
+    places_of_largest(ended_score.data(), 2 * n, n, places.data());
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t i = places[j];
+        const int64_t* from = i < n ? ended.data() + i * longest : going.data() + parent[i - n] * longest;
+        std::copy_n(from, length, finished + j * longest);  // and behind them are ends
+        search.finished.log_prob[first + j] = i < n ? ended_log_prob[i] : log_prob[i - n];
+        search.finished.score[first + j] = ended_score[i];
+    }
+}
+
+// The next token of every hypothesis of the sentences first ... last - 1 of a beam search, from the states of their rows.
+void choose(const BeamSearch& search, const float* states, int64_t first, int64_t last, int threads) {
+    const int64_t n = search.beam, vocabulary = search.output->outputs, width = search.output->inputs;
+    const int64_t block = std::max<int64_t>(1, 4 * ROWS / n);  // sentences whose logits stay in the cache of the CPU
+    std::vector<float> best(2 * n);
+    std::vector<int64_t> token(2 * n), row(2 * n);
+    for (int64_t start = first; start < last; start += block) {
+        const int64_t stop = std::min(last, start + block);
+        scratch.wide.resize((stop - start) * n * vocabulary);
+        linear(*search.output, states + start * n * width, (stop - start) * n, scratch.wide.data(), false, threads);
+        float* logits = scratch.wide.data();
+        for (int64_t a = start; a < stop; a++) {
+            const int64_t number = search.sentences[a];
+            std::fill(best.begin(), best.end(), -INFINITY);
+            std::fill(token.begin(), token.end(), 0), std::fill(row.begin(), row.end(), 0);
+            for (int64_t k = 0; k < n; k++, logits += vocabulary) {
+                const float normalizer = log_sum_exp_of(logits, vocabulary, largest_number(logits, vocabulary));
+                for (int64_t i = 0; i < search.n_suppressed; i++) logits[search.suppressed[i]] = -INFINITY;
+                const float more = search.active.log_prob[number * n + k] - normalizer;
+                offer(logits, vocabulary, more, k, 2 * n, best.data(), token.data(), row.data());
+            }
+            grow(search, number, best.data(), token.data(), row.data(), search.parents + a * n);
+        }
+    }
+}
+
+// Let rows go on from their parents, and sentences that are over leave the search and the cache.
+void retire(BeamSearch& search, KVCache& cache) {
+    const int64_t beam = search.beam, capacity = cache.capacity;
+    std::vector<int64_t> slots(beam * capacity);
+    int64_t n = 0;
+    for (int64_t a = 0; a < search.n_sentences; a++) {
+        const int64_t number = search.sentences[a], best = number * beam;
+        search.lengths[number] = search.length;
+        if (search.active.score[best] <= search.finished.score[best + beam - 1] || search.length == search.bounds[number]) continue;
+        for (int64_t k = 0; k < beam; k++)
+            std::copy_n(cache.slots + (a * beam + search.parents[a * beam + k]) * capacity, cache.length, slots.data() + k * capacity);
+        std::copy(slots.begin(), slots.end(), cache.slots + n * beam * capacity);
+        search.sentences[n] = number;
+        if (cache.memory) cache.memory_slots[n] = cache.memory_slots[a];
+        if (cache.memory_lengths) cache.memory_lengths[n] = cache.memory_lengths[a];
+        n++;
+    }
+    search.n_sentences = n, cache.n_rows = n * beam;
+    if (cache.memory) cache.n_sentences = n;
+}
+
+// A search goes on for so many steps, or until its rows are gone: `per_sentence` rows of the cache follow one another. last(m) is
+// where the last token of row m is, choose(first, last, threads) finds the next ones of some rows, and retire() lets
+// rows leave. x (n_rows, D) is scratch.
+template <class Last, class Choose, class Retire>
+int32_t steps(const Stack& stack, KVCache& cache, const Embedding& table, Positions positions, float* x, int64_t n_steps, int threads,
+              int64_t per_sentence, Last last_token, Choose choose, Retire retire) {
+    const int64_t width = stack.d_model;
+    return guarded([&] {
+        for (; n_steps > 0 && cache.n_rows; n_steps--) {
+            const int64_t n = cache.n_rows / per_sentence;
+            const int outer = n < threads || cache.n_rows < 4 * threads ? 1 : threads;  // which share sentences, or each product
+            parallel(outer, [&](int t) {
+                const int64_t first = n * t / outer * per_sentence, last = n * (t + 1) / outer * per_sentence;
+                const int inner = outer == 1 ? threads : 1;
+                for (int64_t m = first; m < last; m++) embed(table, positions, last_token(m), 1, 1, width, x + m * width);
+                some_rows(stack, cache, positions, x, 1, first, last, inner);
+                choose(first, last, inner);
+                release_large_scratch();
+            });
+            cache.length++;
+            retire();
+            if (positions.added) positions.added += width;
+            if (positions.cosines) positions.cosines += stack.d_head / 2, positions.sines += stack.d_head / 2;
+        }
+        return 0;
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -922,27 +1067,20 @@ int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding
 // Greedy search goes on for so many steps, or until all of its rows have ended; x (n_rows, D) is scratch. A row is a sentence.
 int32_t greedy_steps(const Stack* stack, KVCache* cache, const Embedding* table, const Positions* positions, GreedySearch* search,
                      float* x, int64_t n_steps, int32_t threads) {
-    const int64_t width = stack->d_model;
-    Positions place = *positions;
-    return guarded([&] {
-        for (; n_steps > 0 && cache->n_rows; n_steps--) {
-            const int64_t rows = cache->n_rows;
-            const int outer = rows < 4 * threads ? 1 : threads;
-            parallel(outer, [&](int t) {
-                const int64_t first = rows * t / outer, last = rows * (t + 1) / outer;
-                for (int64_t m = first; m < last; m++)
-                    embed(*table, place, &search->tokens[search->rows[m] * search->longest + search->length - 1], 1, 1, width, x + m * width);
-                some_rows(*stack, *cache, place, x, 1, first, last, outer == 1 ? threads : 1);
-                choose(*search, x, first, last, outer == 1 ? threads : 1);
-                release_large_scratch();
-            });
-            search->length++, cache->length++;
-            retire(*search, *cache);
-            if (place.added) place.added += width;
-            if (place.cosines) place.cosines += stack->d_head / 2, place.sines += stack->d_head / 2;
-        }
-        return 0;
-    });
+    return steps(*stack, *cache, *table, *positions, x, n_steps, threads, 1,
+        [&](int64_t m) { return search->tokens + search->rows[m] * search->longest + search->length - 1; },
+        [&](int64_t first, int64_t last, int inner) { choose(*search, x, first, last, inner); },
+        [&] { search->length++, retire(*search, *cache); });
+}
+
+// The same for a beam search.
+int32_t beam_steps(const Stack* stack, KVCache* cache, const Embedding* table, const Positions* positions, BeamSearch* search,
+                   float* x, int64_t n_steps, int32_t threads) {
+    const int64_t n = search->beam;
+    return steps(*stack, *cache, *table, *positions, x, n_steps, threads, n,
+        [&](int64_t m) { return search->active.tokens + (search->sentences[m / n] * n + m % n) * search->longest + search->length - 1; },
+        [&](int64_t first, int64_t last, int inner) { choose(*search, x, first / n, last / n, inner); },
+        [&] { search->length++, retire(*search, *cache); });
 }
 
 // x (B, S, D), vectors of which each row has a length, or S where there are none, becomes the states.
@@ -975,59 +1113,6 @@ int32_t project_memory(const Stack* stack, const float* states, int64_t n, float
     });
 }
 
-// The places of the n largest of `count` numbers, largest first, and among equal ones the first. NaN is none of them.
-void places_of_largest(const float* x, int64_t count, int64_t n, int64_t* places) {
-    int64_t there = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (std::isnan(x[i]) || (there == n && !(x[i] > x[places[n - 1]]))) continue;
-        int64_t at = there < n ? there++ : n - 1;
-        for (; at > 0 && x[i] > x[places[at - 1]]; at--) places[at] = places[at - 1];
-        places[at] = i;
-    }
-    for (; there < n; there++) places[there] = 0;
-}
-
-// Hypotheses after one more token: of every sentence the best n that go on, and the best n that have ended. Of its 2n
-// continuations an end counts if it is among the first n.
-int32_t grow(const Growth* growth, int64_t n_sentences, int64_t n_active, int64_t n, int64_t length, int64_t eos, float penalty) {
-    const Growth& x = *growth;
-    return guarded([&] {
-        std::vector<float> going_score(2 * n), ended_score(2 * n);
-        std::vector<int64_t> places(n);
-        auto write = [&](const Hypotheses& to, int64_t place, const int64_t* tokens, int64_t last, float log_prob, float score) {
-            int64_t* row = to.tokens + place * (length + 1);
-            std::memcpy(row, tokens, length * sizeof(int64_t));
-            row[length] = last, to.log_prob[place] = log_prob, to.score[place] = score;
-        };
-        for (int64_t a = 0; a < n_sentences; a++) {
-            const int64_t first = a * 2 * n;
-            auto past = [&](int64_t i) { return x.active + (a * n_active + x.parent[first + i]) * length; };
-            for (int64_t i = 0; i < 2 * n; i++) {
-                const bool ends = x.token[first + i] == eos;
-                const float score = x.log_prob[first + i] / penalty;
-                going_score[i] = ends ? -INFINITY : score;
-                if (i < n) ended_score[i] = x.finished.score[a * n + i], ended_score[n + i] = ends ? score : -INFINITY;
-            }
-            places_of_largest(going_score.data(), 2 * n, n, places.data());
-            for (int64_t j = 0; j < n; j++) {
-                const int64_t i = places[j];
-                const float log_prob = going_score[i] == -INFINITY ? -INFINITY : x.log_prob[first + i];
-                write(x.going, a * n + j, past(i), x.token[first + i], log_prob, going_score[i]);
-                x.going_parent[a * n + j] = x.parent[first + i];
-            }
-            places_of_largest(ended_score.data(), 2 * n, n, places.data());
-            for (int64_t j = 0; j < n; j++) {
-                const int64_t i = places[j], old = a * n + i, now = first + i - n;
-                if (i < n)
-                    write(x.ended, a * n + j, x.finished.tokens + old * length, eos, x.finished.log_prob[old], ended_score[i]);
-                else
-                    write(x.ended, a * n + j, past(i - n), x.token[now], x.log_prob[now], ended_score[i]);
-            }
-        }
-        return 0;
-    });
-}
-
 // log of the sum of exp of every row.
 int32_t log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out, int32_t threads) {
     if (n * vocabulary < (1 << 18)) threads = 1;
@@ -1049,27 +1134,8 @@ int32_t top_k(const float* scores, const float* offset, int64_t n_sentences, int
         float* best = values + a * n;
         int64_t *token = tokens + a * n, *row = rows + a * n;
         for (int64_t i = 0; i < n; i++) best[i] = -INFINITY, token[i] = row[i] = 0;
-        for (int64_t k = 0; k < n_rows; k++) {
-            const float* x = scores + (a * n_rows + k) * vocabulary;
-            const float more = offset[a * n_rows + k];
-            auto offer = [&](int64_t v) {
-                const float value = x[v] + more;
-                if (!(value > best[n - 1])) return;
-                int64_t at = n - 1;
-                for (; at > 0 && value > best[at - 1]; at--)
-                    best[at] = best[at - 1], token[at] = token[at - 1], row[at] = row[at - 1];
-                best[at] = value, token[at] = v, row[at] = k;
-            };
-            int64_t v = 0;
-            for (; v + WIDE <= vocabulary; v += WIDE) {
-                Ints better = (load(x + v) + more > best[n - 1]) | (load(x + v + LANES) + more > best[n - 1]);
-                bool any = false;
-                for (int lane = 0; lane < LANES; lane++) any |= better[lane] != 0;
-                if (any)
-                    for (int64_t j = v; j < v + WIDE; j++) offer(j);
-            }
-            for (; v < vocabulary; v++) offer(v);
-        }
+        for (int64_t k = 0; k < n_rows; k++)
+            offer(scores + (a * n_rows + k) * vocabulary, vocabulary, offset[a * n_rows + k], k, n, best, token, row);
     }
     return 0;
 }

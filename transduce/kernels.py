@@ -168,9 +168,9 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
         "linear_map": [pointer, pointer, size, pointer, flag],
         "decoder_states": [*[pointer] * 6, size, flag],
         "greedy_steps": [*[pointer] * 6, size, flag],
+        "beam_steps": [*[pointer] * 6, size, flag],
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
         "project_memory": [pointer, pointer, size, pointer, flag],
-        "grow": [pointer, *[size] * 5, ctypes.c_float],
         "log_sum_exp": [pointer, size, size, pointer, flag],
         "top_k": [pointer, pointer, size, size, size, size, pointer, pointer, pointer, flag],
     }

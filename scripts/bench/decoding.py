@@ -239,7 +239,7 @@ IN_CPP = {
     "project_memory": "the encoder",
     "log_sum_exp": "the choice of tokens",
     "top_k": "the choice of tokens",
-    "grow": "the choice of tokens",
+    "beam_steps": "the search behind its first step",
 }
 """What transduce does in C++, by the same; a decoder step has linear maps, attention and norms in one."""
 

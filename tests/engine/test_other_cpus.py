@@ -33,7 +33,10 @@ def test_the_tests_of_the_engine_pass(cpu):
     flags = Path("/proc/cpuinfo").read_text("utf-8").split()
     if CPUS[cpu] not in flags:
         pytest.skip(f"this CPU has no {CPUS[cpu]}")
-    files = [here / name for name in ("test_kernels.py", "test_cpu.py", "test_greedy.py", "test_not_finite.py")]
+    files = [
+        here / name
+        for name in ("test_kernels.py", "test_cpu.py", "test_greedy.py", "test_beam.py", "test_not_finite.py")
+    ]
     command = [sys.executable, "-c", RUN, cpu, "-m", "not nightly and not process and not long", *map(str, files)]
     done = subprocess.run(command, cwd=here.parents[1], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

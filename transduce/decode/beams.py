@@ -3,7 +3,6 @@ compared."""
 
 import math
 from collections.abc import Iterator, Sequence
-from ctypes import CDLL, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,11 @@ from transduce.decode.config import BeamConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import (
     Continuations,
+    ModelScorer,
     Places,
+    Scorer,
     Scores,
     ids_tensor,
-    in_cpp,
     partition,
     top_k,
 )
@@ -128,9 +128,6 @@ def grow(
         penalty: of the new length.
     """
     log_prob, token, parent = continuations
-    if (cpp := in_cpp(log_prob)) is not None:
-        rows = [active.tokens, *vars(finished).values(), *continuations]
-        return _grow_in_cpp(cpp, rows, eos_id, penalty)
     size = finished.score.size(1)
     past = active.tokens.gather(1, parent[:, :, None].expand(-1, -1, active.tokens.size(2)))
     tokens = torch.cat((past, token[:, :, None]), dim=2)
@@ -147,28 +144,6 @@ def grow(
     finished = finished.gather(finished.score.topk(size).indices)
     chosen = going.score.topk(size).indices
     return going.gather(chosen), finished, parent.gather(1, chosen)
-
-
-def _grow_in_cpp(cpp: CDLL, inputs: Sequence[Tensor], eos_id: int, penalty: float) -> Growth:
-    """What `grow` computes, of contiguous tensors in the order of `Growth` in kernels.cpp."""
-    inputs = [each.contiguous() for each in inputs]
-    tokens, _, log_prob = inputs[:3]
-    n_sentences, n_active, length = tokens.shape
-    shape = log_prob.shape
-    going, ended = (
-        Hypotheses(
-            tokens.new_empty(*shape, length + 1),
-            log_prob.new_empty(shape),
-            log_prob.new_empty(shape),
-        )
-        for _ in range(2)
-    )
-    parents = tokens.new_empty(shape)
-    every = [*inputs, *vars(going).values(), *vars(ended).values(), parents]
-    pointers = [each.data_ptr() for each in every]
-    sizes = (n_sentences, n_active, shape[1], length, eos_id)
-    cpp.grow((c_void_p * len(pointers))(*pointers), *sizes, penalty)
-    return going, ended, parents
 
 
 class Beams:
@@ -238,6 +213,42 @@ class Beams:
         self.active = self.active[rest]
         self.finished = self.finished[rest]
         return rest
+
+    def let_engine_finish(self, scorer: Scorer, constraints: Constraints) -> None:
+        """Take all further steps in one call of the engine, where none of them needs Python."""
+        engine = constraints.engine(scorer)
+        if engine is None or self.config.early_stopping or not self.sentences:
+            return
+        assert isinstance(scorer, ModelScorer)
+        longest = int(self.max_lengths.max())
+        missing = (0, longest - self.length)
+        tables = [
+            table.contiguous()
+            for h in (self.active, self.finished)
+            for table in (F.pad(h.tokens, missing, value=self.eos_id), h.log_prob, h.score)
+        ]
+        alpha, offset = self.config.alpha, self.config.length_offset
+        penalties = [length_penalty(n, alpha, offset) if n else 1.0 for n in range(longest + 1)]
+        lengths = engine.beam(
+            tables,
+            self.length,
+            self.max_lengths,
+            scorer.cache,
+            eos_id=constraints.eos_id,
+            suppressed=constraints.suppressed_ids,
+            penalties=torch.tensor(penalties),
+        )
+        if lengths is None:
+            return
+        for n in lengths.unique().tolist():
+            places = (lengths == n).nonzero()[:, 0]
+            numbers = [self.sentences[i] for i in places.tolist()]
+            tokens, log_prob, score = (
+                torch.cat((finished[places], active[places]), dim=1)
+                for active, finished in zip(tables[:3], tables[3:], strict=True)
+            )
+            self.results.append((numbers, Hypotheses(tokens[:, :, :n], log_prob, score)))
+        self.sentences = []
 
     def best(self) -> list[list[Hypothesis]]:
         """The n best of every sentence, finished ones before active ones; sorted."""

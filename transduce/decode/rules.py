@@ -16,8 +16,10 @@ from torch import Tensor
 from transduce.decode.config import RulesConfig
 from transduce.decode.phrases import Prefix
 from transduce.decode.scorer import (
+    ModelScorer,
     Scorer,
     Scores,
+    SearchingDecoder,
     Tokens,
     at_least_float32,
     ids_tensor,
@@ -209,6 +211,14 @@ class Constraints:
         self.rules = [*config_rules(self.config, self.eos_id, device), *self.rules]
         self.longest_prefix = max((prefix.longest for prefix in self.prefixes if prefix), default=0)
         self.suppressed_ids = ids_tensor(self.suppressed, device)
+
+    def engine(self, scorer: Scorer) -> SearchingDecoder | None:
+        """The engine that takes all steps of a search by itself, where none of them needs Python
+        for a rule, a prefix or further scores."""
+        by_step = self.rules or self.longest_prefix or self.config.repetition_penalty != 1
+        if by_step or self.config.renormalize or type(scorer) is not ModelScorer:
+            return None
+        return scorer.model if isinstance(scorer.model, SearchingDecoder) else None
 
     def scores(
         self, scorer: Scorer, last: Tokens, tokens: Int[Tensor, "N L"], sentences: Sequence[int]

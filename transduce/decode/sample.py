@@ -14,7 +14,6 @@ from transduce.decode.beams import Hypothesis, length_penalty
 from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import (
-    GreedyDecoder,
     ModelScorer,
     Places,
     Scorer,
@@ -184,22 +183,16 @@ class Sampler:
 
     def _let_engine_finish(self) -> None:
         """Take all further steps in one call of the engine, where none of them needs Python."""
-        rules = self.constraints
-        by_step = rules.rules or rules.longest_prefix or rules.config.repetition_penalty != 1
-        if (
-            by_step
-            or self.ends
-            or self.sampling.temperature
-            or type(self.scorer) is not ModelScorer
-        ):
+        rules, scorer = self.constraints, self.scorer
+        engine = rules.engine(scorer)
+        if engine is None or self.ends or self.sampling.temperature or not self.running:
             return
-        if not (self.running and isinstance(self.scorer.model, GreedyDecoder)):
-            return
+        assert isinstance(scorer, ModelScorer)
         new = self.tokens[:, self.n_prompt :]
-        rest = self.scorer.model.greedy(
+        rest = engine.greedy(
             self.tokens[:, -1],
             rules.max_lengths[self.sentences] - new.size(1),
-            self.scorer.cache,
+            scorer.cache,
             eos_id=rules.eos_id,
             suppressed=rules.suppressed_ids,
             log_prob=self.log_prob if self.score else None,

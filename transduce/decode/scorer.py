@@ -81,8 +81,8 @@ class Decoder(Protocol):
 
 
 @runtime_checkable
-class GreedyDecoder(Protocol):
-    """A decoder that takes all steps of a greedy search by itself, as CPUEngine does."""
+class SearchingDecoder(Protocol):
+    """A decoder that takes all steps of a search by itself, as CPUEngine does."""
 
     def greedy(
         self,
@@ -94,6 +94,18 @@ class GreedyDecoder(Protocol):
         suppressed: Places,
         log_prob: Float[Tensor, " N"] | None,
     ) -> Int[Tensor, "N L"] | None: ...
+
+    def beam(
+        self,
+        hypotheses: Sequence[Tensor],
+        length: int,
+        bounds: Int[Tensor, " B"],
+        cache: Any,
+        *,
+        eos_id: int | None,
+        suppressed: Places,
+        penalties: Float[Tensor, " L"],
+    ) -> Int[Tensor, " B"] | None: ...
 
 
 class ModelScorer:

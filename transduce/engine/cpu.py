@@ -2,6 +2,7 @@
 are the reference."""
 
 import ctypes
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from transduce.engine.cache import KVCache
 from transduce.engine.stack import (
+    BeamStruct,
     CPUStack,
     EmbeddingStruct,
     GreedyStruct,
@@ -189,21 +191,69 @@ class CPUEngine:
             1,
             *(address(each) for each in (bounds, tokens, rows, log_prob)),
         )
-        while len(rows):
-            past = self._fill(cache, None, len(rows), 1)
+        self._steps(required().greedy_steps, search, cache, len(rows), 1)
+        return tokens[:, 1:]
+
+    def beam(
+        self,
+        hypotheses: Sequence[Tensor],
+        length: int,
+        bounds: Int[Tensor, " B"],
+        cache: KVCache | Cache,
+        *,
+        eos_id: int | None,
+        suppressed: Int[Tensor, " U"],
+        penalties: Float[Tensor, " L"],
+    ) -> Int[Tensor, " B"] | None:
+        """Let the hypotheses of a beam search grow until all sentences are done; the number of
+        tokens of the active ones of each. None where C++ does not compute the decoder.
+
+        Args:
+            hypotheses: changed in place. Tokens (B, K, L), log-probabilities and scores (B, K) of
+                active hypotheses, the last tokens of which are not in the cache yet, and of
+                finished ones, behind which are ends.
+            length: tokens that the active ones have, at least 1.
+            bounds: the most tokens of each sentence, at most L.
+            suppressed: tokens that never come.
+            penalties: what the log-probability of 0, 1, ... L tokens is divided by.
+        """
+        if self.decoder is None or self.output is None or not isinstance(cache, KVCache):
+            return None
+        n_sentences, beam, longest = hypotheses[0].shape
+        sentences, lengths = torch.arange(n_sentences), torch.full_like(bounds, length)
+        parents = sentences.new_empty(n_sentences, beam)
+        search = BeamStruct(
+            ctypes.addressof(self.output.linear),
+            suppressed.data_ptr(),
+            len(suppressed),
+            -1 if eos_id is None else eos_id,
+            longest,
+            length,
+            beam,
+            n_sentences,
+            *(address(each) for each in (bounds, penalties, sentences, lengths, parents)),
+            *map(address, hypotheses),
+        )
+        self._steps(required().beam_steps, search, cache, n_sentences, beam)
+        return lengths
+
+    def _steps(
+        self, steps: Any, search: Any, cache: KVCache, n_sentences: int, n_each: int
+    ) -> None:
+        """Take the steps of a search until all of its sentences, of n rows each, have ended."""
+        assert self.decoder is not None
+        while n_sentences:
+            past = self._fill(cache, None, n_sentences * n_each, 1)
             places, start = cache.struct(), cache.length
-            n_steps = min(places.capacity - places.length, longest - search.length)
+            n_steps = min(places.capacity - places.length, search.longest - search.length)
             positions = self.decoder.position_struct(start, start + n_steps)
             structs = (self.decoder.struct, places, self.embedding, positions, search)
-            x = past.new_empty(len(rows), self.config.d_model)
-            required().greedy_steps(
-                *map(ctypes.byref, structs), x.data_ptr(), n_steps, torch.get_num_threads()
-            )
+            x = past.new_empty(n_sentences * n_each, self.config.d_model)
+            steps(*map(ctypes.byref, structs), x.data_ptr(), n_steps, torch.get_num_threads())
             cache.advance(places.length - cache.stored)
-            rows = rows[: places.n_rows]
-            cache.reorder(torch.arange(len(rows)))
-            cache.keep(torch.arange(len(rows)))
-        return tokens[:, 1:]
+            n_sentences = places.n_rows // n_each
+            cache.reorder(torch.arange(places.n_rows))
+            cache.keep(torch.arange(n_sentences))
 
     def _fill(self, cache: KVCache, memory: Memory | None, n_rows: int, n_new: int) -> Tensor:
         """Check the rows, make room for the new positions, and project the memory where it is not

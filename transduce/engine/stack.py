@@ -145,6 +145,14 @@ CacheStruct = structure(
     **dict.fromkeys(("n_rows", "n_slots", "length", "capacity"), SIZE),
     **dict.fromkeys(("n_sentences", "n_memory_slots", "memory_length"), SIZE),
 )
+BeamStruct = structure(
+    "BeamSearch",
+    **dict.fromkeys(("output", "suppressed"), POINTER),
+    **dict.fromkeys(("n_suppressed", "eos", "longest", "length", "beam", "n_sentences"), SIZE),
+    **dict.fromkeys(("bounds", "penalties", "sentences", "lengths", "parents"), POINTER),
+    **dict.fromkeys(("active_tokens", "active_log_prob", "active_score"), POINTER),
+    **dict.fromkeys(("finished_tokens", "finished_log_prob", "finished_score"), POINTER),
+)
 GreedyStruct = structure(
     "GreedySearch",
     **dict.fromkeys(("output", "suppressed"), POINTER),

@@ -1,0 +1,132 @@
+"""Beam search, whose steps are one call of C++, against the layers in float64, and against the steps one by one."""
+
+import math
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.test_cpu import BEAMED, CASES, LANGUAGE, TEXT, Counting, threads
+from tests.engine.test_greedy import SUPPRESSED, N, an_end, example_of, models
+from tests.kernels import needs_cpp
+from transduce.decode.beam import beam_search
+from transduce.decode.beams import Hypothesis
+from transduce.decode.config import BeamConfig, RulesConfig
+from transduce.decode.rules import Constraints
+from transduce.decode.scorer import ModelScorer
+
+pytestmark = needs_cpp
+
+BOUNDS = [1, 12, 7, 2, 12, 11, 3, 9, 12]
+ALL = BeamConfig(beam_size=4, n_best=4)
+
+
+def search(
+    engine, memory, prompts: Tensor, eos_id: int | None, beam: BeamConfig = ALL, *, step_by_step=False, **settings
+) -> list[list[Hypothesis]]:
+    """All hypotheses, in one call or in a step of Python for each token."""
+    settings = {"suppressed": SUPPRESSED, "prompts": prompts} | settings
+    constraints = Constraints(torch.tensor(BOUNDS), eos_id=eos_id, **settings)
+    if step_by_step:
+        constraints.engine = lambda _: None
+    return beam_search(ModelScorer(engine, memory, prompts=prompts), prompts, constraints, beam)
+
+
+def tokens_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
+    return [[h.tokens for h in some] for some in outputs]
+
+
+@pytest.mark.parametrize("n_prompt", [1, 4])
+@pytest.mark.parametrize("name", BEAMED)
+def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
+    """Sentences are over at their own bounds, or when nothing better can come, in a cache that grows."""
+    monkeypatch.setattr("transduce.engine.cache.CAPACITY", 3)
+    plain, engine = models(CASES[name], rng)
+    memory, singles, prompts = example_of(plain, engine, rng, n_prompt)
+    free = tokens_of(search(plain, memory, prompts, None))
+    assert tokens_of(search(engine, singles, prompts, None)) == free
+    eos = an_end([*chain(*free)])
+    want, got = search(plain, memory, prompts, eos), search(engine, singles, prompts, eos)
+    assert tokens_of(got) == tokens_of(want)
+    pairs = [*zip(chain(*got), chain(*want), strict=True)]
+    assert [h.finished for h, _ in pairs] == [h.finished for _, h in pairs] and {h.finished for h, _ in pairs} == {
+        True,
+        False,
+    }
+    assert [h.log_prob for h, _ in pairs] == pytest.approx([h.log_prob for _, h in pairs], rel=1e-3, abs=1e-3)
+    assert [h.score for h, _ in pairs] == pytest.approx([h.score for _, h in pairs], rel=1e-3, abs=1e-3)
+    assert engine.calls < 2 * 5  # of two searches none took a call for each token
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 7])
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("config", [TEXT, LANGUAGE], ids=["text", "language"])
+def test_one_call_gives_what_its_steps_give(config, int8, n_threads, rng):
+    """To the last bit: texts, log-probabilities and scores."""
+    plain, engine = models(config, rng, int8=int8)
+    _, memory, prompts = example_of(plain, engine, rng, 2)
+    eos = an_end([*chain(*tokens_of(search(engine, memory, prompts, None)))])
+    ways = (ALL, BeamConfig(beam_size=2, alpha=0.0), BeamConfig(beam_size=5, n_best=5, at_max_length="by_score"))
+    for way in (*ways, BeamConfig(beam_size=3, alpha=1.0, length_offset=0.0)):
+        for end in (None, eos):
+            want = search(engine, memory, prompts, end, way, step_by_step=True)
+            engine.calls = 0
+            with threads(n_threads):
+                assert search(engine, memory, prompts, end, way) == want, (way, end)
+            assert engine.calls == 2  # the prompt, and all that follows
+
+
+def test_the_memory_is_left_as_it_was(rng):
+    plain, engine = models(TEXT, rng)
+    _, memory, prompts = example_of(plain, engine, rng, 1)
+    before = memory.lengths.clone()
+    assert search(engine, memory, prompts, None) == search(engine, memory, prompts, None)
+    assert torch.equal(memory.lengths, before)
+
+
+def test_a_beam_that_cannot_be_full(rng):
+    """Of a few tokens, most of them suppressed, there are fewer hypotheses than places for them."""
+    plain, engine = models(TEXT, rng)
+    _, memory, prompts = example_of(plain, engine, rng, 1)
+    never = [i for i in range(plain.vocab_size) if i not in (3, 7)]
+    wide = BeamConfig(beam_size=6, n_best=6)
+    want, got = (
+        search(engine, memory, prompts, 3, wide, step_by_step=each, suppressed=never) for each in (True, False)
+    )
+    assert got == want and min(map(len, got)) < 6
+    assert {token for some in got for h in some for token in h.tokens} == {7}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tokens", [[3], [2, 4], slice(None)])
+def test_logits_that_are_not_finite(value, tokens, rng):
+    plain, engine = models(TEXT, rng)
+    _, memory, prompts = example_of(plain, engine, rng, 1)
+    bias = torch.zeros(plain.vocab_size)
+    bias[tokens] = value
+    panels, _, *rest = engine.output.tensors
+    engine.output.tensors = panels, bias, *rest
+    engine.output.linear.bias = bias.data_ptr()
+    want, got = (search(engine, memory, prompts, None, step_by_step=each) for each in (True, False))
+    assert repr(got) == repr(want)
+
+
+RULES = [{"config": RulesConfig(min_length=20)}, {"config": RulesConfig(repetition_penalty=2.0)}]
+RULES += [{"config": RulesConfig(renormalize=True)}, {"rules": [lambda scores, *_: scores]}]
+
+
+@pytest.mark.parametrize("settings", RULES, ids=["min_length", "repetition_penalty", "renormalize", "own"])
+def test_what_needs_python_goes_step_by_step(settings, rng, monkeypatch):
+    plain, engine = models(TEXT, rng)
+    _, memory, prompts = example_of(plain, engine, rng, 1)
+
+    def called(*_: object, **__: object) -> None:
+        raise RuntimeError("one call")
+
+    monkeypatch.setattr(Counting, "beam", called)
+    assert len(search(engine, memory, prompts, 1, **settings)) == N
+    assert len(search(engine, memory, prompts, 1, replace(ALL, early_stopping=True))) == N
+    with pytest.raises(RuntimeError, match="one call"):
+        search(engine, memory, prompts, None)
