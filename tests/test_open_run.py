@@ -45,7 +45,13 @@ def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_exis
 def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_path):
     frames = StackConfig(input=Frames(n_features=4), n_layers=1)
     earlier = {"interctc_column": None, "training": {"compile_layers": True}, "bpe_dropout": 0.0, "shortlist": False}
-    earlier["decoding"] = {"coverage_penalty": 0.0, "shortlist": False, "beam_groups": 1, "diversity": 0.5}
+    earlier["decoding"] = {
+        "coverage_penalty": 0.0,
+        "shortlist": False,
+        "beam_groups": 1,
+        "diversity": 0.5,
+        "mbr": "none",
+    }
     run = Run(tiny(encoder=frames), earlier, None, None)
     with open_run(tmp_path / "run", run):
         pass
@@ -65,7 +71,7 @@ def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_p
         "use the version that wrote it"
     )
     plain["model"]["encoder"]["input"]["conv_dims"] = 1
-    for name, value, off in (("coverage_penalty", 0.2, "0"), ("beam_groups", 2, "1")):
+    for name, value, off in (("coverage_penalty", 0.2, "0"), ("beam_groups", 2, "1"), ("mbr", "chrf", "none")):
         other = plain["experiment"] | {"decoding": {name: value}}
         path.write_text(json.dumps(plain | {"experiment": other}))
         with pytest.raises(ValueError, match=f" must have {name}={off}, as this version has no such field, but "):

@@ -30,11 +30,11 @@ SHARED = {
 
 KNOWS = {
     **{room: set() for room in ("model", "data", "train", "score")},
-    "decode": {"data", "score"},
+    "decode": {"data"},
     "engine": {"model"},
     "interop": {"model", "data"},
     "run": {"model", "data", "decode"},
-    "tasks": {"engine", "model", "data", "decode", "score", "run"},
+    "tasks": {"engine", "model", "data", "decode", "run"},
     "report": {"data", "model", "score", "run", "tasks"},
     "experiment": {"model", "data", "train", "decode", "score", "run", "tasks", "report"},
     "serve": {"data", "tasks", "report"},

@@ -120,6 +120,7 @@ REMOVED = {
     "beam_groups": (1,),
     "diversity": (0.5,),
     "ema": (0,),
+    "mbr": ("none",),
 }
 """Fields of earlier versions, with the values of which a run can do without them."""
 

@@ -37,7 +37,7 @@ def test_what_a_run_has_can_be_switched_off(run, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == load(run)(LINES, SearchConfig(beam_size=1, max_length=5))
 
 
-@pytest.mark.parametrize("options", [{"n_best": 3}, {"beam_size": 8}, {"sample": True}, {"mbr": "chrf"}])
+@pytest.mark.parametrize("options", [{"n_best": 3}, {"beam_size": 8}, {"sample": True}])
 def test_greedy_search_goes_with_no_setting_of_another(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"--greedy .*--{name.replace('_', '-')}"):

@@ -1,5 +1,5 @@
-"""Every measure by its name: BLEU, chrF and TER by sacrebleu, whose signatures say how, and COMET;
-minimum Bayes risk by any measure of sentences."""
+"""Every measure by its name: BLEU, chrF and TER by sacrebleu, whose signatures say how, and
+COMET."""
 
 import logging
 import re
@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import estimate_ci
@@ -26,7 +25,7 @@ from transduce.score.score import (
     bootstrap_signature,
     check_lines,
 )
-from transduce.score.wer import cer, line_errors, per, wer
+from transduce.score.wer import cer, per, wer
 
 logger = logging.getLogger("transduce")
 
@@ -297,44 +296,3 @@ def get_measure(name: str, tokenize: Tokenization | None = None) -> Measure:
         )
     measure = MEASURES[name]
     return replace(measure, tokenize=tokenize) if isinstance(measure, BleuMeasure) else measure
-
-
-def minimum_bayes_risk(
-    texts: Sequence[str], log_probs: Sequence[float], measure: str, *, sampled: bool
-) -> list[tuple[int, float]]:
-    """Texts by the expected value of a measure against all; error rates are negative.
-
-    Samples count as often as they were drawn, hypotheses of a beam by their probabilities.
-
-    Returns:
-        Of every distinct text, the place of the likeliest that is equal, and the expected value.
-    Source: Eikema and Aziz (2020), Is MAP decoding all you need?, section 6, for samples; Kumar and
-    Byrne (2004), Minimum Bayes-risk decoding for statistical machine translation, for lists of the
-    n best.
-    """
-    weights = np.ones(len(texts)) if sampled else np.exp(np.array(log_probs) - max(log_probs))
-    places: dict[str, list[int]] = {text: [] for text in texts}
-    for i, text in enumerate(texts):
-        places[text].append(i)
-    mass = [sum(weights[same].tolist()) for same in places.values()]
-    expected = utilities(measure, [*places]) @ (np.array(mass) / sum(mass))
-    likeliest = [max(same, key=log_probs.__getitem__) for same in places.values()]
-    return [(likeliest[i], float(expected[i])) for i in (-expected).argsort(kind="stable")]
-
-
-def utilities(measure: str, texts: Sequence[str]) -> Float[np.ndarray, "n n"]:
-    """Row i, column j: the measure of text i against text j; error rates are negative.
-
-    BLEU and chrF are sacrebleu's of one sentence, BLEU with the n-grams that a short one has
-    (effective order). Errors are counted in percent of the reference, of which a blank one has one
-    token.
-    """
-    n = len(texts)
-    if measure in ("bleu", "chrf"):
-        metric = BLEU(effective_order=True) if measure == "bleu" else CHRF()
-        values = [metric.sentence_score(text, [right]).score for text in texts for right in texts]
-    else:
-        unit = {"wer": wer, "cer": cer}[measure].unit
-        errors = line_errors([text for text in texts for _ in texts], [*texts] * n, unit)
-        values = [-100 * each.total / max(1, each.n_reference) for each in errors]
-    return np.array(values).reshape(n, n)

@@ -20,7 +20,6 @@ GREEDY: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
-    "mbr": "none",
 }
 """Fields of SearchConfig that make it greedy."""
 
@@ -115,14 +114,10 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
 
     sample: Common[bool] = False
     """Draw n_best outputs at random, by their probability, instead of searching for the likeliest:
-    for variety, as in back-translation, or for mbr."""
+    for variety, as in back-translation."""
     seed: int = 0
     """Seed of what is drawn. Sample k of a source depends on it and on the number of the source,
     not on its neighbours."""
-    mbr: Literal["none", "bleu", "chrf", "wer", "cer"] = "none"
-    """Output what agrees best, by this measure, with all beam_size hypotheses, or samples: minimum
-    Bayes risk, where the likeliest output is not the best one, as it often cuts or drops. Its
-    scores are expected values of the measure."""
 
     def __post_init__(self) -> None:
         within("(0, inf)", self, "temperature")
@@ -156,21 +151,11 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
                 f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, "
                 f"min_p={self.min_p} and sample=False; add sample"
             )
-        if self.mbr != "none" and self.beam_size == 1:
-            raise InputError(
-                f"mbr={self.mbr} chooses among beam_size hypotheses or samples, but beam_size=1; "
-                "try beam_size=32 and sample"
-            )
-
-    @property
-    def n_candidates(self) -> int:
-        """How many hypotheses a search gives: n_best, or what minimum Bayes risk chooses among."""
-        return self.n_best if self.mbr == "none" else self.beam_size
 
     def rngs(self, source: int, part: int = 0) -> list[np.random.Generator]:
         """What the samples of a source, or of a part of it, are drawn with; none where nothing
         is."""
-        ks = range(self.n_candidates if self.sample else 0)
+        ks = range(self.n_best if self.sample else 0)
         return [np.random.default_rng((self.seed, source, part, k)) for k in ks]
 
     def changed(self, **settings: Any) -> "SearchConfig":

@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.decode.text_rules import biased, by_sentence, forbidden, lexicon
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
-from transduce.score.measures import minimum_bayes_risk
 from transduce.tasks.base import (
     LanguageModel,
     Request,
@@ -177,7 +175,6 @@ def _run(
         sampling = config if config.sample else GREEDY_SAMPLING
         sampler = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, score=config)
         return sampler.run()
-    config = replace(config, n_best=config.n_candidates)
     return beam_search(scorer, prompts, constraints, config, required=phrases)
 
 
@@ -282,7 +279,7 @@ def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
 def outputs_of(
     tokenizer: Tokenizer, hypotheses: list[Hypothesis], config: SearchConfig
 ) -> list[Output]:
-    """The candidates of one source, texts of one line each.
+    """The outputs of one source, texts of one line each.
 
     There are always as many, the last one repeated: n lines in, n * n_best lines out.
     """
@@ -292,24 +289,7 @@ def outputs_of(
             tokenizer.decode([h.tokens for h in hypotheses]), hypotheses, strict=True
         )
     ]
-    return outputs + outputs[-1:] * (config.n_candidates - len(outputs))
-
-
-def chosen(outputs: list[Output], config: SearchConfig) -> list[Output]:
-    """The n_best of the outputs of one source, as they are, or those of the highest expected
-    `config.mbr`."""
-    if config.mbr == "none":
-        return outputs
-    if not config.sample:
-        outputs = list({tuple(output.tokens): output for output in outputs}.values())
-    ranked = minimum_bayes_risk(
-        [output.text for output in outputs],
-        [output.log_prob for output in outputs],
-        config.mbr,
-        sampled=config.sample,
-    )
-    best = [replace(outputs[i], score=score) for i, score in ranked]
-    return (best + best[-1:] * config.n_best)[: config.n_best]
+    return outputs + outputs[-1:] * (config.n_best - len(outputs))
 
 
 def one_line(text: str) -> str:

@@ -33,7 +33,7 @@ from transduce.tasks.outputs import (
     word_spans,
     words_of_text,
 )
-from transduce.tasks.search import bias_of, chosen, outputs_of, timestamps
+from transduce.tasks.search import bias_of, outputs_of, timestamps
 from transduce.tasks.sound import CHUNK, Audio, AudioSegment, Sound, SoundTask, group_by_duration
 from transduce.tasks.speech import CTCAligner, attention_starts, no_speech_prob
 
@@ -268,9 +268,8 @@ class Transcriber(SoundTask):
                 looped.extend(again)
                 blocked = search(again, replace(config, no_repeat_ngram=BLOCK))
                 hypotheses.update(zip(again, blocked, strict=True))
-            best = (outputs_of(self.tokenizer, hypotheses[row], config) for row in rows)
-            batch = [frames[row] for row in rows]
-            return self._detailed(batch, [chosen(each, config) for each in best], details)
+            best = [outputs_of(self.tokenizer, hypotheses[row], config) for row in rows]
+            return self._detailed([frames[row] for row in rows], best, details)
 
         yield from self._in_batches(
             source_lengths(self.engine, frames), config.batch_tokens, decode

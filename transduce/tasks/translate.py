@@ -28,7 +28,7 @@ from transduce.tasks.base import (
 )
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.outputs import Output, Span, WordAlignment, joined, word_spans
-from transduce.tasks.search import bias_of, chosen, outputs_of
+from transduce.tasks.search import bias_of, outputs_of
 from transduce.tasks.seq2seq import Seq2SeqTask
 
 logger = logging.getLogger("transduce")
@@ -171,8 +171,7 @@ class Translator(Seq2SeqTask[str]):
             if len(outputs[i]) == sum(map(len, ways[i])):
                 texts = iter(in_order(outputs.pop(i).items()))
                 by_way = [list(islice(texts, len(way))) for way in ways[i]]
-                candidates = likeliest(by_way, config.alpha, config.length_offset)
-                translations = chosen(candidates, config)
+                translations = likeliest(by_way, config.alpha, config.length_offset)
                 name = f"line {requests[i].number + 1}"
                 warn_of_lacking(name, requests[i].require, translations[0].text)
                 yield i, translations
