@@ -90,7 +90,7 @@ def check_outputs(case: Case, i: int, outputs: list[Output], close: float) -> No
         assert output.score == pytest.approx(score, abs=close)
 
 
-FEW = (24, 39, 55, 76, 79, 95, 118, 124, 149, 150, 156, 212, 218, 222, 298, 348, 351, 361)
+FEW = (37, 84, 97, 99, 104, 116, 175, 202, 208, 219, 234, 299, 410, 419, 440, 478, 490)
 """Quick ones that have everything in them; see the test below."""
 
 
@@ -100,7 +100,7 @@ def test_a_drawn_search_keeps_what_every_search_keeps(seed):
 
 
 def test_threads_change_nothing():
-    check(298, threads=1.0)
+    check(440, threads=1.0)
 
 
 @pytest.mark.long

@@ -87,7 +87,7 @@ class Hypotheses:
         return Hypotheses(tokens, self.log_prob.gather(1, index), self.score.gather(1, index))
 
     def lists(self, eos_id: int) -> Iterator[list[Hypothesis]]:
-        """The hypotheses of each sentence."""
+        """The hypotheses of each sentence; those with a score of -inf do not exist."""
         for columns in zip(
             self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist(), strict=True
         ):
