@@ -78,6 +78,18 @@ def test_one_call_gives_what_its_steps_give(config, int8, n_threads, rng):
             assert engine.calls == 2  # the prompt, and all that follows
 
 
+@pytest.mark.parametrize("work", [0, 200_000])
+def test_long_searches_return_to_python_now_and_then(work, rng, monkeypatch):
+    """For Ctrl-C, in a call for each step or for some."""
+    monkeypatch.setattr("transduce.engine.cpu.WORK", work)
+    plain, engine = models(TEXT, rng)
+    _, memory, prompts = example_of(plain, engine, rng, 2)
+    want = search(engine, memory, prompts, None, step_by_step=True)
+    n_steps = engine.calls
+    assert search(engine, memory, prompts, None) == want
+    assert 2 < engine.calls - n_steps <= n_steps and (work or engine.calls == 2 * n_steps)
+
+
 def test_the_memory_is_left_as_it_was(rng):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)

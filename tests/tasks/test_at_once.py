@@ -132,3 +132,11 @@ def _table(stack, stop):
     n = (stop - 2) * width
     start = struct.added or struct.cosines
     return torch.tensor((ctypes.c_float * n).from_address(start)[:])
+
+
+def test_large_models_take_one_batch_after_the_other(translator, set_threads, monkeypatch):
+    set_threads(2)
+    n = sum(parameter.numel() for parameter in translator.model.parameters())
+    for large, at_once in ((n, 2), (n - 1, 1)):
+        monkeypatch.setattr("transduce.tasks.base.LARGE", large)
+        assert translator._n_at_once == at_once

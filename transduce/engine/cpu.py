@@ -28,6 +28,9 @@ from transduce.model.inputs import TokenInput
 from transduce.model.transformer import Memory, Transformer
 from transduce.process import compute_after_fork
 
+WORK = 1 << 35
+"""Products of numbers in one call, about a second's: Ctrl-C waits for its end."""
+
 
 class CPUEngine:
     """Computes in C++ what a Transformer in float32 computes, within rounding; what C++ does not
@@ -245,7 +248,11 @@ class CPUEngine:
         while n_sentences:
             past = self._fill(cache, None, n_sentences * n_each, 1)
             places, start = cache.struct(), cache.length
-            n_steps = min(places.capacity - places.length, search.longest - search.length)
+            weights = sum(
+                each.linear.inputs * each.linear.outputs for each in self.decoder.matrices
+            )
+            often = max(1, WORK // (weights * n_sentences * n_each))
+            n_steps = min(places.capacity - places.length, search.longest - search.length, often)
             positions = self.decoder.position_struct(start, start + n_steps)
             structs = (self.decoder.struct, places, self.embedding, positions, search)
             x = past.new_empty(n_sentences * n_each, self.config.d_model)
