@@ -134,9 +134,9 @@ def _table(stack, stop):
     return torch.tensor((ctypes.c_float * n).from_address(start)[:])
 
 
-def test_large_models_take_one_batch_after_the_other(translator, set_threads, monkeypatch):
+def test_wide_models_take_one_batch_after_the_other(translator, set_threads, monkeypatch):
     set_threads(2)
-    n = sum(parameter.numel() for parameter in translator.model.parameters())
-    for large, at_once in ((n, 2), (n - 1, 1)):
-        monkeypatch.setattr("transduce.tasks.base.LARGE", large)
+    width = translator.model.config.d_model
+    for widest, at_once in ((width, 2), (width - 1, 1)):
+        monkeypatch.setattr("transduce.tasks.base.WIDEST", widest)
         assert translator._n_at_once == at_once

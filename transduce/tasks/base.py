@@ -140,8 +140,8 @@ ResultT = TypeVar("ResultT")
 AT_ONCE = 4
 """The most batches at a time: more would wait for Python, where one thread runs at a time."""
 
-LARGE = 100_000_000
-"""Parameters of a model whose batches follow one another."""
+WIDEST = 512
+"""The largest d_model of which several batches are computed at a time."""
 
 PIECE = 8
 """The fewest rows for which a thread of its own pays."""
@@ -168,14 +168,13 @@ class Task:
         """How many batches are computed at a time: on a CPU, where threads that share a batch wait
         for one another in every step, one a thread.
 
-        Steps of a large model are long, and its batches take much memory: there one follows
-        another. So it is with rules of the caller's own, which need not know of threads.
+        Steps of a wide model are long, and its batches take much memory: there one follows another. So it is with rules of the caller's own, which need not know of threads.
         """
-        on_cpu = all(engine.device.type == "cpu" for engine in self.engines)
-        is_small = sum(p.numel() for p in self.model.parameters()) <= LARGE
-        return (
-            min(AT_ONCE, torch.get_num_threads()) if on_cpu and is_small and not self.rules else 1
+        at_once = not self.rules and all(
+            engine.device.type == "cpu" and engine.config.d_model <= WIDEST
+            for engine in self.engines
         )
+        return min(AT_ONCE, torch.get_num_threads()) if at_once else 1
 
     def _at_once(
         self, some: Sequence[BatchT], work: Callable[[BatchT], ResultT]
