@@ -168,7 +168,8 @@ class Task:
         """How many batches are computed at a time: on a CPU, where threads that share a batch wait
         for one another in every step, one a thread.
 
-        Steps of a wide model are long, and its batches take much memory: there one follows another. So it is with rules of the caller's own, which need not know of threads.
+        Steps of a wide model are long, and its batches take much memory: there one follows another.
+        So it is with rules of the caller's own, which need not know of threads.
         """
         at_once = not self.rules and all(
             engine.device.type == "cpu" and engine.config.d_model <= WIDEST
