@@ -118,11 +118,11 @@ REMOVED = {
     "coverage_penalty": (0,),
     "bpe_dropout": (0,),
     "beam_groups": (1,),
-    "diversity": (0.5,),
+    "diversity": (),
     "ema": (0,),
     "mbr": ("none",),
 }
-"""Fields of earlier versions, with the values of which a run can do without them."""
+"""Fields of earlier versions, with the values of which a run can do without them; () are all."""
 
 TRAINED_WITH = ("interctc_column", "compile_layers", "bpe_dropout", "ema")
 """Those that only a training reads."""
@@ -142,7 +142,7 @@ def without_removed(
     """
     free = TRAINED_WITH if is_trained else ()
     for name, allowed in REMOVED.items():
-        if name in plain and plain[name] not in allowed and name not in free:
+        if allowed and name in plain and plain[name] not in allowed and name not in free:
             raise InputError(
                 f"{origin} must have {name}={shown(allowed[0])}, as this version has no such "
                 f"field, but it has {name}={plain[name]!r:.60}; use the version that wrote it"
@@ -152,7 +152,7 @@ def without_removed(
         if isinstance(value, dict)
         else value
         for name, value in plain.items()
-        if name not in REMOVED or value not in REMOVED[name]
+        if name not in REMOVED or (REMOVED[name] and value not in REMOVED[name])
     }
 
 

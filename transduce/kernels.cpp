@@ -3,6 +3,8 @@
 // Matrices are packed once, in panels of WIDE outputs: a product reads them from one end to the other. A tile of ROWS
 // rows and WIDE outputs stays in registers while it runs along its panel. Rows are independent of one another.
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -104,8 +106,7 @@ struct GreedySearch {
 };
 
 // A beam search of the sentences of a cache, `beam` rows each, whose numbers are `sentences`. Tables have a place for every number:
-// hypotheses (B, beam, longest), of which the active ones have their first `length` tokens, and behind the end of finished ones
-// are ends. Sentence b is over when no active hypothesis has a higher score than any finished one, or at bounds[b] tokens: that
+// hypotheses (B, beam, longest) with `length` tokens each; what follows the end of a finished one are ends. Sentence b is over when no active hypothesis has a higher score than any finished one, or at bounds[b] tokens: that
 // many are lengths[b]. penalties[n] divides the log-probability of n tokens; parents (n_sentences, beam) is scratch.
 struct BeamSearch {
     const Linear* output;
@@ -242,7 +243,7 @@ template <int R>
 void tile(const float* x, const float* panel, int64_t ahead, int64_t inputs, float* y, int64_t stride, const float* bias,
           int64_t n, bool relu) {
     Floats sums[R][2];
-    for (auto& both : sums) both[0] = both[1] = Floats{};
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = Floats{};
     for (int64_t k = 0; k < inputs; k++, panel += WIDE) {
         Floats left = load(panel), right = load(panel + LANES);
         for (int i = 0; i < WIDE; i += 16) __builtin_prefetch(panel + ahead + i);
@@ -927,7 +928,11 @@ void grow(const BeamSearch& search, int64_t number, const float* log_prob, const
           int64_t* parents) {
     const int64_t n = search.beam, length = search.length, longest = search.longest, first = number * n;
     int64_t *active = search.active.tokens + first * longest, *finished = search.finished.tokens + first * longest;
-    const std::vector<int64_t> going(active, active + n * longest), ended(finished, finished + n * longest);
+    std::vector<int64_t> going(n * length), ended(n * length);
+    for (int64_t j = 0; j < n; j++) {
+        std::copy_n(active + j * longest, length, going.data() + j * length);
+        std::copy_n(finished + j * longest, length, ended.data() + j * length);
+    }
     const std::vector<float> ended_log_prob(search.finished.log_prob + first, search.finished.log_prob + first + n);
     std::vector<float> going_score(2 * n), ended_score(2 * n);
     std::vector<int64_t> places(n);
@@ -941,7 +946,7 @@ void grow(const BeamSearch& search, int64_t number, const float* log_prob, const
     for (int64_t j = 0; j < n; j++) {
         const int64_t i = places[j];
         parents[j] = parent[i];
-        std::copy_n(going.data() + parent[i] * longest, length, active + j * longest);
+        std::copy_n(going.data() + parent[i] * length, length, active + j * longest);
         active[j * longest + length] = token[i];
         search.active.log_prob[first + j] = going_score[i] == -INFINITY ? -INFINITY : log_prob[i];
         search.active.score[first + j] = going_score[i];
@@ -949,8 +954,9 @@ void grow(const BeamSearch& search, int64_t number, const float* log_prob, const
     places_of_largest(ended_score.data(), 2 * n, n, places.data());
     for (int64_t j = 0; j < n; j++) {
         const int64_t i = places[j];
-        const int64_t* from = i < n ? ended.data() + i * longest : going.data() + parent[i - n] * longest;
-        std::copy_n(from, length, finished + j * longest);  // and behind them are ends
+        const int64_t* from = i < n ? ended.data() + i * length : going.data() + parent[i - n] * length;
+        std::copy_n(from, length, finished + j * longest);
+        finished[j * longest + length] = search.eos;
         search.finished.log_prob[first + j] = i < n ? ended_log_prob[i] : log_prob[i - n];
         search.finished.score[first + j] = ended_score[i];
     }
@@ -1037,6 +1043,12 @@ extern "C" {
 
 // How python lays out panels: outputs of one, inputs of 8 bits that one lane takes together, and whether sums of two may be too large.
 int32_t wide = WIDE, pair = PAIR, saturates = SATURATES;
+
+// PyTorch's operators, too, compute with so many threads from now on where this thread calls them.
+int32_t use_threads(int32_t n) {
+    omp_set_num_threads(n);
+    return 0;
+}
 
 // y (N, outputs) = x (N, inputs) W^T + bias.
 int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32_t threads) {

@@ -165,6 +165,7 @@ def required() -> ctypes.CDLL:
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     size, flag, pointer = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
     arguments = {
+        "use_threads": [flag],
         "linear_map": [pointer, pointer, size, pointer, flag],
         "decoder_states": [*[pointer] * 6, size, flag],
         "greedy_steps": [*[pointer] * 6, size, flag],

@@ -9,10 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread, local
 from typing import Any
 
 from tqdm import tqdm
@@ -112,19 +113,34 @@ def allow_user_without_name() -> None:
         )
 
 
-def use_cores(n: int) -> None:
-    """Let the calling thread compute on n cores, and all others, later ones too, as before.
+def use_one_core() -> None:
+    """Let the calling thread compute on one core, and all others, later ones too, as before.
 
     torch.set_num_threads alone also sets the number with which later threads begin.
     """
     import torch  # after `limit_omp_spin`
 
-    with _ONE_AT_A_TIME:  # else a second caller would restore the number of the first
+    with _ONE_AT_A_TIME:  # else a second caller would restore the 1 of the first
         n_threads = torch.get_num_threads()
-        torch.set_num_threads(n)
+        torch.set_num_threads(1)
         restore = Thread(target=torch.set_num_threads, args=(n_threads,))
         restore.start()
         restore.join()
+
+
+_own = local()
+"""What belongs to a thread."""
+
+
+def cancel_with(cancelled: Event) -> None:
+    """Let `raise_if_cancelled` raise in the calling thread when the event is set."""
+    _own.cancelled = cancelled
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError where nobody waits for what the calling thread computes."""
+    if hasattr(_own, "cancelled") and _own.cancelled.is_set():
+        raise CancelledError
 
 
 EVERY = 30

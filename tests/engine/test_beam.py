@@ -90,6 +90,15 @@ def test_long_searches_return_to_python_now_and_then(work, rng, monkeypatch):
     assert 2 < engine.calls - n_steps <= n_steps and (work or engine.calls == 2 * n_steps)
 
 
+@pytest.mark.parametrize("room", [1, 3])
+def test_tables_grow_with_what_comes(room, rng, monkeypatch):
+    monkeypatch.setattr("transduce.engine.cpu.ROOM", room)
+    plain, engine = models(TEXT, rng)
+    _, memory, prompts = example_of(plain, engine, rng, 2)
+    want = search(engine, memory, prompts, None, step_by_step=True)
+    assert search(engine, memory, prompts, None) == want
+
+
 def test_the_memory_is_left_as_it_was(rng):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)

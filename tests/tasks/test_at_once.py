@@ -1,9 +1,10 @@
 """Batches that are computed at a time: outputs, order, errors and threads are those of one after the other."""
 
 import ctypes
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import get_ident
+from threading import Thread, get_ident
 
 import pytest
 import torch
@@ -78,6 +79,43 @@ def test_what_nobody_waits_for_is_not_begun(translator, set_threads):
     next(results)
     results.close()
     assert sorted(begun) == list(range(len(begun))) and len(begun) <= 6
+
+
+def test_what_nobody_waits_for_ends_at_its_next_step(translator, set_threads):
+    """As on Ctrl-C, of batches that would decode for minutes."""
+    set_threads(2)
+    memory = translator.engine.encode(torch.tensor([[3, 4, 5]]))
+
+    def work(_):
+        while True:
+            translator.engine.decoder_states(torch.tensor([[1]]), memory=memory)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(translator._at_once(range(9), work))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_threads_that_begin_meanwhile_compute_with_all(translator, set_threads):
+    """A thread takes over the number of its process when it first computes, whatever others do then."""
+    set_threads(3)
+    found = []
+
+    def begin_others(_):
+        for _ in range(10):
+            thread = Thread(target=lambda: found.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+
+    for _ in range(10):
+        list(translator._at_once(range(3), begin_others))
+    assert found == [3] * 300
 
 
 def test_each_thread_computes_with_its_share(translator, set_threads):

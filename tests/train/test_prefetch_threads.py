@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from transduce.process import use_cores
+from transduce.process import use_one_core
 from transduce.train.host import prefetch
 
 
@@ -36,6 +36,6 @@ def test_prefetching_computes_on_one_core_and_others_on_all():
 def test_so_does_the_computation_of_features():
     """Many times, as two threads that begin at once must not take the one's setting for that of all."""
     for _ in range(50):
-        with ThreadPoolExecutor(2, initializer=use_cores, initargs=(1,)) as pool:  # as FeatureCache.fill has it
+        with ThreadPoolExecutor(2, initializer=use_one_core) as pool:  # as FeatureCache.fill has it
             assert [*pool.map(lambda _: torch.get_num_threads(), range(3))] == [1, 1, 1]
         assert (torch.get_num_threads(), threads_of_a_new_thread()) == (2, 2)

@@ -19,7 +19,7 @@ from transduce.data.features import FeatureCache, FeatureExtractor, VectorReader
 from transduce.data.manifest import Recording
 from transduce.errors import InputError
 from transduce.files import remove_leftovers
-from transduce.process import Bar, use_cores
+from transduce.process import Bar, use_one_core
 
 PLAIN = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
 """No augmentation."""
@@ -291,7 +291,7 @@ class FrameReader:
 
         every = dict.fromkeys(paths)
         bar = Bar(total=len(every), desc="features", unit="file")
-        with bar, ThreadPoolExecutor(max(1, workers), initializer=use_cores, initargs=(1,)) as pool:
+        with bar, ThreadPoolExecutor(max(1, workers), initializer=use_one_core) as pool:
             for _ in pool.map(check, every):
                 bar.update()
         return errors

@@ -4,6 +4,7 @@ compared."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -220,26 +221,18 @@ class Beams:
         if engine is None or self.config.early_stopping or not self.sentences:
             return
         assert isinstance(scorer, ModelScorer)
-        longest = int(self.max_lengths.max())
-        missing = (0, longest - self.length)
-        tables = [
-            table.contiguous()
-            for h in (self.active, self.finished)
-            for table in (F.pad(h.tokens, missing, value=self.eos_id), h.log_prob, h.score)
-        ]
         alpha, offset = self.config.alpha, self.config.length_offset
-        penalties = [length_penalty(n, alpha, offset) if n else 1.0 for n in range(longest + 1)]
-        lengths = engine.beam(
-            tables,
-            self.length,
+        result = engine.beam(
+            [*vars(self.active).values(), *vars(self.finished).values()],
             self.max_lengths,
             scorer.cache,
             eos_id=constraints.eos_id,
             suppressed=constraints.suppressed_ids,
-            penalties=torch.tensor(penalties),
+            penalty=partial(length_penalty, alpha=alpha, offset=offset),
         )
-        if lengths is None:
+        if result is None:
             return
+        tables, lengths = result
         for n in lengths.unique().tolist():
             places = (lengths == n).nonzero()[:, 0]
             numbers = [self.sentences[i] for i in places.tolist()]

@@ -2,7 +2,7 @@
 and the best tokens of many rows, in C++ on a CPU without a sort or a second table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import CDLL
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -98,14 +98,13 @@ class SearchingDecoder(Protocol):
     def beam(
         self,
         hypotheses: Sequence[Tensor],
-        length: int,
         bounds: Int[Tensor, " B"],
         cache: Any,
         *,
         eos_id: int | None,
         suppressed: Places,
-        penalties: Float[Tensor, " L"],
-    ) -> Int[Tensor, " B"] | None: ...
+        penalty: Callable[[int], float],
+    ) -> tuple[list[Tensor], Int[Tensor, " B"]] | None: ...
 
 
 class ModelScorer:

@@ -2,11 +2,12 @@
 are the reference."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
@@ -26,10 +27,12 @@ from transduce.kernels import required
 from transduce.model.cache import Cache
 from transduce.model.inputs import TokenInput
 from transduce.model.transformer import Memory, Transformer
-from transduce.process import compute_after_fork
+from transduce.process import compute_after_fork, raise_if_cancelled
 
-WORK = 1 << 35
-"""Products of numbers in one call, about a second's: Ctrl-C waits for its end."""
+WORK = 1 << 32
+"""Products of numbers in one call, those of a fraction of a second: Ctrl-C waits for its end."""
+ROOM = 64
+"""Tokens for which the tables of a search have room at first."""
 
 
 class CPUEngine:
@@ -182,75 +185,107 @@ class CPUEngine:
         if self.decoder is None or self.output is None or not isinstance(cache, KVCache):
             return None
         bounds, rows = 1 + bounds, torch.arange(len(last))
-        eos, longest = -1 if eos_id is None else eos_id, int(bounds.max())
-        tokens = last.new_full((len(last), longest), eos)
-        tokens[:, 0] = last
+        eos = -1 if eos_id is None else eos_id
+        tokens = last[:, None]
         search = GreedyStruct(
             ctypes.addressof(self.output.linear),
             suppressed.data_ptr(),
             len(suppressed),
             eos,
-            longest,
             1,
-            *(address(each) for each in (bounds, tokens, rows, log_prob)),
+            1,
+            *(address(each) for each in (bounds, None, rows, log_prob)),
         )
-        self._steps(required().greedy_steps, search, cache, len(rows), 1)
+
+        def enlarge(size: int) -> None:
+            nonlocal tokens
+            tokens = F.pad(tokens, (0, size - tokens.size(1)), value=eos)
+            search.tokens = address(tokens)
+
+        self._steps(
+            required().greedy_steps, search, cache, (len(rows), 1), int(bounds.max()), enlarge
+        )
         return tokens[:, 1:]
 
     def beam(
         self,
         hypotheses: Sequence[Tensor],
-        length: int,
         bounds: Int[Tensor, " B"],
         cache: KVCache | Cache,
         *,
         eos_id: int | None,
         suppressed: Int[Tensor, " U"],
-        penalties: Float[Tensor, " L"],
-    ) -> Int[Tensor, " B"] | None:
-        """Let the hypotheses of a beam search grow until all sentences are done; the number of
-        tokens of the active ones of each. None where C++ does not compute the decoder.
+        penalty: Callable[[int], float],
+    ) -> tuple[list[Tensor], Int[Tensor, " B"]] | None:
+        """Let the hypotheses of a beam search grow until all sentences are done; longer ones, and
+        the number of tokens of the active ones of each. None where C++ does not compute the
+        decoder.
 
         Args:
-            hypotheses: changed in place. Tokens (B, K, L), log-probabilities and scores (B, K) of
-                active hypotheses, the last tokens of which are not in the cache yet, and of
-                finished ones, behind which are ends.
-            length: tokens that the active ones have, at least 1.
-            bounds: the most tokens of each sentence, at most L.
+            hypotheses: tokens (B, K, L), log-probabilities and scores (B, K) of active hypotheses,
+                the last tokens of which are not in the cache yet, and of finished ones, behind
+                which are ends. L is at least 1.
+            bounds: the most tokens of each sentence.
             suppressed: tokens that never come.
-            penalties: what the log-probability of 0, 1, ... L tokens is divided by.
+            penalty: what the log-probability of so many tokens is divided by.
         """
         if self.decoder is None or self.output is None or not isinstance(cache, KVCache):
             return None
-        n_sentences, beam, longest = hypotheses[0].shape
+        tables = [table.contiguous() for table in hypotheses]
+        n_sentences, beam, length = tables[0].shape
         sentences, lengths = torch.arange(n_sentences), torch.full_like(bounds, length)
-        parents = sentences.new_empty(n_sentences, beam)
+        parents, penalties = sentences.new_empty(n_sentences, beam), torch.empty(0)
+        eos = -1 if eos_id is None else eos_id
         search = BeamStruct(
             ctypes.addressof(self.output.linear),
             suppressed.data_ptr(),
             len(suppressed),
-            -1 if eos_id is None else eos_id,
-            longest,
+            eos,
+            length,
             length,
             beam,
             n_sentences,
             *(address(each) for each in (bounds, penalties, sentences, lengths, parents)),
-            *map(address, hypotheses),
+            *map(address, tables),
         )
-        self._steps(required().beam_steps, search, cache, n_sentences, beam)
-        return lengths
+
+        def enlarge(size: int) -> None:
+            nonlocal penalties
+            for i in (0, 3):
+                tables[i] = F.pad(tables[i], (0, size - tables[i].size(2)), value=eos)
+            search.active_tokens, search.finished_tokens = address(tables[0]), address(tables[3])
+            penalties = torch.tensor([1.0, *map(penalty, range(1, size + 1))])
+            search.penalties = address(penalties)
+
+        size = n_sentences, beam
+        self._steps(required().beam_steps, search, cache, size, int(bounds.max()), enlarge)
+        return tables, lengths
 
     def _steps(
-        self, steps: Any, search: Any, cache: KVCache, n_sentences: int, n_each: int
+        self,
+        steps: Any,
+        search: Any,
+        cache: KVCache,
+        size: tuple[int, int],
+        longest: int,
+        enlarge: Callable[[int], None],
     ) -> None:
-        """Take the steps of a search until all of its sentences, of n rows each, have ended."""
+        """Take the steps of a search until all of its sentences have ended.
+
+        Args:
+            size: the number of sentences, and of the rows of each.
+            longest: the most tokens of any sentence.
+            enlarge: give the tables of the search room for so many tokens.
+        """
         assert self.decoder is not None
+        n_sentences, n_each = size
+        weights = sum(map_.linear.inputs * map_.linear.outputs for map_ in self.decoder.matrices)
         while n_sentences:
+            if search.length == search.longest:
+                search.longest = min(longest, max(ROOM, 2 * search.longest))
+                enlarge(search.longest)
             past = self._fill(cache, None, n_sentences * n_each, 1)
             places, start = cache.struct(), cache.length
-            weights = sum(
-                each.linear.inputs * each.linear.outputs for each in self.decoder.matrices
-            )
             often = max(1, WORK // (weights * n_sentences * n_each))
             n_steps = min(places.capacity - places.length, search.longest - search.length, often)
             positions = self.decoder.position_struct(start, start + n_steps)
@@ -266,6 +301,7 @@ class CPUEngine:
         """Check the rows, make room for the new positions, and project the memory where it is not
         there yet."""
         assert self.decoder is not None and self.model.target_input is not None
+        raise_if_cancelled()
         weight = self.model.target_input.weight
         assert isinstance(weight, Tensor)
         if self.decoder.struct.cross and cache.memory is None:

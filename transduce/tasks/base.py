@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import TypeVar
 
 import numpy as np
@@ -22,10 +23,12 @@ from transduce.data.batch import bucket, pad, pad_frames
 from transduce.decode.phrases import Prefix
 from transduce.decode.rules import Rule
 from transduce.decode.scorer import Scorer, at_least_float32
+from transduce.engine.cpu import CPUEngine
 from transduce.engine.select import Engine
 from transduce.errors import InputError
+from transduce.kernels import required
 from transduce.model.transformer import Memory, Transformer
-from transduce.process import use_cores
+from transduce.process import cancel_with
 
 logger = logging.getLogger("transduce")
 
@@ -172,7 +175,7 @@ class Task:
         So it is with rules of the caller's own, which need not know of threads.
         """
         at_once = not self.rules and all(
-            engine.device.type == "cpu" and engine.config.d_model <= WIDEST
+            isinstance(engine, CPUEngine) and engine.config.d_model <= WIDEST
             for engine in self.engines
         )
         return min(AT_ONCE, torch.get_num_threads()) if at_once else 1
@@ -185,7 +188,14 @@ class Task:
         if n <= 1:
             yield from ((batch, work(batch)) for batch in some)
             return
-        pool = ThreadPoolExecutor(n, "batch", use_cores, (torch.get_num_threads() // n,))
+        n_threads, cancelled = torch.get_num_threads() // n, Event()
+
+        def begin() -> None:
+            torch.get_num_threads()  # this thread has its own number from now on
+            required().use_threads(n_threads)
+            cancel_with(cancelled)
+
+        pool = ThreadPoolExecutor(n, "batch", begin)
         try:
             begun = ((batch, pool.submit(work, batch)) for batch in some)
             pending = deque(islice(begun, 2 * n))
@@ -195,6 +205,7 @@ class Task:
                 pending.extend(islice(begun, 1))
                 yield batch, result
         finally:
+            cancelled.set()
             pool.shutdown(cancel_futures=True)
 
     def _in_batches(

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, cuda
 from torch.utils.data import DataLoader
 
-from transduce.process import use_cores
+from transduce.process import use_one_core
 
 
 class HostCopy:
@@ -85,7 +85,7 @@ def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) ->
     An error is raised when its turn comes. The thread computes on one core and leaves the others
     to the model.
     """
-    with ThreadPoolExecutor(max_workers=1, initializer=use_cores, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(max_workers=1, initializer=use_one_core) as pool:
         waiting: deque[Future[BatchT]] = deque()
         try:
             for i in order:
