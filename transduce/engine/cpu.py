@@ -217,16 +217,13 @@ class CPUEngine:
         suppressed: Int[Tensor, " U"],
         penalty: Callable[[int], float],
     ) -> tuple[list[Tensor], Int[Tensor, " B"]] | None:
-        """Let the hypotheses of a beam search grow until all sentences are done; longer ones, and
-        the number of tokens of the active ones of each. None where C++ does not compute the
-        decoder.
+        """Let hypotheses grow until all sentences are done; longer ones, and how many tokens the
+        active ones of each have. None where C++ does not compute the decoder.
 
         Args:
-            hypotheses: tokens (B, K, L), log-probabilities and scores (B, K) of active hypotheses,
-                the last tokens of which are not in the cache yet, and of finished ones, behind
-                which are ends. L is at least 1.
-            bounds: the most tokens of each sentence.
-            suppressed: tokens that never come.
+            hypotheses: tokens (B, K, L), log-probabilities and scores (B, K), of active ones, whose
+                last tokens are not in the cache yet, and of finished ones, filled up with ends.
+            bounds, suppressed: the most tokens of each sentence; tokens that never come.
             penalty: what the log-probability of so many tokens is divided by.
         """
         if self.decoder is None or self.output is None or not isinstance(cache, KVCache):
