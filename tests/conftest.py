@@ -26,8 +26,8 @@ kernels.library()  # now, as compiling starts a process
 OTHER_TIERS = ("process", "train", "long", "nightly", "data", "gpu")
 """Marks of the tests outside the default tier."""
 
-LIMIT = 6.0
-"""CPU seconds that a test of the default tier may take: 2 or 3 on most CPUs, as the slow ones take twice as long."""
+LIMIT = 3.0
+"""CPU seconds that a test of the default tier may take."""
 
 current: list[pytest.Item] = []
 """The test of the default tier that is running, if one is."""

@@ -106,8 +106,9 @@ struct GreedySearch {
 };
 
 // A beam search of the sentences of a cache, `beam` rows each, whose numbers are `sentences`. Tables have a place for every number:
-// hypotheses (B, beam, longest) with `length` tokens each; what follows the end of a finished one are ends. Sentence b is over when no active hypothesis has a higher score than any finished one, or at bounds[b] tokens: that
-// many are lengths[b]. penalties[n] divides the log-probability of n tokens; parents (n_sentences, beam) is scratch.
+// hypotheses (B, beam, longest) with `length` tokens each; what follows the end of a finished one are ends. Sentence b is over
+// when its best active hypothesis has no higher score than the last of `beam` finished ones, or at bounds[b] tokens; lengths[b]
+// is how many it has then. penalties[n] divides the log-probability of n tokens; parents (n_sentences, beam) is scratch.
 struct BeamSearch {
     const Linear* output;
     const int64_t* suppressed;
@@ -904,6 +905,12 @@ void choose(const GreedySearch& search, const float* states, int64_t first, int6
     }
 }
 
+// Sentence `from` of the memory is number `to` from now on.
+void keep_memory(KVCache& cache, int64_t from, int64_t to) {
+    if (cache.memory) cache.memory_slots[to] = cache.memory_slots[from];
+    if (cache.memory_lengths) cache.memory_lengths[to] = cache.memory_lengths[from];
+}
+
 // Let the rows that have ended leave the search and the cache.
 void retire(GreedySearch& search, KVCache& cache) {
     int64_t n = 0;
@@ -913,8 +920,7 @@ void retire(GreedySearch& search, KVCache& cache) {
         if (n < m) {
             search.rows[n] = number;
             std::copy_n(cache.slots + m * cache.capacity, cache.length, cache.slots + n * cache.capacity);
-            if (cache.memory) cache.memory_slots[n] = cache.memory_slots[m];
-            if (cache.memory_lengths) cache.memory_lengths[n] = cache.memory_lengths[m];
+            keep_memory(cache, m, n);
         }
         n++;
     }
@@ -1001,9 +1007,7 @@ void retire(BeamSearch& search, KVCache& cache) {
             std::copy_n(cache.slots + (a * beam + search.parents[a * beam + k]) * capacity, cache.length, slots.data() + k * capacity);
         std::copy(slots.begin(), slots.end(), cache.slots + n * beam * capacity);
         search.sentences[n] = number;
-        if (cache.memory) cache.memory_slots[n] = cache.memory_slots[a];
-        if (cache.memory_lengths) cache.memory_lengths[n] = cache.memory_lengths[a];
-        n++;
+        keep_memory(cache, a, n++);
     }
     search.n_sentences = n, cache.n_rows = n * beam;
     if (cache.memory) cache.n_sentences = n;

@@ -7,10 +7,11 @@ Folders of data are named from the root of a clone.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -24,9 +25,9 @@ RECIPES = (translation, speech_to_text, language_model, masked_language_model)
 FOLDER = ROOT / "recipes" / "configs"
 
 
-def configs() -> Iterator[tuple[Path, str]]:
-    """Each file, and its text."""
-    for recipe in RECIPES:
+def configs(recipes: Iterable[ModuleType] = RECIPES) -> Iterator[tuple[Path, str]]:
+    """Each file of some recipes, and its text."""
+    for recipe in recipes:
         name = recipe.__name__.removeprefix("recipes.")
         for setting in recipe.SETTINGS:
             text = StringIO()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.test_cpu import BEAMED, CASES, LANGUAGE, TEXT, Counting, threads
-from tests.engine.test_greedy import SUPPRESSED, N, an_end, example_of, models
+from tests.engine.test_greedy import SUPPRESSED, N, an_end, bias_logits, example_of, models
 from tests.kernels import needs_cpp
 from transduce.decode.beam import beam_search
 from transduce.decode.beams import Hypothesis
@@ -78,25 +78,19 @@ def test_one_call_gives_what_its_steps_give(config, int8, n_threads, rng):
             assert engine.calls == 2  # the prompt, and all that follows
 
 
-@pytest.mark.parametrize("work", [0, 200_000])
-def test_long_searches_return_to_python_now_and_then(work, rng, monkeypatch):
-    """For Ctrl-C, in a call for each step or for some."""
-    monkeypatch.setattr("transduce.engine.cpu.WORK", work)
+@pytest.mark.parametrize(
+    ("limit", "value", "n_calls"),
+    [("WORK", 0, range(12, 13)), ("WORK", 1 << 20, range(3, 12)), ("ROOM", 1, range(5, 6)), ("ROOM", 3, range(4, 5))],
+)
+def test_a_call_is_short_and_tables_grow_with_what_comes(limit, value, n_calls, rng, monkeypatch):
+    """For Ctrl-C, a call for each step or for some; and room for 2, 4, 8 and 12 tokens, or 3, 6 and 12."""
+    monkeypatch.setattr(f"transduce.engine.cpu.{limit}", value)
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 2)
     want = search(engine, memory, prompts, None, step_by_step=True)
     n_steps = engine.calls
     assert search(engine, memory, prompts, None) == want
-    assert 2 < engine.calls - n_steps <= n_steps and (work or engine.calls == 2 * n_steps)
-
-
-@pytest.mark.parametrize("room", [1, 3])
-def test_tables_grow_with_what_comes(room, rng, monkeypatch):
-    monkeypatch.setattr("transduce.engine.cpu.ROOM", room)
-    plain, engine = models(TEXT, rng)
-    _, memory, prompts = example_of(plain, engine, rng, 2)
-    want = search(engine, memory, prompts, None, step_by_step=True)
-    assert search(engine, memory, prompts, None) == want
+    assert n_steps == max(BOUNDS) and engine.calls - n_steps in n_calls
 
 
 def test_the_memory_is_left_as_it_was(rng):
@@ -125,11 +119,7 @@ def test_a_beam_that_cannot_be_full(rng):
 def test_logits_that_are_not_finite(value, tokens, rng):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
-    bias = torch.zeros(plain.vocab_size)
-    bias[tokens] = value
-    panels, _, *rest = engine.output.tensors
-    engine.output.tensors = panels, bias, *rest
-    engine.output.linear.bias = bias.data_ptr()
+    bias_logits(engine, tokens, value)
     want, got = (search(engine, memory, prompts, None, step_by_step=each) for each in (True, False))
     assert repr(got) == repr(want)
 

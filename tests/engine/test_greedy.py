@@ -142,17 +142,22 @@ def test_without_a_score_no_log_probability_is_computed(rng):
     assert all(math.isnan(h.log_prob) for h in got)
 
 
+def bias_logits(engine: Counting, tokens: list[int] | slice, value: float) -> None:
+    """Add a number to the logits of some tokens."""
+    bias = torch.zeros(engine.vocab_size)
+    bias[tokens] = value
+    panels, _, *rest = engine.output.tensors
+    engine.output.tensors = panels, bias, *rest
+    engine.output.linear.bias = bias.data_ptr()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tokens", [[3], [2, 4], slice(None)])
 def test_logits_that_are_not_finite(value, tokens, rng):
     """The same tokens as step by step; nothing but what is no number: the first token."""
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
-    bias = torch.zeros(plain.vocab_size)
-    bias[tokens] = value
-    panels, _, *rest = engine.output.tensors
-    engine.output.tensors = panels, bias, *rest
-    engine.output.linear.bias = bias.data_ptr()
+    bias_logits(engine, tokens, value)
     want, got = (greedy(engine, memory, prompts, None, step_by_step=each) for each in (True, False))
     assert [h.tokens for h in got] == [h.tokens for h in want]
     np.testing.assert_array_equal([h.log_prob for h in got], [h.log_prob for h in want])

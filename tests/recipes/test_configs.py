@@ -12,9 +12,15 @@ CASES = [(recipe, setting) for recipe in RECIPES for setting in recipe.SETTINGS]
 pytestmark = pytest.mark.skipif("TRANSDUCE_DATA" in os.environ, reason="settings then name its folders")
 
 
-def test_files_are_what_print_config_prints():
-    files = {path: path.read_text("utf-8") for path in FOLDER.glob("*/*")}
-    assert files == dict(configs()), "python scripts/ops/configs.py writes them anew"
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+def test_files_are_what_print_config_prints(recipe):
+    folder = FOLDER / recipe.__name__.removeprefix("recipes.")
+    files = {path: path.read_text("utf-8") for path in folder.glob("*")}
+    assert files == dict(configs([recipe])), "python scripts/ops/configs.py writes them anew"
+
+
+def test_each_recipe_has_a_folder_and_no_other_is_there():
+    assert {path.name for path in FOLDER.iterdir()} == {each.__name__.removeprefix("recipes.") for each in RECIPES}
 
 
 @pytest.mark.parametrize(("recipe", "setting"), CASES, ids=[f"{each.__name__}-{name}" for each, name in CASES])

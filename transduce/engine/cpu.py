@@ -274,9 +274,10 @@ class CPUEngine:
             longest: the most tokens of any sentence.
             enlarge: give the tables of the search room for so many tokens.
         """
-        assert self.decoder is not None
+        assert self.decoder is not None and self.output is not None
         n_sentences, n_each = size
-        weights = sum(map_.linear.inputs * map_.linear.outputs for map_ in self.decoder.matrices)
+        maps = [each.linear for each in (*self.decoder.matrices, self.output)]
+        weights = sum(each.inputs * each.outputs for each in maps)
         while n_sentences:
             if search.length == search.longest:
                 search.longest = min(longest, max(ROOM, 2 * search.longest))
