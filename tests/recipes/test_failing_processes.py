@@ -59,7 +59,7 @@ FAULTS: dict[str, tuple[int | None, str, Callable[..., Any], str]] = {
     "a validation of the second": (1, "transduce.experiment.validation.CrossEntropy", raises(BAD), "b.wav cannot"),
     "what comes at the end of the second": (
         1,
-        "transduce.experiment.run.checkpoint_weights",
+        "transduce.experiment.run.mean_candidates",
         raises(BAD),
         "b.wav cannot be read",
     ),
