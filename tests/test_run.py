@@ -20,7 +20,7 @@ from transduce.files import save_weights, write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.run import Run, load_model, load_run, save_run
+from transduce.run import Run, load_model, load_run, save_run, weights_path
 
 TEXT = ["one two three", "two three four", "drei vier eins"]
 
@@ -86,6 +86,11 @@ def test_missing_weights_are_told(tmp_path):
     assert str(caught.value) == (
         f"a run needs weights, but {tmp_path} has neither model.safetensors nor a checkpoint; train it first"
     )
+
+
+def test_a_run_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"but {tmp_path / 'rum'} does not exist; name another run"):
+        weights_path(tmp_path / "rum")
 
 
 def test_weights_that_do_not_fit_are_told_one_by_one(tmp_path):

@@ -351,10 +351,10 @@ def weights_path(directory: Path) -> Path:
     for path in (directory, *reversed(checkpoints(directory))):
         if (path / WEIGHTS).is_file():
             return path / WEIGHTS
-    raise InputError(
-        f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it "
-        "first"
-    )
+    reason = f"has neither {WEIGHTS} nor a checkpoint; train it first"
+    if not directory.exists():
+        reason = "does not exist; name another run"
+    raise InputError(f"a run needs weights, but {directory} {reason}")
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:

@@ -139,8 +139,7 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
         assert run(*command) == 130
     kept = tmp_path / "out.unfinished"
     assert capsys.readouterr().err.endswith(
-        f"8 of 12 inputs are done, in {kept}; the same command goes on from there\n"
-        "transduce: stopped; every line written so far is whole\n"
+        f"8 of 12 inputs are done, in {kept}; the same command goes on from there\ntransduce: stopped\n"
     )
     assert (tmp_path / "out").read_text() == "before\n" and len(kept.read_bytes().splitlines()) == 2 * 8
     with kept.open("ab") as file:  # a crash right behind the next rows
@@ -168,6 +167,20 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
         f"{kept} was begun with others: settings.alpha: absent -> 0.0; remove it and out.unfinished.progress, or name "
         "another --output\n"
     ) in err
+
+
+def test_what_is_done_when_it_is_stopped(folder, small, tmp_path, monkeypatch, capsys):
+    for after, options, kept in (
+        (0, ["--output", tmp_path / "out"], "0 of 12 inputs are done"),
+        (0, [], "0 inputs are done, and their lines are whole"),
+        (4, [], "8 inputs are done, and their lines are whole"),
+    ):
+        with monkeypatch.context() as patch:
+            stopped(patch, after)
+            assert run(*COMMANDS["translate"], *options) == 130
+        out, err = capsys.readouterr()
+        assert err.endswith(f"transduce: {kept}\ntransduce: stopped\n") and len(out.splitlines()) == 4 * after
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_scoring_goes_on_from_what_is_done(folder, small, tmp_path, monkeypatch, capsys):

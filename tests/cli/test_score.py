@@ -89,9 +89,7 @@ def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
         "look for lines lost, added or split on the way"
     )
     assert "hyp has 3 and cut has 2" in refusal("hyp", "ref", "--paired", "cut")
-    assert refusal("empty", "empty") == (
-        "every side of a score must be a list of at least one line, but empty is empty"
-    )
+    assert refusal("empty", "empty") == "a score needs at least one line, but empty has none"
 
 
 def test_hypotheses_that_are_no_lines_of_text_are_refused(refusal):

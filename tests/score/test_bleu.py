@@ -197,8 +197,8 @@ def test_comparison_finds_nothing_between_two_draws_of_one_system(references):
             [["a"], ["a", "b"]],
             COUNTS_DIFFER.format("reference 2 has 2"),
         ),
-        ([], [[]], "every side of a score must be a list of at least one line, but hypotheses is empty"),
-        (["a"], [[]], "references is empty"),
+        ([], [[]], "a score needs at least one line, but hypotheses has none"),
+        (["a"], [[]], "references has none"),
         (["a"], ["a"], "references is one string, 'a'"),
     ],
 )

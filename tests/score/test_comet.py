@@ -79,7 +79,7 @@ def test_two_systems_are_compared_on_the_same_draws(judge):
 def test_what_is_missing_is_told(judge, monkeypatch):
     with pytest.raises(ValueError, match="the sources are sound"):
         comet.with_sources(None)
-    with pytest.raises(ValueError, match="sources is empty"):
+    with pytest.raises(ValueError, match="sources has none"):
         comet(["a"], ["b"])
     monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError) as error:

@@ -328,7 +328,7 @@ def test_a_report_of_characters_shows_spaces():
     ("hypotheses", "references", "resamples", "message"),
     [
         (["a"], ["a", "b"], 0, "hypotheses has 1 and references has 2"),
-        ([], [], 0, "hypotheses is empty"),
+        ([], [], 0, "hypotheses has none"),
         (["a"], "a", 0, "references is one string, 'a'"),
         (["a"], ["a"], 10, "resamples=10"),
     ],

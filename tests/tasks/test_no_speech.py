@@ -87,7 +87,7 @@ def test_the_encoder_runs_once_for_the_speech_and_for_its_text(transcriber, reco
         assert one.segments[0].outputs[0].score == pytest.approx(other.segments[0].outputs[0].score, abs=1e-4)
 
 
-def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path):
+def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path, caplog):
     """In the order of the sounds, beside silence; what a text shall begin with or hold is somebody's word for speech."""
     soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
     paths = [tmp_path / "silent.wav", *(r.audio for r in recordings)]
@@ -107,7 +107,12 @@ def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path)
         paths[1:], SHORT, prefix=["red"] * 4 + [""] * 4, require=[[]] * 4 + [["blue"]] * 4, no_speech_threshold=1e-9
     )
     assert all(each.text.startswith("red") for each in begun[:4]) and all("blue" in each.text for each in begun[4:])
+    assert not any("nobody speaks" in record.getMessage() for record in caplog.records)
     assert transcriber(paths[1:], SHORT, no_speech_threshold=1e-9) == [""] * 8
+    assert caplog.records[-1].getMessage() == (
+        "nobody speaks in any of 8 segments, by no_speech_threshold=1e-09, so they have no text; 0 writes what was "
+        "understood all the same"
+    )
 
 
 @pytest.mark.parametrize("lost", ["head", "training"])

@@ -255,8 +255,8 @@ def _complete(
         return print(f"transduce: {unfinished.path} is finished", file=sys.stderr)
 
     def report(rest: str = "") -> None:
-        place = f"in {unfinished.path}{rest}"
-        print(f"transduce: {done.n_inputs} of {n} inputs are done, {place}", file=sys.stderr)
+        place = f", in {unfinished.path}{rest}" if done.n_inputs else ""
+        print(f"transduce: {done.n_inputs} of {n} inputs are done{place}", file=sys.stderr)
 
     if done.n_inputs or done.part.total > 1:
         report()
@@ -285,11 +285,15 @@ def _print(
         nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as out,
         closing(results(job, chunks, n_workers, total)) as finished,
     ):
-        for n_inputs, rows in finished:
-            n += n_inputs
-            n_errors += len(rows.errors)
-            out.write(rows.text)
-            out.flush()
+        try:
+            for n_inputs, rows in finished:
+                n += n_inputs
+                n_errors += len(rows.errors)
+                out.write(rows.text)
+                out.flush()
+        except KeyboardInterrupt:
+            print(f"transduce: {n} inputs are done, and their lines are whole", file=sys.stderr)
+            raise
     _end(job, n_errors, n)
 
 

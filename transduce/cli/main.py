@@ -97,8 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     n_words = 2 if " ".join(words[:2]) in COMMANDS else 1
     name = " ".join(words[:n_words])
     with command_process("transduce: %(message)s", needs_output=True):
-        interrupted = "stopped; every line written so far is whole"
-        return exit_code(lambda: _call(name, words[n_words:]), interrupted=interrupted)
+        return exit_code(lambda: _call(name, words[n_words:]), interrupted="stopped")
 
 
 def _call(name: str, arguments: list[str]) -> None:

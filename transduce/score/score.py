@@ -240,10 +240,8 @@ def check_lines(sides: Mapping[str, Lines]) -> None:
     (first, lines), *_ = sides.items()
     for name, side in sides.items():
         if isinstance(side, str) or not side:
-            actual = f"one string, {side[:40]!r}" if side else "empty"
-            raise InputError(
-                f"every side of a score must be a list of at least one line, but {name} is {actual}"
-            )
+            actual = f"is one string, {side[:40]!r}" if side else "has none"
+            raise InputError(f"a score needs at least one line, but {name} {actual}")
         if len(side) != len(lines):
             raise InputError(
                 f"hypotheses and references must have the same number of lines, but {first} has "

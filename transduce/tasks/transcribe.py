@@ -195,6 +195,13 @@ class Transcriber(SoundTask):
             else:
                 blank = [Output("", no_speech_prob=p)] * config.n_best
                 yield i, Segment(segment.start, segment.stop, blank)
+        if parts and is_judged and not speech:
+            logger.warning(
+                "nobody speaks in any of %d segments, by no_speech_threshold=%g, so they have no "
+                "text; 0 writes what was understood all the same",
+                len(parts),
+                config.no_speech_threshold,
+            )
         names = [f"{part.path} from {part.segments[0].start:.1f} s" for _, part, _ in speech]
         requests = [part.request for _, part, _ in speech]
         sources = [part.segments[0].frames for _, part, _ in speech]

@@ -174,7 +174,7 @@ class ProgressBar(Sink):
         self.bar.set_postfix(self.shown, refresh=False)
         if n == 1:
             self.first_update = now
-        elif n == MEASURED:
+        elif n == MEASURED and self.bar.n < self.max_updates:
             self.message(self._estimate((now - self.first_update) / (n - 1), now))
 
     def _allowed(self, now: float) -> float:
@@ -194,6 +194,8 @@ class ProgressBar(Sink):
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Print metrics and samples."""
+        self.shown |= {n: f"{value:.2f}" for n, value in validation.metrics.items() if n != "loss"}
+        self.bar.set_postfix(self.shown, refresh=False)
         metrics = ", ".join(f"{name} {value:.3f}" for name, value in validation.metrics.items())
         best = " (best so far)" if progress.validations_since_best == 0 else ""
         minutes = progress.seconds / 60
@@ -201,8 +203,6 @@ class ProgressBar(Sink):
         self.message(f"{place}: {metrics}{best}")
         for source, reference, output in validation.samples:
             self.message(f"  {source}\n    should be  {reference}\n    is         {output}")
-        self.shown |= {n: f"{value:.2f}" for n, value in validation.metrics.items() if n != "loss"}
-        self.bar.set_postfix(self.shown)
 
     def message(self, text: str) -> None:
         """Print a line without disturbing the bar."""
