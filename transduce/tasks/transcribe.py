@@ -195,13 +195,7 @@ class Transcriber(SoundTask):
             else:
                 blank = [Output("", no_speech_prob=p)] * config.n_best
                 yield i, Segment(segment.start, segment.stop, blank)
-        if parts and is_judged and not speech:
-            logger.warning(
-                "nobody speaks in any of %d segments, by no_speech_threshold=%g, so they have no "
-                "text; 0 writes what was understood all the same",
-                len(parts),
-                config.no_speech_threshold,
-            )
+        _warn_of_silence(len(parts), len(speech), config.no_speech_threshold)
         names = [f"{part.path} from {part.segments[0].start:.1f} s" for _, part, _ in speech]
         requests = [part.request for _, part, _ in speech]
         sources = [part.segments[0].frames for _, part, _ in speech]
@@ -349,3 +343,14 @@ class Transcriber(SoundTask):
             ]
             timed.append(replace(output, words=words))
         return timed
+
+
+def _warn_of_silence(n_segments: int, n_with_speech: int, threshold: float) -> None:
+    """Warn where none of several segments is to have a text."""
+    if n_segments and threshold and not n_with_speech:
+        logger.warning(
+            "nobody speaks in any of %d segments, by no_speech_threshold=%g, so they have no text; "
+            "0 writes what was understood all the same",
+            n_segments,
+            threshold,
+        )
