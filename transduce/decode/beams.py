@@ -3,7 +3,7 @@ compared."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -110,43 +110,6 @@ def concatenate(parts: Sequence[Hypotheses]) -> Hypotheses:
     return Hypotheses(*(torch.cat(column, dim=1) for column in columns))
 
 
-Growth = tuple[Hypotheses, Hypotheses, Int[Tensor, "A K"]]
-"""Active hypotheses after one more token, best first; finished ones; and the ones that the active
-ones continue."""
-
-
-def grow(
-    active: Hypotheses,
-    finished: Hypotheses,
-    continuations: Continuations,
-    eos_id: int,
-    penalty: float,
-) -> Growth:
-    """Append one token; a continuation that ends counts if it is among the best beam_size.
-
-    Args:
-        continuations: sorted by their log-probability.
-        penalty: of the new length.
-    """
-    log_prob, token, parent = continuations
-    size = finished.score.size(1)
-    past = active.tokens.gather(1, parent[:, :, None].expand(-1, -1, active.tokens.size(2)))
-    tokens = torch.cat((past, token[:, :, None]), dim=2)
-    ends = token == eos_id
-    values = log_prob, log_prob / penalty
-    going, ended = (
-        Hypotheses(tokens, *(each.masked_fill(out, -math.inf) for each in values))
-        for out in (ends, ~ends)
-    )
-    earlier = Hypotheses(
-        F.pad(finished.tokens, (0, 1), value=eos_id), finished.log_prob, finished.score
-    )
-    finished = concatenate((earlier, ended[:, :size]))
-    finished = finished.gather(finished.score.topk(size).indices)
-    chosen = going.score.topk(size).indices
-    return going.gather(chosen), finished, parent.gather(1, chosen)
-
-
 class Beams:
     """Active and finished hypotheses of the sentences that are still searched.
 
@@ -165,7 +128,6 @@ class Beams:
         missing = torch.full(empty.shape[:2], -math.inf, device=device)
         self.active = Hypotheses(empty[:, :1], zero, zero)
         self.finished = Hypotheses(empty, missing, missing)
-        self.done = torch.zeros(n_sentences, dtype=torch.bool, device=device)
         self.results: list[tuple[list[int], Hypotheses]] = []
 
     @property
@@ -176,23 +138,30 @@ class Beams:
     def extend(self, scores: Scores, offset: Float[Tensor, "A k"]) -> Int[Tensor, "A K"]:
         """Append one token; the rows of `scores` that the active hypotheses continue.
 
+        A continuation that ends counts if it is among the best beam_size.
+
         Args:
             scores: of the next token of every active hypothesis.
             offset: added to them, they are the log-probabilities of the longer hypotheses.
         """
+        config = self.config
         first_row = torch.arange(0, offset.numel(), offset.size(1), device=offset.device)[:, None]
-        penalty = length_penalty(self.length + 1, self.config.alpha, self.config.length_offset)
-        self.active, self.finished, parent = grow(
-            self.active, self.finished, self.continuations(scores, offset), self.eos_id, penalty
+        log_prob, token, parent = self.continuations(scores, offset)
+        past = self.active.tokens.gather(1, parent[:, :, None].expand(-1, -1, self.length))
+        tokens = torch.cat((past, token[:, :, None]), dim=2)
+        score = log_prob / length_penalty(tokens.size(2), config.alpha, config.length_offset)
+        ends = token == self.eos_id
+        going, ended = (
+            Hypotheses(tokens, *(each.masked_fill(out, -math.inf) for each in (log_prob, score)))
+            for out in (ends, ~ends)
         )
-        # a sentence is done when no active hypothesis beats its worst finished one
-        self.done = self.active.score[:, 0] <= self.finished.score[:, -1]
-        if self.config.early_stopping:
-            self.done = (self.finished.score > -math.inf).all(dim=1)
-            unused = (self.done & (self.max_lengths > self.length))[:, None]
-            score = self.active.score.masked_fill(unused, -math.inf)
-            self.active = Hypotheses(self.active.tokens, self.active.log_prob, score)
-        return first_row + parent
+        padded = F.pad(self.finished.tokens, (0, 1), value=self.eos_id)
+        earlier = replace(self.finished, tokens=padded)
+        finished = concatenate((earlier, ended[:, : config.beam_size]))
+        self.finished = finished.gather(finished.score.topk(config.beam_size).indices)
+        chosen = going.score.topk(config.beam_size).indices
+        self.active = going.gather(chosen)
+        return first_row + parent.gather(1, chosen)
 
     def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
         """The 2 * beam_size best: so beam_size active hypotheses remain when others end."""
@@ -200,9 +169,15 @@ class Beams:
 
     def retire(self) -> Places | None:
         """Take out sentences that are done or at their bound; places of the others, if any left."""
-        flags: list[bool] = (
-            self.done | (self.max_lengths <= self.length)
-        ).tolist()  # the one host sync of a step
+        at_bound = self.max_lengths <= self.length
+        # a sentence is done when no active hypothesis beats its worst finished one
+        ended = self.active.score[:, 0] <= self.finished.score[:, -1]
+        if self.config.early_stopping:
+            ended = (self.finished.score > -math.inf).all(dim=1)
+            unused = (ended & ~at_bound)[:, None]
+            score = self.active.score.masked_fill(unused, -math.inf)
+            self.active = replace(self.active, score=score)
+        flags: list[bool] = (ended | at_bound).tolist()  # the one host sync of a step
         if not any(flags):
             return None
         done, running = partition(flags)
@@ -233,14 +208,10 @@ class Beams:
         if result is None:
             return
         tables, lengths = result
-        for n in lengths.unique().tolist():
-            places = (lengths == n).nonzero()[:, 0]
-            numbers = [self.sentences[i] for i in places.tolist()]
-            tokens, log_prob, score = (
-                torch.cat((finished[places], active[places]), dim=1)
-                for active, finished in zip(tables[:3], tables[3:], strict=True)
-            )
-            self.results.append((numbers, Hypotheses(tokens[:, :, :n], log_prob, score)))
+        grown = concatenate((Hypotheses(*tables[3:]), Hypotheses(*tables[:3])))
+        for i, n in enumerate(lengths.tolist()):
+            row = grown[i : i + 1]
+            self.results.append(([self.sentences[i]], replace(row, tokens=row.tokens[:, :, :n])))
         self.sentences = []
 
     def best(self) -> list[list[Hypothesis]]:
