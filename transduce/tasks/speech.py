@@ -1,7 +1,6 @@
 """Speech in sound: when its words are said, whether there is any, and in which language."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +15,7 @@ from transduce.decode.scorer import at_least_float32
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.transformer import Memory
-from transduce.tasks.base import Source, encoded
+from transduce.tasks.base import encoded
 from transduce.tasks.outputs import Output, Word, word_spans
 
 LOUD = 0.8
@@ -49,23 +48,17 @@ class CTCAligner:
         self.tokenizer = tokenizer
         self.features = features
 
-    def with_words(self, frames: Source, outputs: list[Output]) -> list[Output]:
-        """The outputs of one sound with their words, in seconds from its beginning."""
-        words = self(frames, [output.tokens for output in outputs])
-        return [replace(output, words=each) for output, each in zip(outputs, words, strict=True)]
-
     @torch.no_grad()
-    def __call__(self, frames: Source, transcripts: Sequence[Sequence[int]]) -> list[list[Word]]:
-        """The words of several transcripts of one sound, without their ends.
+    def __call__(self, frames: Float[Tensor, "_ F"], outputs: Sequence[Output]) -> list[list[Word]]:
+        """The words of several outputs of one sound, in seconds from its beginning.
 
         Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there
         are no times.
         """
-        assert isinstance(frames, Tensor)
         logits = self.model.ctc_logits(encoded(self.model, [frames]).states)[0].cpu()
         # the 0th coefficient is loudness
         level = frames[:, 0] if isinstance(self.features, FeatureConfig) else None
-        return [self._words(ids, logits, len(frames), level) for ids in transcripts]
+        return [self._words(output.tokens, logits, len(frames), level) for output in outputs]
 
     def _words(
         self,
@@ -84,17 +77,14 @@ class CTCAligner:
             (spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position))
             for _, a, b in words
         ]
-        timed = []
-        for (word, a, b), (start, stop) in zip(
-            words, boundaries(spikes, n_frames, level), strict=True
-        ):
-            confidence = min(1.0, float(log_probs[a:b].mean().exp()))
-            timed.append(
-                Word(
-                    word, confidence, self._seconds(start, n_frames), self._seconds(stop, n_frames)
-                )
-            )
-        return timed
+        moments = [
+            [self._seconds(frame, n_frames) for frame in span]
+            for span in boundaries(spikes, n_frames, level)
+        ]
+        return [
+            Word(word, min(1.0, float(log_probs[a:b].mean().exp())), start, stop)
+            for (word, a, b), (start, stop) in zip(words, moments, strict=True)
+        ]
 
     def _seconds(self, frame: int, n_frames: int) -> float:
         """The beginning of a frame: the middle between its window and the one before."""
@@ -132,7 +122,7 @@ def _pause(below: Float[Tensor, " n"], start: int, stop: int) -> FrameSpan:
 
     At an end of the sound, the pause reaches that end.
     """
-    total = torch.nn.functional.pad(below[start:stop].cumsum(0), (1, 0))
+    total = F.pad(below[start:stop].cumsum(0), (1, 0))
     if start == 0:
         return 0, int(total.argmax())
     if stop == len(below):
@@ -156,7 +146,7 @@ def ctc_spans(
         return []
     from torchaudio.functional import forced_align, merge_tokens
 
-    log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    log_probs = at_least_float32(logits).log_softmax(-1)
     targets = torch.tensor([list(ids)], device=logits.device)
     (path,), (scores,) = forced_align(log_probs[None], targets, blank=blank_id)
     return [(span.start, span.end) for span in merge_tokens(path, scores, blank=blank_id)]

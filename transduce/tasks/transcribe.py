@@ -149,23 +149,14 @@ class Transcriber(SoundTask):
             InputError: with timestamps, more is asked for than one text for each of them.
         """
         config = decoding or self.decoding
-        details = details or Details()
-        if config.target_language != AUTO:
-            return self.with_decoding(config)._stream(sounds, details)
-        return self._stream_by_language(sounds, config, details)
-
-    def _stream_by_language(
-        self, sounds: Sequence[Sound], config: SearchConfig, details: Details
-    ) -> Iterator[tuple[int, Segment]]:
-        """What `stream` gives, of sounds whose languages were found out when they were read."""
         rows: dict[str, list[int]] = defaultdict(list)
         for i, sound in enumerate(sounds):
             rows[sound.request.language].append(i)
         for language, some in rows.items():
-            task = self.with_decoding(replace(config, target_language=language))
-            for k, segment in task._stream([sounds[i] for i in some], details):
-                outputs = [replace(output, language=language) for output in segment.outputs]
-                yield some[k], replace(segment, outputs=outputs)
+            auto = config.target_language == AUTO  # it was found out where the sound was read
+            task = self.with_decoding(replace(config, target_language=language) if auto else config)
+            numbered = task._stream([sounds[i] for i in some], details or Details())
+            yield from ((some[k], segment) for k, segment in numbered)
 
     def _stream(self, sounds: Sequence[Sound], details: Details) -> Iterator[tuple[int, Segment]]:
         config = self.decoding
@@ -193,8 +184,8 @@ class Transcriber(SoundTask):
                 speech.append((i, part, p))
                 searched += [states[k]] if is_judged else []
             else:
-                blank = [Output("", no_speech_prob=p)] * config.n_best
-                yield i, Segment(segment.start, segment.stop, blank)
+                blank = Output("", language=part.request.language, no_speech_prob=p)
+                yield i, Segment(segment.start, segment.stop, [blank] * config.n_best)
         _warn_of_silence(len(parts), len(speech), config.no_speech_threshold)
         names = [f"{part.path} from {part.segments[0].start:.1f} s" for _, part, _ in speech]
         requests = [part.request for _, part, _ in speech]
@@ -203,16 +194,16 @@ class Transcriber(SoundTask):
         for row, outputs in self._decode(sources, requests, names, details, searched):
             i, part, p = speech[row]
             (segment,) = part.segments
-            if timed:
-                outputs = timed(segment, outputs)
+            words = timed(segment, outputs) if timed else [output.words for output in outputs]
             warn_of_lacking(names[row], requests[row].require, outputs[0].text)
             outputs = [
                 replace(
                     output,
-                    words=[word.later(segment.start) for word in output.words],
+                    words=[word.later(segment.start) for word in each],
+                    language=part.request.language,
                     no_speech_prob=p,
                 )
-                for output in outputs
+                for output, each in zip(outputs, words, strict=True)
             ]
             result = Segment(segment.start, segment.stop, outputs)
             for each in split_at_times(result, times, self.tokenizer) if times else [result]:
@@ -296,15 +287,15 @@ class Transcriber(SoundTask):
         outputs = [Output("", tokens=ids[:-1]) for ids in self._targets(sounds, texts)]
         timed = self._timed()
         pairs = zip(segments, outputs, strict=True)
-        return [timed(segment, [output])[0].words for segment, output in pairs]
+        return [timed(segment, [output])[0] for segment, output in pairs]
 
     @property
     def has_word_times(self) -> bool:
         """Whether the model tells when words are said."""
         return self.model.config.ctc or bool(self.decoding.alignment_heads)
 
-    def _timed(self) -> Callable[[AudioSegment, list[Output]], list[Output]]:
-        """What gives the outputs of a segment their words, in seconds from its beginning: the CTC
+    def _timed(self) -> Callable[[AudioSegment, list[Output]], list[list[Word]]]:
+        """What gives the words of each output of a segment, in seconds from its beginning: the CTC
         head, or alignment heads; in an ensemble, those of the first model."""
         heads, config = self.decoding.alignment_heads, self.model.config
         if heads and not config.ctc:
@@ -319,10 +310,10 @@ class Transcriber(SoundTask):
                 )
             return self._timed_by_attention
         aligner = CTCAligner(self.engine, self.tokenizer, self.feature_extractor.config)
-        return lambda segment, outputs: aligner.with_words(segment.frames, outputs)
+        return lambda segment, outputs: aligner(segment.frames, outputs)
 
     @torch.no_grad()
-    def _timed_by_attention(self, segment: AudioSegment, outputs: list[Output]) -> list[Output]:
+    def _timed_by_attention(self, segment: AudioSegment, outputs: list[Output]) -> list[list[Word]]:
         frames = [segment.frames] * len(outputs)
         targets = [self._target(output) for output in outputs]
         heads = self.decoding.alignment_heads
@@ -337,11 +328,12 @@ class Transcriber(SoundTask):
             moments = [min(segment.seconds, start * self.position_seconds) for start in starts]
             spans = word_spans(self.tokenizer, output.tokens)
             words = words_of_text(self.tokenizer, output.tokens, score.log_probs)
-            words = [
-                replace(word, start=moments[a], stop=moments[b])
-                for word, (_, a, b) in zip(words, spans, strict=True)
-            ]
-            timed.append(replace(output, words=words))
+            timed.append(
+                [
+                    replace(word, start=moments[a], stop=moments[b])
+                    for word, (_, a, b) in zip(words, spans, strict=True)
+                ]
+            )
         return timed
 
 
