@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
@@ -247,19 +247,13 @@ def in_order(results: Iterable[tuple[int, ResultT]]) -> list[ResultT]:
     return [numbered[row] for row in range(len(numbered))]
 
 
-def padded(
-    model: Engine, sources: Sequence[Source]
-) -> tuple[Shaped[Tensor, "B S *F"], Int[Tensor, " B"]]:
-    """Sources of one kind as one batch, in the numbers of the model, and their lengths."""
-    if isinstance(sources[0], list):
-        return pad([row for row in sources if isinstance(row, list)], 0)
-    frames, lengths = pad_frames([row for row in sources if isinstance(row, Tensor)])
-    return frames.to(model.dtype), lengths
-
-
 def encoded(model: Engine, sources: Sequence[Source]) -> Memory:
-    """The memory of one batch."""
-    source, lengths = padded(model, sources)
+    """The memory of one batch of sources of one kind."""
+    if isinstance(sources[0], list):
+        source, lengths = pad([row for row in sources if isinstance(row, list)], 0)
+    else:
+        frames, lengths = pad_frames([row for row in sources if isinstance(row, Tensor)])
+        source = frames.to(model.dtype)
     return model.encode(source.to(model.device), lengths.to(model.device))
 
 

@@ -29,6 +29,7 @@ from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
+AnyTask = Translator | Transcriber | Generator | FillMask
 KindT = TypeVar("KindT")
 ConfigT = TypeVar("ConfigT", SearchConfig, GenerationConfig)
 
@@ -43,7 +44,7 @@ def load(
     dtype: torch.dtype | str = torch.float32,
     *,
     lm: Path | str | None = None,
-) -> Translator | Transcriber | Generator | FillMask:
+) -> AnyTask:
     """Load a run directory as what it was trained to be; it searches as the run's own configuration
     says.
 
@@ -170,9 +171,7 @@ def _check_together(first: Path, one: Any, path: Path, other: Any) -> None:
         )
 
 
-def _load(
-    directory: Path, device: torch.device | str, dtype: torch.dtype
-) -> Translator | Transcriber | Generator | FillMask:
+def _load(directory: Path, device: torch.device | str, dtype: torch.dtype) -> AnyTask:
     run = load_run(directory)
     if run.target_tokenizer is None:
         raise InputError(f"text needs a tokenizer to come out, but {directory} has none")
@@ -189,9 +188,7 @@ def _load(
     return task
 
 
-def _task(
-    directory: Path, run: Run, model: Transformer
-) -> Translator | Transcriber | Generator | FillMask:
+def _task(directory: Path, run: Run, model: Transformer) -> AnyTask:
     """What a run was trained to be."""
     target = run.target_tokenizer
     assert target is not None

@@ -79,8 +79,7 @@ class SearchTask(Task):
             memories.insert(0, Memory(rows, lengths))
         prompt = beginning(self.tokenizer, config)
         phrases = required(self.tokenizer, [request.require for request in requests])
-        limit = self._length_limit(config, len(prompt))
-        bounds = _length_bounds(memories[0], config, limit, requests, phrases)
+        bounds = self._length_bounds(memories[0], config, len(prompt), requests, phrases)
         check_suppressed(config, self.tokenizer)
         prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
         constraints = Constraints(
@@ -110,15 +109,31 @@ class SearchTask(Task):
                 "loaded; name one with --lm, or td.load(RUN, lm=...)"
             )
 
-    def _length_limit(self, config: SearchConfig, n_prompt: int) -> int:
-        """The most tokens of any output."""
+    def _length_bounds(
+        self,
+        memory: Memory,
+        config: SearchConfig,
+        n_prompt: int,
+        requests: Sequence[Request],
+        phrases: Required | None,
+    ) -> Int[Tensor, " B"]:
+        """The most tokens of each output, with room for prefixes and phrases."""
         limit = min(last_position(*self.engines) - n_prompt + 1, config.max_length or sys.maxsize)
         if limit < 1:
             raise InputError(
                 f"begin_with must leave room for an output, but it has {n_prompt} tokens; take "
                 "fewer"
             )
-        return min(limit, self.lm.max_length) if self.lm and config.lm_weight else limit
+        if self.lm and config.lm_weight:
+            limit = min(limit, self.lm.max_length)
+        assert memory.lengths is not None
+        bounds = (memory.lengths * config.length_ratio).long() + config.length_extra
+        totals = phrases.totals if phrases else [0] * len(requests)
+        least = [
+            1 + total + (each.prefix.longest if each.prefix else 0)
+            for each, total in zip(requests, totals, strict=True)
+        ]
+        return torch.maximum(bounds, bounds.new_tensor(least)).clamp(max=limit)
 
     def _scorers(
         self, memories: Sequence[Memory], prompts: Tensor, config: SearchConfig, least: float
@@ -176,22 +191,6 @@ def _run(
         sampler = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, score=config)
         return sampler.run()
     return beam_search(scorer, prompts, constraints, config, required=phrases)
-
-
-def _length_bounds(
-    memory: Memory,
-    config: SearchConfig,
-    limit: int,
-    requests: Sequence[Request],
-    phrases: Required | None,
-) -> Int[Tensor, " B"]:
-    """The most tokens of each output, with room for prefixes and phrases."""
-    assert memory.lengths is not None
-    bounds = (memory.lengths * config.length_ratio).long() + config.length_extra
-    fixed = [1 + each.prefix.longest if each.prefix else 1 for each in requests]
-    totals = phrases.totals if phrases else [0] * len(fixed)
-    least = bounds.new_tensor([n + total for n, total in zip(fixed, totals, strict=True)])
-    return torch.maximum(bounds, least).clamp(max=limit)
 
 
 def phrase_rules(

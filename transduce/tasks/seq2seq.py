@@ -141,13 +141,9 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
             InputError: one of them cannot be used.
         """
 
-    def source_tokens(self, source: Source) -> list[str]:
-        """The tokens of a source of ids; none of frames."""
-        return []
-
-    def source_words(self, source: Source) -> list[Span] | None:
-        """The words of a source of ids, with their tokens; None of frames."""
-        return None
+    def source_text(self, source: Source) -> tuple[list[str], list[Span] | None]:
+        """The tokens of a source of ids, and its words with theirs; of frames, [] and None."""
+        return [], None
 
     @property
     def position_seconds(self) -> float | None:
@@ -162,8 +158,7 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
 
     def _merged(self, decoding: SearchConfig | None, settings: dict[str, Any]) -> SearchConfig:
         """The search of one call: its settings win over `decoding`, or over the task's own."""
-        config = decoding or self.decoding
-        return config.changed(**settings) if settings else config
+        return (decoding or self.decoding).changed(**settings)
 
     def _for_call(self: TaskT, settings: dict[str, Any]) -> TaskT:
         return self.with_decoding(self._merged(None, settings))
@@ -219,13 +214,8 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         of words by the (first) model, where these are asked for."""
         if not (details.token_scores or details.alignments):
             return list(outputs)
-        pairs = [
-            (source, output)
-            for source, some in zip(sources, outputs, strict=True)
-            for output in some
-        ]
-        repeated = [source for source, _ in pairs]
-        flat = [output for _, output in pairs]
+        flat = [output for some in outputs for output in some]
+        repeated = [source for source, some in zip(sources, outputs, strict=True) for _ in some]
         targets = [self._target(output) for output in flat]
         if details.token_scores:
             scores = self._token_scores(repeated, targets)
@@ -269,13 +259,14 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     def _alignment(
         self, source: Source, target: list[int], weights: Float[Tensor, "L H T S"]
     ) -> Alignment:
+        source_tokens, source_words = self.source_text(source)
         words = None
-        if (source_words := self.source_words(source)) is not None:
+        if source_words is not None:
             ended = target[-1:] == [self.tokenizer.eos_id]  # the end is no word
             target_words = word_spans(self.tokenizer, target[:-1] if ended else target)
             words = word_alignment(weights.mean(1), source_words, target_words)
-        tokens = self.source_tokens(source), self.tokenizer.tokens(target)
-        return Alignment(*tokens, weights, self.position_seconds, words)
+        tokens = self.tokenizer.tokens(target)
+        return Alignment(source_tokens, tokens, weights, self.position_seconds, words)
 
     def _forced(
         self, model: Engine, sources: Sequence[Source], targets: Sequence[list[int]]

@@ -92,11 +92,12 @@ class Translator(Seq2SeqTask[str]):
         return in_order(
             self.stream(
                 lines,
-                self._merged(decoding, settings),
+                decoding,
                 prefix=prefix,
                 require=require,
                 first_line=first_line,
                 details=details,
+                **settings,
             )
         )
 
@@ -190,18 +191,13 @@ class Translator(Seq2SeqTask[str]):
         check_tags(inputs, self.source_tokenizer)
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
 
-    def source_words(self, source: Source) -> list[Span]:
-        """The words of a line, with their tokens; its opening and its end are none of them."""
+    def source_text(self, source: Source) -> tuple[list[str], list[Span]]:
+        """The tokens of a line, its end last, and its words with theirs; its opening and its end
+        are no words."""
         assert isinstance(source, list)
         n = len(self.source_tokenizer.opening)
-        return [
-            (word, n + a, n + b) for word, a, b in word_spans(self.source_tokenizer, source[n:-1])
-        ]
-
-    def source_tokens(self, source: Source) -> list[str]:
-        """The tokens of a line, its end last."""
-        assert isinstance(source, list)
-        return self.source_tokenizer.tokens(source)
+        words = word_spans(self.source_tokenizer, source[n:-1])
+        return self.source_tokenizer.tokens(source), [(word, n + a, n + b) for word, a, b in words]
 
     def _ways(
         self, lines: Sequence[str], requests: Sequence[Request]
