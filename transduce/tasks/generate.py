@@ -1,9 +1,9 @@
 """A prompt in, what follows it out: a decoder alone as something one calls."""
 
 import logging
-from collections.abc import Generator as Pieces, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator as Pieces, Iterator, Sequence
 from dataclasses import fields, replace
-from itertools import groupby
 from typing import overload
 
 import numpy as np
@@ -271,16 +271,12 @@ class Generator(Task):
         if "" in stop:
             raise InputError("a stop string must have a character, but one is empty; leave it out")
         ids = torch.tensor(prompts, device=self.model.device)
-        texts = [
-            TextStream(self.tokenizer, row)
-            for row in prompts
-            for _ in range(len(rngs) // len(prompts))
-        ]
-        ends = StopStrings(texts, stop) if stop else None
-        constraints = self._constraints(ids, config)
-        return Sampler(
-            combined(self.scorers(ids)), ids, constraints, sampling=config, rngs=rngs, ends=ends
-        )
+        scorer, constraints = combined(self.scorers(ids)), self._constraints(ids, config)
+        sampler = Sampler(scorer, ids, constraints, sampling=config, rngs=rngs)
+        if stop:
+            texts = [TextStream(self.tokenizer, prompts[i]) for i in sampler.sentences]
+            sampler.ends = ends_with(stop, texts)
+        return sampler
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids of a prompt, or as many of its last ones as have room, with a warning."""
@@ -339,34 +335,27 @@ class TextStream:
         return self.tokenizer.decode([self.window])[0]
 
 
-class StopStrings:
-    """Whether the texts of tokens, as they come, hold one of some strings."""
+def ends_with(stop: Sequence[str], texts: Sequence[TextStream]) -> Callable[[int, int], bool]:
+    """A function of a row and its next token: whether its text holds one of the strings then."""
+    longest = max(map(len, stop))
+    tails = [""] * len(texts)
 
-    def __init__(self, texts: Sequence[TextStream], stop: Sequence[str]) -> None:
-        self.texts = texts
-        self.stop = stop
-        self.longest = max(map(len, stop))
-        self.tails = [""] * len(texts)
+    def ends(row: int, token: int) -> bool:
+        tails[row] = tails[row][-longest:] + texts[row].add([token])
+        return any(each in tails[row] for each in stop)
 
-    def __call__(self, row: int, token: int) -> bool:
-        """Whether the text of this row holds one of them with its next token."""
-        new = self.texts[row].add([token])
-        self.tails[row] = tail = self.tails[row][-self.longest :] + new
-        return any(stop in tail for stop in self.stop)
+    return ends
 
 
 def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple[list[int], range]]:
     """Prompts of one length, as a cache has one length, and which of their n texts."""
-    width = config.n if config.beam_size == 1 else 1
-    beside = config.beam_size if config.beam_size > 1 else min(width, config.batch_size)
+    prompts: dict[int, list[int]] = defaultdict(list)
+    for i, length in enumerate(lengths):
+        prompts[length].append(i)
+    texts = range(config.n if config.beam_size == 1 else 1)
+    beside = max(config.beam_size, min(len(texts), config.batch_size))
     size = max(1, config.batch_size // beside)
-    for _, same in groupby(
-        sorted(range(len(lengths)), key=lengths.__getitem__), key=lengths.__getitem__
-    ):
-        numbers = list(same)
-        for start in range(0, len(numbers), size):
-            for first in range(0, width, config.batch_size):
-                yield (
-                    numbers[start : start + size],
-                    range(first, min(first + config.batch_size, width)),
-                )
+    for _, same in sorted(prompts.items()):
+        for start in range(0, len(same), size):
+            for first in range(0, len(texts), config.batch_size):
+                yield same[start : start + size], texts[first : first + config.batch_size]

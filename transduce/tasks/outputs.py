@@ -312,16 +312,11 @@ def measure_perplexity(
 
 
 def _signature(tokenizer: Tokenizer, n_tokens: int, window: int, stride: int) -> str:
-    return "|".join(
-        (
-            f"tokens:{n_tokens}",
-            f"vocabulary:{tokenizer.vocab_size}",
-            f"window:{window}",
-            f"stride:{stride}",
-            f"first:{'given' if tokenizer.bos_id is None else 'bos'}",
-            f"eos:{'no' if tokenizer.bos_id == tokenizer.eos_id else 'yes'}",
-            f"version:{version('transduce')}",
-        )
+    return (
+        f"tokens:{n_tokens}|vocabulary:{tokenizer.vocab_size}|window:{window}|stride:{stride}|"
+        f"first:{'given' if tokenizer.bos_id is None else 'bos'}|"
+        f"eos:{'no' if tokenizer.bos_id == tokenizer.eos_id else 'yes'}|"
+        f"version:{version('transduce')}"
     )
 
 
@@ -330,8 +325,7 @@ def _windows(
 ) -> Iterator[tuple[Integer[np.ndarray, "B T"], int]]:
     """Windows with the token behind each, in batches, and how many predictions of each count: the
     first window, whole ones, and the rest."""
-    first = stream[: window + 1]
-    yield first[None], len(first) - 1
+    yield stream[None, : window + 1], min(window, len(stream) - 1)
     starts = range(stride, len(stream) - window, stride)
     for i in range(0, len(starts), batch_size):
         some = starts[i : i + batch_size]
