@@ -15,7 +15,7 @@ from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.phrases import Prefix, Required, Vocabulary
 from transduce.decode.rules import Constraints
 from transduce.decode.sample import GREEDY, Sampler
-from transduce.decode.text_rules import biased_phrases, by_sentence, forbidden_phrases
+from transduce.decode.text_rules import TextRule, biased_phrases, by_sentence
 
 SURFACES = [b"", b"", b"", b"a", b"b", b"ab", b" a", b"ba"]
 VOCABULARY = Vocabulary(SURFACES, EOS)
@@ -55,10 +55,14 @@ def search(
     return beam_search(scorer(language, sentences), prompts, constraints, beam, required=required)
 
 
+def never(*phrases: bytes) -> TextRule:
+    return biased_phrases(VOCABULARY, dict.fromkeys(phrases, -math.inf))
+
+
 @pytest.mark.parametrize("phrases", [["aa"], ["ab", "b a"], ["a "], [" b", "bb", "aba"], ["b"], ["a", "b"]])
 def test_a_forbidden_phrase_comes_out_of_no_tokens_and_nothing_else_is_lost(phrases):
     language = Language(seed=2, vocab_size=len(SURFACES))
-    forbidden = forbidden_phrases(VOCABULARY, [phrase.encode() for phrase in phrases])
+    forbidden = never(*(phrase.encode() for phrase in phrases))
     wide = search(language, [4, 5], WIDE, rules=[by_sentence([forbidden] * 2)])
     for sentence, got in zip([4, 5], wide, strict=True):
         want = [h for h in every(language, sentence) if not any(phrase in between(h) for phrase in phrases)]
@@ -87,7 +91,7 @@ def test_an_output_begins_with_its_prefix_in_any_tokens_and_nothing_else_is_lost
 
 def test_a_prefix_wins_over_rules_and_what_is_impossible():
     language = Language(seed=3, vocab_size=len(SURFACES))
-    forbidden, prefix = forbidden_phrases(VOCABULARY, [b"ab"]), Prefix(VOCABULARY, [], b"ab")
+    forbidden, prefix = never(b"ab"), Prefix(VOCABULARY, [], b"ab")
     for beam_size in (1, 4):
         for each in search(language, [1, 2], beam_size, prefixes=[prefix] * 2, rules=[by_sentence([forbidden] * 2)]):
             assert all(text(h).startswith("ab") and "ab" not in text(h)[1:] for h in each)
@@ -102,7 +106,7 @@ def test_matching_byte_by_byte_finds_what_python_finds(seed):
 
 def matching_byte_by_byte_finds_what_python_finds(rng: random.Random) -> None:
     words = ["".join(rng.choices("ab ", k=rng.randint(1, 4))) for _ in range(rng.randint(1, 4))]
-    forbidden = forbidden_phrases(VOCABULARY, [word.encode() for word in words])
+    forbidden = never(*(word.encode() for word in words))
     for _ in range(20):
         tokens = rng.choices(range(3, 8), k=rng.randint(0, 6))
         before = (b" " + b"".join(SURFACES[i] for i in tokens)).decode()

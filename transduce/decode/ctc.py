@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transduce.decode.scorer import Places, Scores, Tokens
+from transduce.decode.scorer import Places, Scores, Tokens, at_least_float32
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class CTCPrefixScorer:
         self.least = least
         frames = torch.arange(logits.size(1), device=logits.device)
         ends = frames.new_full((len(logits),), len(frames)) if lengths is None else lengths
-        log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        log_probs = at_least_float32(logits).log_softmax(-1)
         self.padding: Bool[Tensor, "B S"] = frames >= ends[:, None]
         """Padding costs nothing, and no token can begin there."""
         self.log_probs: Float[Tensor, "B S V"] = log_probs.masked_fill(

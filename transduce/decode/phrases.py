@@ -49,10 +49,6 @@ class Vocabulary:
         """What these tokens write, behind the space before a text."""
         return b" " + b"".join([self.surfaces[i] for i in tokens])
 
-    def writing(self, text: bytes) -> list[int]:
-        """The tokens that write exactly this."""
-        return [i for surface, i in self.beyond(text) if surface == text]
-
     def beyond(self, text: bytes) -> list[tuple[bytes, int]]:
         """The tokens that write this, and perhaps more behind it, each behind what it writes."""
         first = last = bisect_left(self.ordered, (text, -1))
@@ -71,7 +67,8 @@ class Vocabulary:
             ways[start] = [i for _, i in self.beyond(text[start:])]
             for stop in range(start + 1, min(len(text), start + self.longest + 1)):
                 if stop < len(text) and ways[stop]:
-                    ways[start] += self.writing(text[start:stop])
+                    part = text[start:stop]
+                    ways[start] += [i for surface, i in self.beyond(part) if surface == part]
         return [*ways, []]
 
 

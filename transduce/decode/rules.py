@@ -51,8 +51,6 @@ def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) 
     if config.biased_ids:
         bias = torch.tensor([*config.biased_ids.values()], device=device)
         rules.append(partial(add_bias, ids_tensor([*config.biased_ids], device), bias))
-    if config.suppress:
-        rules.append(partial(add_bias, ids_tensor(config.suppress, device), -math.inf))
     if config.min_length and eos_id is not None:
         rules.append(partial(min_length, config.min_length, eos_id))
     if config.suppress_first:
@@ -210,7 +208,7 @@ class Constraints:
         device = self.max_lengths.device
         self.rules = [*config_rules(self.config, self.eos_id, device), *self.rules]
         self.longest_prefix = max((prefix.longest for prefix in self.prefixes if prefix), default=0)
-        self.suppressed_ids = ids_tensor(self.suppressed, device)
+        self.suppressed_ids = ids_tensor((*self.suppressed, *self.config.suppress), device)
 
     def engine(self, scorer: Scorer) -> SearchingDecoder | None:
         """The engine that takes all steps of a search by itself, where none of them needs Python

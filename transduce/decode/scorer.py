@@ -61,12 +61,6 @@ def at_least_float32(scores: Scores) -> Scores:
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def log_probs(scorer: Scorer, tokens: Tokens) -> Scores:
-    """Append one token to every row; the log-probabilities of the next, in float32 or wider."""
-    scores = at_least_float32(scorer.step(tokens))
-    return scores if scorer.additive else scores.log_softmax(-1)
-
-
 @runtime_checkable
 class Decoder(Protocol):
     """A model that continues rows of tokens; transduce.model.transformer.Transformer is one."""
@@ -195,9 +189,11 @@ class JointScorer:
 
     def step(self, tokens: Tokens) -> Scores:
         """Append one token to every row; the weighted sum of the log-probabilities of the next."""
-        return torch.stack(
-            [weight * log_probs(scorer, tokens) for weight, scorer in self.parts]
-        ).sum(dim=0)
+        parts = []
+        for weight, scorer in self.parts:
+            scores = at_least_float32(scorer.step(tokens))
+            parts.append(weight * (scores if scorer.additive else scores.log_softmax(-1)))
+        return torch.stack(parts).sum(dim=0)
 
     def reorder(self, rows: Places) -> None:
         for _, scorer in self.parts:

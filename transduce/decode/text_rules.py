@@ -64,18 +64,9 @@ def by_sentence(
     return apply
 
 
-def forbidden_phrases(vocabulary: Vocabulary, phrases: Sequence[bytes]) -> TextRule:
-    """No output holds one of these phrases."""
-    matcher = Matcher(phrases)
-    value = matcher.values([-math.inf] * len(phrases))
-    return text_rule(
-        vocabulary, matcher.state, lambda state: matcher.walk(state, vocabulary, value)[1]
-    )
-
-
 def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextRule:
     """An output has a bonus for each of these phrases that it holds, in nats, or pays for each that
-    comes. A bonus counts once, so that nothing comes again and again.
+    comes: with -inf, none comes. A bonus counts once, so that nothing comes again and again.
 
     A beginning of a phrase has a share of its bonus by its length, the largest of all that the text
     ends with, which is given back where the phrase does not go on.
@@ -136,7 +127,7 @@ def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> 
     """The phrases as they stand, and as the tokenizer normalizes them."""
     strings = {phrase.encode() for phrase in phrases}
     strings.update(spellings(tokenizer, phrases).values())
-    return forbidden_phrases(vocabulary(tokenizer, size), sorted(strings))
+    return biased_phrases(vocabulary(tokenizer, size), dict.fromkeys(sorted(strings), -math.inf))
 
 
 def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
