@@ -1,7 +1,7 @@
 """CTC prefix scores: the probability that a transcript begins with these tokens."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,7 @@ from torch import Tensor
 from transduce.decode.scorer import Places, Scores, Tokens, at_least_float32
 
 
-@dataclass(frozen=True)
-class Prefixes:
+class Prefixes(NamedTuple):
     """N prefixes: natural logs of the probability that frames 1 ... j spell each."""
 
     log_p_nonblank: Float[Tensor, "N j"]
@@ -27,10 +26,6 @@ class Prefixes:
     def alpha(self) -> Float[Tensor, "N j"]:
         """Both together: frame j is the last token or blank."""
         return torch.logaddexp(self.log_p_nonblank, self.log_p_blank)
-
-    def rows(self, rows: Places) -> "Prefixes":
-        """Some of the prefixes; rows may repeat."""
-        return Prefixes(*(each[rows] for each in vars(self).values()))
 
 
 class CTCPrefixScorer:
@@ -107,7 +102,7 @@ class CTCPrefixScorer:
     def reorder(self, rows: Places) -> None:
         """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
         if self.prefixes is not None:
-            self.prefixes = self.prefixes.rows(rows)
+            self.prefixes = Prefixes(*(each[rows] for each in self.prefixes))
 
     def keep(self, sentences: Places) -> None:
         """Go on with these sentences only. Their rows were already chosen by `reorder`."""

@@ -52,33 +52,28 @@ def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) 
         bias = torch.tensor([*config.biased_ids.values()], device=device)
         rules.append(partial(add_bias, ids_tensor([*config.biased_ids], device), bias))
     if config.min_length and eos_id is not None:
-        rules.append(partial(min_length, config.min_length, eos_id))
+        rules.append(partial(not_before, config.min_length, ids_tensor([eos_id], device)))
     if config.suppress_first:
-        rules.append(partial(suppress_first, ids_tensor(config.suppress_first, device)))
+        rules.append(partial(not_before, 1, ids_tensor(config.suppress_first, device)))
     if config.no_repeat_ngram:
         rules.append(partial(no_repeat_ngram, config.no_repeat_ngram))
     return rules
 
 
 def add_bias(
-    ids: Tensor, bias: Tensor | float, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
+    ids: Tensor, bias: Tensor, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
 ) -> Tensor:
-    """These tokens are likelier by some nats, each or all; by -inf, they never come."""
+    """Each of these tokens is likelier by some nats."""
     scores[:, ids] += bias
     return scores
 
 
-def suppress_first(ids: Tensor, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
-    """These tokens do not come first."""
-    return scores if tokens.size(1) else add_bias(ids, -math.inf, scores, tokens, sentences)
-
-
-def min_length(
-    n: int, eos_id: int, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
+def not_before(
+    n: int, ids: Tensor, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
 ) -> Tensor:
-    """The end comes behind n tokens or more."""
+    """These tokens come behind n tokens or more."""
     if tokens.size(1) < n:
-        scores[:, eos_id] = -math.inf
+        scores[:, ids] = -math.inf
     return scores
 
 

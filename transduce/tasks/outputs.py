@@ -207,21 +207,13 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Span]:
     return [(word, start, stop) for word, (start, stop) in zip(text.split(), spans, strict=False)]
 
 
-def words_of_text(
-    tokenizer: Tokenizer, ids: Sequence[int], log_probs: Float[Tensor, " T"]
-) -> list[Word]:
-    """The words of a text with their confidence, by the log-probabilities of its tokens."""
-    return [
-        Word(word, min(1.0, float(log_probs[start:stop].double().mean().exp())))
-        for word, start, stop in word_spans(tokenizer, ids)
-    ]
-
-
 def with_scores(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
     """The same output with the log-probabilities of its tokens and the confidence of its words."""
-    return replace(
-        output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs)
-    )
+    words = [
+        Word(word, min(1.0, float(scores.log_probs[start:stop].double().mean().exp())))
+        for word, start, stop in word_spans(tokenizer, output.tokens)
+    ]
+    return replace(output, token_scores=scores, words=words)
 
 
 @dataclass(frozen=True)

@@ -58,33 +58,30 @@ class CTCAligner:
         logits = self.model.ctc_logits(encoded(self.model, [frames]).states)[0].cpu()
         # the 0th coefficient is loudness
         level = frames[:, 0] if isinstance(self.features, FeatureConfig) else None
-        return [self._words(output.tokens, logits, len(frames), level) for output in outputs]
-
-    def _words(
-        self,
-        ids: Sequence[int],
-        logits: Float[Tensor, "S V"],
-        n_frames: int,
-        level: Float[Tensor, " n"] | None,
-    ) -> list[Word]:
-        words = word_spans(self.tokenizer, ids)
-        spans = ctc_spans(logits, ids, blank_id=self.blank_id)
-        if not spans:
-            return [Word(word, 0.0) for word, _, _ in words]
-        log_probs = ctc_posteriors(logits, ids, spans, blank_id=self.blank_id).log()
-        per_position = self.model.config.frames.per_position
-        spikes = [
-            (spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position))
-            for _, a, b in words
-        ]
-        moments = [
-            [self._seconds(frame, n_frames) for frame in span]
-            for span in boundaries(spikes, n_frames, level)
-        ]
-        return [
-            Word(word, min(1.0, float(log_probs[a:b].mean().exp())), start, stop)
-            for (word, a, b), (start, stop) in zip(words, moments, strict=True)
-        ]
+        n_frames, per_position = len(frames), self.model.config.frames.per_position
+        timed = []
+        for ids in (output.tokens for output in outputs):
+            words = word_spans(self.tokenizer, ids)
+            spans = ctc_spans(logits, ids, blank_id=self.blank_id)
+            if not spans:
+                timed.append([Word(word, 0.0) for word, _, _ in words])
+                continue
+            log_probs = ctc_posteriors(logits, ids, spans, blank_id=self.blank_id).log()
+            spikes = [
+                (spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position))
+                for _, a, b in words
+            ]
+            moments = [
+                [self._seconds(frame, n_frames) for frame in span]
+                for span in boundaries(spikes, n_frames, level)
+            ]
+            timed.append(
+                [
+                    Word(word, min(1.0, float(log_probs[a:b].mean().exp())), start, stop)
+                    for (word, a, b), (start, stop) in zip(words, moments, strict=True)
+                ]
+            )
+        return timed
 
     def _seconds(self, frame: int, n_frames: int) -> float:
         """The beginning of a frame: the middle between its window and the one before."""
@@ -231,11 +228,17 @@ def no_speech_prob(
     if not detects_speech(model, tokenizer):
         return None
     batch = states[None].to(model.device)
-    if tokenizer.no_speech_id is None:
-        return _by_ctc(
-            at_least_float32(model.ctc_logits(batch)[0]).cpu(), *tokenizer.required("pad_id")
-        )
-    return float(_first_logits(model, tokenizer, batch).softmax(-1)[tokenizer.no_speech_id])
+    if tokenizer.no_speech_id is not None:
+        return float(_first_logits(model, tokenizer, batch).softmax(-1)[tokenizer.no_speech_id])
+    (blank_id,) = tokenizer.required("pad_id")
+    log_probs = at_least_float32(model.ctc_logits(batch)[0]).cpu().log_softmax(-1)
+    ids = log_probs.argmax(-1).unique_consecutive()
+    ids = ids[ids != blank_id]
+    if not len(ids):
+        return 1.0
+    sizes = torch.tensor(len(log_probs)), torch.tensor(len(ids))
+    log_prob = -F.ctc_loss(log_probs, ids, *sizes, blank=blank_id, reduction="sum")
+    return -float((log_prob / len(ids)).expm1())
 
 
 def _first_logits(
@@ -256,14 +259,3 @@ def detect_language(model: Engine, tokenizer: Tokenizer, frames: Float[Tensor, "
     """
     logits = _first_logits(model, tokenizer, encoded(model, [frames]).states)
     return max(tokenizer.languages, key=lambda name: logits[tokenizer.languages[name]])
-
-
-def _by_ctc(logits: Float[Tensor, "S V"], blank_id: int) -> float:
-    log_probs = logits.log_softmax(-1)
-    ids = log_probs.argmax(-1).unique_consecutive()
-    ids = ids[ids != blank_id]
-    if not len(ids):
-        return 1.0
-    sizes = torch.tensor(len(log_probs)), torch.tensor(len(ids))
-    log_prob = -F.ctc_loss(log_probs, ids, *sizes, blank=blank_id, reduction="sum")
-    return -float((log_prob / len(ids)).expm1())

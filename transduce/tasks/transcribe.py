@@ -30,8 +30,8 @@ from transduce.tasks.outputs import (
     Transcript,
     Word,
     split_at_times,
+    with_scores,
     word_spans,
-    words_of_text,
 )
 from transduce.tasks.search import bias_of, outputs_of, timestamps
 from transduce.tasks.sound import CHUNK, Audio, AudioSegment, Sound, SoundTask, group_by_duration
@@ -327,12 +327,10 @@ class Transcriber(SoundTask):
             starts = [*attention_starts(weights), n]
             moments = [min(segment.seconds, start * self.position_seconds) for start in starts]
             spans = word_spans(self.tokenizer, output.tokens)
-            words = words_of_text(self.tokenizer, output.tokens, score.log_probs)
+            words = with_scores(self.tokenizer, output, score).words
+            pairs = zip(words, spans, strict=True)
             timed.append(
-                [
-                    replace(word, start=moments[a], stop=moments[b])
-                    for word, (_, a, b) in zip(words, spans, strict=True)
-                ]
+                [replace(word, start=moments[a], stop=moments[b]) for word, (_, a, b) in pairs]
             )
         return timed
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import chain, islice
 from typing import Any, TypeVar
 
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
@@ -144,34 +143,28 @@ class Translator(Seq2SeqTask[str]):
     ) -> Iterator[tuple[int, list[Output]]]:
         config = self.decoding
         check_tags(lines, self.source_tokenizer, requests)
-        ways = self._ways(lines, requests)
+        rows, ways = self._ways(lines, requests)
         glossary = Glossary(config.glossary)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
-        rows = [
-            (i, part, text, ids)
-            for i, each in ways.items()
-            for part, (text, ids) in enumerate(chain(*each))
-        ]
-        outputs: dict[int, dict[int, list[Output]]] = defaultdict(dict)
+        outputs: dict[int, list[Output]] = {}
 
         def search(batch: list[int]) -> list[list[Output]]:
-            parts = [rows[row] for row in batch]
-            sources: list[Source] = [ids for *_, ids in parts]
-            of_parts = [
-                replace(requests[i], part=part, bias=bias_of(glossary(text), config.glossary_bonus))
-                for i, part, text, _ in parts
-            ]
-            hypotheses = self._search(sources, of_parts, config)
+            sources: list[Source] = [rows[row][2] for row in batch]
+            parts = []
+            for row in batch:
+                i, text, _ = rows[row]
+                bias = bias_of(glossary(text), config.glossary_bonus)
+                parts.append(replace(requests[i], part=row - ways[i][0].start, bias=bias))
+            hypotheses = self._search(sources, parts, config)
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
             return self._detailed(sources, best, details)
 
         lengths = [len(ids) for *_, ids in rows]
         for row, best in self._in_batches(lengths, config.batch_tokens, search):
-            i, part, *_ = rows[row]
-            outputs[i][part] = best
-            if len(outputs[i]) == sum(map(len, ways[i])):
-                texts = iter(in_order(outputs.pop(i).items()))
-                by_way = [list(islice(texts, len(way))) for way in ways[i]]
+            i, *_ = rows[row]
+            outputs[row] = best
+            if all(each in outputs for way in ways[i] for each in way):
+                by_way = [[outputs.pop(each) for each in way] for way in ways[i]]
                 translations = likeliest(by_way, config.alpha, config.length_offset)
                 name = f"line {requests[i].number + 1}"
                 warn_of_lacking(name, requests[i].require, translations[0].text)
@@ -201,8 +194,9 @@ class Translator(Seq2SeqTask[str]):
 
     def _ways(
         self, lines: Sequence[str], requests: Sequence[Request]
-    ) -> dict[int, list[list[tuple[str, list[int]]]]]:
-        """The ways to translate each line that is not blank: one or more texts, and their ids.
+    ) -> tuple[list[tuple[int, str, list[int]]], dict[int, list[range]]]:
+        """The texts to translate, with the numbers of their lines and their ids; and by line that
+        is not blank, the ways to translate it: the numbers of one or more of these texts.
 
         A line that is longer than split_length has a second way, by its sentences; if it is longer
         than max_source_length, that is the only one. A line with a prefix or required phrases has
@@ -213,7 +207,8 @@ class Translator(Seq2SeqTask[str]):
         tokenizer = self.source_tokenizer
         limit = min(config.max_source_length, last_position(*self.engines, source=True))
         written = [i for i, line in enumerate(lines) if line.strip()]
-        ways = {}
+        rows: list[tuple[int, str, list[int]]] = []
+        ways: dict[int, list[range]] = defaultdict(list)
         for i, ids in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
             each = [[(lines[i], ids)]]
             if 0 < config.split_length < len(ids) and not requests[i].has_text:
@@ -221,19 +216,18 @@ class Translator(Seq2SeqTask[str]):
                 if len(parts) > 1:
                     encoded = zip(parts, tokenizer.encode(parts), strict=True)
                     each = each * (len(ids) < limit) + [list(encoded)]
-            for n in (len(ids) for _, ids in chain(*each)):
-                if n >= limit:
-                    logger.warning(
-                        "line %d has %d tokens and was cut to %d (max_source_length)",
-                        requests[i].number + 1,
-                        n,
-                        limit - 1,
-                    )
-            ways[i] = [
-                [(text, tokenizer.with_eos([ids[: limit - 1]])[0]) for text, ids in way]
-                for way in each
-            ]
-        return ways
+            for way in each:
+                ways[i].append(range(len(rows), len(rows) + len(way)))
+                for text, ids in way:
+                    if len(ids) >= limit:
+                        logger.warning(
+                            "line %d has %d tokens and was cut to %d (max_source_length)",
+                            requests[i].number + 1,
+                            len(ids),
+                            limit - 1,
+                        )
+                    rows.append((i, text, tokenizer.with_eos([ids[: limit - 1]])[0]))
+        return rows, ways
 
 
 def check_tags(lines: Sequence[str], source: Tokenizer, requests: Sequence[Request] = ()) -> None:
