@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis
 
 PAD, BOS, EOS = 0, 1, 2
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
-from transduce.decode.beam import beam_search
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.sample import GREEDY, Sampler

@@ -14,8 +14,7 @@ from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsPr
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force
 from tests.decode.test_beam import constrained, greedy as greedily, same, search, starts
-from transduce.decode.beam import beam_search
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.rules import Constraints, no_repeat_ngram
 from transduce.decode.sample import GREEDY, Sampler

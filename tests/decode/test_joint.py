@@ -12,8 +12,7 @@ from tests.contract import GARBAGE
 from tests.decode.ctc_paths import next_log_probs, transcripts
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from tests.decode.test_beam import constrained, greedy, same, starts
-from transduce.decode.beam import beam_search
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import BeamConfig
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.scorer import ModelScorer, Scorer, combined

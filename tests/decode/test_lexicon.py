@@ -5,7 +5,7 @@ import pytest
 from tests.decode.language import EOS, Language
 from tests.decode.test_beam import same
 from tests.decode.test_phrases import SURFACES, VOCABULARY, WIDE, every, search, text
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis
 from transduce.decode.phrases import Prefix, Required
 from transduce.decode.text_rules import TextRule, by_sentence, known_words
 

@@ -16,8 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 
-from transduce.decode.beam import beam_search
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.sample import GREEDY, Sampler

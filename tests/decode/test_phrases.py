@@ -9,8 +9,7 @@ import torch
 
 from tests.decode.language import EOS, Language, LanguageScorer, brute_force
 from tests.decode.test_beam import same, starts
-from transduce.decode.beam import beam_search
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.phrases import Prefix, Required, Vocabulary
 from transduce.decode.rules import Constraints

@@ -16,7 +16,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer
 from tests.decode.test_beam import RULES, constrained, starts
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis
 from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.sample import GREEDY, Sampler, draw, nucleus, probabilities
 from transduce.decode.scorer import ModelScorer

@@ -11,8 +11,7 @@ from torch import Tensor
 from tests.engine.test_cpu import BEAMED, CASES, LANGUAGE, TEXT, Counting, threads
 from tests.engine.test_greedy import SUPPRESSED, N, an_end, bias_logits, example_of, models
 from tests.kernels import needs_cpp
-from transduce.decode.beam import beam_search
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import ModelScorer

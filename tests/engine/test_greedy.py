@@ -14,7 +14,7 @@ from torch import Tensor
 from tests import contract
 from tests.engine.test_cpu import BEAMED, CASES, TEXT, Counting, single, threads
 from tests.kernels import needs_cpp
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis
 from transduce.decode.config import BeamConfig, RulesConfig, SamplingConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.sample import GREEDY, Sampler

@@ -14,7 +14,7 @@ import transduce as td
 from tests.runs import RATE, sound
 from transduce.data.audio import read_audio
 from transduce.data.sentencepiece_bpe import BOS, EOS
-from transduce.decode.beams import Hypothesis, loops
+from transduce.decode.beam import Hypothesis, loops
 from transduce.tasks.outputs import Output, Segment
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search

@@ -1,61 +1,231 @@
 """Beam search over a Scorer, also with required phrases: the likeliest sequences, as far as a beam
-can see."""
+can see; its hypotheses as tensors, how they grow by one token, and how they are compared."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.beams import Beams, Hypothesis
 from transduce.decode.config import BeamConfig
 from transduce.decode.phrases import Required
 from transduce.decode.rules import Constraints
-from transduce.decode.scorer import Continuations, Scorer, ids_tensor
+from transduce.decode.scorer import (
+    Continuations,
+    ModelScorer,
+    Places,
+    Scorer,
+    Scores,
+    ids_tensor,
+    partition,
+    top_k,
+)
 
 DEFAULT = BeamConfig()
 
+LOOP = 24
+"""Tokens of repetition that make a loop: more than anybody's "zero zero zero" has."""
 
-@torch.inference_mode()
-def beam_search(
-    scorer: Scorer,
-    prompts: Int[Tensor, "B P"],
-    constraints: Constraints,
-    config: BeamConfig = DEFAULT,
-    *,
-    required: Required | None = None,
-) -> list[list[Hypothesis]]:
-    """The n best hypotheses of every sentence, best score first.
 
-    Every step weighs the 2 * beam_size likeliest continuations of a sentence. A sentence is done
-    when it has beam_size finished hypotheses and its best active one, scored at its present length,
-    beats none of them; or at its own bound. Done sentences leave the batch.
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output of a search."""
+
+    tokens: list[int]
+    """Without BOS and EOS."""
+    log_prob: float
+    """Natural log of the product over all tokens, EOS included where it was reached; nan where it
+    was not computed. Where the scorer is additive, the sum of its scores."""
+    score: float
+    """log_prob / length_penalty, by which beam search ranks."""
+    finished: bool
+    """False when the length bound cut it before EOS."""
+
+
+def length_penalty(length: int, alpha: float, offset: float = 5.0) -> float:
+    """((offset + length) / (offset + 1)) ** alpha; `length` counts EOS, and alpha = 0 is off.
+
+    Source: Wu et al. (2016), Google's neural machine translation system, section 7.
+    """
+    return ((offset + length) / (offset + 1)) ** alpha
+
+
+def loops(hypothesis: Hypothesis) -> bool:
+    """Whether it was cut, or a span comes three times in a row or more, in LOOP tokens."""
+    tokens = hypothesis.tokens
+    return not hypothesis.finished or any(
+        _longest_repetition(tokens, period) >= max(3 * period, LOOP)
+        for period in range(1, len(tokens) // 3 + 1)
+    )
+
+
+def _longest_repetition(tokens: list[int], period: int) -> int:
+    """The longest run of tokens that repeat with this period; 0 where there is none."""
+    longest = run = 0
+    for before, token in zip(tokens, tokens[period:], strict=False):
+        run = run + 1 if token == before else 0
+        longest = max(longest, run)
+    return longest + period if longest else 0
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """K hypotheses of every sentence; log_prob and score are -inf where there is none."""
+
+    tokens: Int[Tensor, "A K L"]
+    log_prob: Float[Tensor, "A K"]
+    score: Float[Tensor, "A K"]
+
+    def __getitem__(self, index: Any) -> "Hypotheses":
+        """Some sentences, or [:, span] for some hypotheses of each."""
+        return Hypotheses(self.tokens[index], self.log_prob[index], self.score[index])
+
+    def gather(self, index: Int[Tensor, "A k"]) -> "Hypotheses":
+        """The hypotheses of these numbers, others for each sentence."""
+        tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
+        return Hypotheses(tokens, self.log_prob.gather(1, index), self.score.gather(1, index))
+
+    def lists(self, eos_id: int) -> Iterator[list[Hypothesis]]:
+        """The hypotheses of each sentence; those with a score of -inf do not exist."""
+        for columns in zip(
+            self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist(), strict=True
+        ):
+            yield [
+                Hypothesis(
+                    row[: row.index(eos_id)] if eos_id in row else row,
+                    log_prob,
+                    score,
+                    eos_id in row,
+                )
+                for row, log_prob, score in zip(*columns, strict=True)
+                if score > -math.inf
+            ]
+
+
+def concatenate(parts: Sequence[Hypotheses]) -> Hypotheses:
+    """All hypotheses of every sentence."""
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Hypotheses(*(torch.cat(column, dim=1) for column in columns))
+
+
+class Beams:
+    """Active and finished hypotheses of the sentences that are still searched.
 
     Args:
-        scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
-        prompts: the tokens before the output, at least BOS, on the device of the search.
-        required: the phrases that each output must hold.
-
-    Source: Wu et al. (2016), section 7, for the penalty; transformers for the rule to stop.
+        n_sentences: each begins with one empty hypothesis.
     """
-    beams = (
-        RequiredBeams(required, config, constraints, scorer.n_sentences)
-        if required
-        else Beams(config, constraints, scorer.n_sentences)
-    )
-    last = prompts[:, -1]
-    while beams.sentences:
-        active = beams.active
-        past = active.tokens.flatten(0, 1)
-        scores, normalizer = constraints.scores(scorer, last, past, beams.sentences)
-        offset = active.log_prob - normalizer.view_as(active.log_prob)
-        parents = beams.extend(scores, offset)
-        rest = beams.retire()
-        scorer.reorder((parents if rest is None else parents[rest]).flatten())
-        if rest is not None:
-            scorer.keep(rest)
-        last = beams.active.tokens[:, :, -1].flatten()
-        if type(beams) is Beams:
-            beams.let_engine_finish(scorer, constraints)
-    return beams.best()
+
+    def __init__(self, config: BeamConfig, constraints: Constraints, n_sentences: int) -> None:
+        self.config = config
+        self.eos_id = -1 if constraints.eos_id is None else constraints.eos_id  # no token is -1
+        self.sentences = list(range(n_sentences))
+        self.max_lengths = constraints.max_lengths
+        device = constraints.max_lengths.device
+        empty = torch.empty(n_sentences, config.beam_size, 0, dtype=torch.long, device=device)
+        zero = torch.zeros(n_sentences, 1, device=device)
+        missing = torch.full(empty.shape[:2], -math.inf, device=device)
+        self.active = Hypotheses(empty[:, :1], zero, zero)
+        self.finished = Hypotheses(empty, missing, missing)
+        self.results: list[tuple[list[int], Hypotheses]] = []
+
+    @property
+    def length(self) -> int:
+        """New tokens of every active hypothesis."""
+        return self.active.tokens.size(2)
+
+    def extend(self, scores: Scores, offset: Float[Tensor, "A k"]) -> Int[Tensor, "A K"]:
+        """Append one token; the rows of `scores` that the active hypotheses continue.
+
+        A continuation that ends counts if it is among the best beam_size.
+
+        Args:
+            scores: of the next token of every active hypothesis.
+            offset: added to them, they are the log-probabilities of the longer hypotheses.
+        """
+        config = self.config
+        first_row = torch.arange(0, offset.numel(), offset.size(1), device=offset.device)[:, None]
+        log_prob, token, parent = self.continuations(scores, offset)
+        past = self.active.tokens.gather(1, parent[:, :, None].expand(-1, -1, self.length))
+        tokens = torch.cat((past, token[:, :, None]), dim=2)
+        score = log_prob / length_penalty(tokens.size(2), config.alpha, config.length_offset)
+        ends = token == self.eos_id
+        going, ended = (
+            Hypotheses(tokens, *(each.masked_fill(out, -math.inf) for each in (log_prob, score)))
+            for out in (ends, ~ends)
+        )
+        padded = F.pad(self.finished.tokens, (0, 1), value=self.eos_id)
+        earlier = replace(self.finished, tokens=padded)
+        finished = concatenate((earlier, ended[:, : config.beam_size]))
+        self.finished = finished.gather(finished.score.topk(config.beam_size).indices)
+        chosen = going.score.topk(config.beam_size).indices
+        self.active = going.gather(chosen)
+        return first_row + parent.gather(1, chosen)
+
+    def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
+        """The 2 * beam_size best: so beam_size active hypotheses remain when others end."""
+        return top_k(scores, offset, 2 * self.config.beam_size)
+
+    def retire(self) -> Places | None:
+        """Take out sentences that are done or at their bound; places of the others, if any left."""
+        at_bound = self.max_lengths <= self.length
+        # a sentence is done when no active hypothesis beats its worst finished one
+        ended = self.active.score[:, 0] <= self.finished.score[:, -1]
+        if self.config.early_stopping:
+            ended = (self.finished.score > -math.inf).all(dim=1)
+            unused = (ended & ~at_bound)[:, None]
+            score = self.active.score.masked_fill(unused, -math.inf)
+            self.active = replace(self.active, score=score)
+        flags: list[bool] = (ended | at_bound).tolist()  # the one host sync of a step
+        if not any(flags):
+            return None
+        done, running = partition(flags)
+        out, rest = (ids_tensor(each, self.max_lengths.device) for each in (done, running))
+        numbers = [self.sentences[i] for i in done]
+        self.results.append((numbers, concatenate((self.finished[out], self.active[out]))))
+        self.sentences = [self.sentences[i] for i in running]
+        self.max_lengths = self.max_lengths[rest]
+        self.active = self.active[rest]
+        self.finished = self.finished[rest]
+        return rest
+
+    def let_engine_finish(self, scorer: Scorer, constraints: Constraints) -> None:
+        """Take all further steps in one call of the engine, where none of them needs Python."""
+        engine = constraints.engine(scorer)
+        if engine is None or self.config.early_stopping or not self.sentences:
+            return
+        assert isinstance(scorer, ModelScorer)
+        alpha, offset = self.config.alpha, self.config.length_offset
+        result = engine.beam(
+            [*vars(self.active).values(), *vars(self.finished).values()],
+            self.max_lengths,
+            scorer.cache,
+            eos_id=constraints.eos_id,
+            suppressed=constraints.suppressed_ids,
+            penalty=partial(length_penalty, alpha=alpha, offset=offset),
+        )
+        if result is None:
+            return
+        tables, lengths = result
+        grown = concatenate((Hypotheses(*tables[3:]), Hypotheses(*tables[:3])))
+        for i, n in enumerate(lengths.tolist()):
+            row = grown[i : i + 1]
+            self.results.append(([self.sentences[i]], replace(row, tokens=row.tokens[:, :, :n])))
+        self.sentences = []
+
+    def best(self) -> list[list[Hypothesis]]:
+        """The n best of every sentence, finished ones before active ones; sorted."""
+        capacity = None if self.config.at_max_length == "by_score" else self.config.beam_size
+        best: dict[int, list[Hypothesis]] = {}
+        for sentences, hypotheses in self.results:
+            for sentence, each in zip(sentences, hypotheses.lists(self.eos_id), strict=True):
+                ranked = sorted(each[:capacity], key=lambda hypothesis: -hypothesis.score)
+                best[sentence] = ranked[: self.config.n_best]
+        return [best[sentence] for sentence in sorted(best)]
 
 
 class RequiredBeams(Beams):
@@ -137,3 +307,47 @@ def share_out(
         torch.cat((ended, values.gather(1, order)), dim=1),
         torch.cat((finished.indices, index.gather(1, order)), dim=1),
     )
+
+
+@torch.inference_mode()
+def beam_search(
+    scorer: Scorer,
+    prompts: Int[Tensor, "B P"],
+    constraints: Constraints,
+    config: BeamConfig = DEFAULT,
+    *,
+    required: Required | None = None,
+) -> list[list[Hypothesis]]:
+    """The n best hypotheses of every sentence, best score first.
+
+    Every step weighs the 2 * beam_size likeliest continuations of a sentence. A sentence is done
+    when it has beam_size finished hypotheses and its best active one, scored at its present length,
+    beats none of them; or at its own bound. Done sentences leave the batch.
+
+    Args:
+        scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
+        prompts: the tokens before the output, at least BOS, on the device of the search.
+        required: the phrases that each output must hold.
+
+    Source: Wu et al. (2016), section 7, for the penalty; transformers for the rule to stop.
+    """
+    beams = (
+        RequiredBeams(required, config, constraints, scorer.n_sentences)
+        if required
+        else Beams(config, constraints, scorer.n_sentences)
+    )
+    last = prompts[:, -1]
+    while beams.sentences:
+        active = beams.active
+        past = active.tokens.flatten(0, 1)
+        scores, normalizer = constraints.scores(scorer, last, past, beams.sentences)
+        offset = active.log_prob - normalizer.view_as(active.log_prob)
+        parents = beams.extend(scores, offset)
+        rest = beams.retire()
+        scorer.reorder((parents if rest is None else parents[rest]).flatten())
+        if rest is not None:
+            scorer.keep(rest)
+        last = beams.active.tokens[:, :, -1].flatten()
+        if type(beams) is Beams:
+            beams.let_engine_finish(scorer, constraints)
+    return beams.best()

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.language import encode_text
-from transduce.decode.beam import beam_search
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.sample import Sampler

@@ -12,8 +12,7 @@ from torch import Tensor
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import pad_frames
 from transduce.data.glossary import at_word
-from transduce.decode.beam import beam_search
-from transduce.decode.beams import Hypothesis
+from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.phrases import Required, required

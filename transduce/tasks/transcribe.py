@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.decode.beams import Hypothesis, loops
+from transduce.decode.beam import Hypothesis, loops
 from transduce.errors import InputError
 from transduce.tasks.base import (
     Details,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.data.glossary import Glossary, at_word
-from transduce.decode.beams import length_penalty
+from transduce.decode.beam import length_penalty
 from transduce.decode.phrases import text_prefix
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
