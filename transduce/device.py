@@ -15,6 +15,9 @@ from transduce.errors import InputError
 Precision = Literal["fp32", "bf16"]
 TrainingPrecision = Literal["fp32", "bf16", "fp16"]
 
+Device = torch.device | str
+DType = torch.dtype | str
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 
 
@@ -27,7 +30,7 @@ def default_device() -> str:
     return f"cuda:{environment_count(os.environ, 'LOCAL_RANK') % torch.cuda.device_count()}"
 
 
-def torch_device(name: torch.device | str) -> torch.device:
+def torch_device(name: Device) -> torch.device:
     """The device of this name; "auto" is a GPU where there is one.
 
     Raises:
@@ -46,7 +49,7 @@ def torch_device(name: torch.device | str) -> torch.device:
     return device
 
 
-def torch_dtype(name: torch.dtype | str) -> torch.dtype:
+def torch_dtype(name: DType) -> torch.dtype:
     """The type of this name: a key of DTYPES, or as torch calls it.
 
     Raises:

@@ -20,7 +20,7 @@ from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import FILES, side_files, write_tokenizers
 from transduce.decode.phrases import LEXICON
-from transduce.device import torch_device
+from transduce.device import Device, torch_device
 from transduce.errors import InputError
 from transduce.files import (
     check_undamaged,
@@ -248,7 +248,7 @@ def validations(directory: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("kind") == "valid"]
 
 
-def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Transformer:
+def load_model(directory: Path | str, device: Device = "cpu") -> Transformer:
     """The run's model in evaluation mode.
 
     Raises:
@@ -258,9 +258,7 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     return read_model(directory, load_run(directory).model, device)
 
 
-def read_model(
-    directory: Path, config: TransformerConfig, device: torch.device | str
-) -> Transformer:
+def read_model(directory: Path, config: TransformerConfig, device: Device) -> Transformer:
     """The model of a run whose configuration is already read; otherwise as `load_model`."""
     device = torch_device(device)
     path = weights_path(directory)

@@ -15,7 +15,7 @@ from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.decode.phrases import load_lexicon
 from transduce.decode.scorer import combined
-from transduce.device import torch_dtype
+from transduce.device import Device, DType, torch_dtype
 from transduce.engine.select import engine_for
 from transduce.errors import InputError
 from transduce.model.config import Tokens
@@ -40,8 +40,8 @@ Directories = Path | str | Sequence[Path | str]
 
 def load(
     directory: Directories,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str = torch.float32,
+    device: Device = "cpu",
+    dtype: DType = torch.float32,
     *,
     lm: Path | str | None = None,
 ) -> AnyTask:
@@ -88,7 +88,7 @@ def load_lm(
     path: Path,
     run: Path,
     beside: Translator | Transcriber,
-    device: torch.device | str,
+    device: Device,
     dtype: torch.dtype,
 ) -> LanguageModel:
     """The language model of a run directory, or of n-grams in an ARPA file, that stands beside
@@ -171,7 +171,7 @@ def _check_together(first: Path, one: Any, path: Path, other: Any) -> None:
         )
 
 
-def _load(directory: Path, device: torch.device | str, dtype: torch.dtype) -> AnyTask:
+def _load(directory: Path, device: Device, dtype: torch.dtype) -> AnyTask:
     run = load_run(directory)
     if run.target_tokenizer is None:
         raise InputError(f"text needs a tokenizer to come out, but {directory} has none")
@@ -267,8 +267,8 @@ out."""
 def load_as(
     kind: type[KindT],
     directory: Directories,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str = torch.float32,
+    device: Device = "cpu",
+    dtype: DType = torch.float32,
     *,
     lm: Path | str | None = None,
 ) -> KindT:
@@ -286,8 +286,8 @@ def load_as(
 
 def load_translator(
     directory: Directories,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str = torch.float32,
+    device: Device = "cpu",
+    dtype: DType = torch.float32,
     *,
     lm: Path | str | None = None,
 ) -> Translator:
@@ -301,8 +301,8 @@ def load_translator(
 
 def load_transcriber(
     directory: Directories,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str = torch.float32,
+    device: Device = "cpu",
+    dtype: DType = torch.float32,
     *,
     lm: Path | str | None = None,
 ) -> Transcriber:
@@ -316,8 +316,8 @@ def load_transcriber(
 
 def load_generator(
     directory: Directories,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str = torch.float32,
+    device: Device = "cpu",
+    dtype: DType = torch.float32,
 ) -> Generator:
     """Load a run of language modelling, as `load` does.
 
@@ -329,8 +329,8 @@ def load_generator(
 
 def load_fill_mask(
     directory: Path | str,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str = torch.float32,
+    device: Device = "cpu",
+    dtype: DType = torch.float32,
 ) -> FillMask:
     """Load a run of masked language modelling, as `load` does.
 
