@@ -176,6 +176,6 @@ def test_beside_a_run_in_int8_a_language_model_stays_float32(text, tmp_path):
     lm, bos = language_model_of(text, tmp_path / "lm"), torch.tensor([BOS])
     translator = td.load(text, dtype=torch.int8, lm=lm)
     assert translator.engine.output.int8
-    want = td.load_generator(lm).scorers(bos[:, None])[0][1].step(bos)
+    want = td.load_generator(lm).scorer(bos[:, None]).step(bos)
     torch.testing.assert_close(translator.lm.begin(1).step(bos), want, rtol=0, atol=0)
     assert len(translator(ENGLISH[:2], SHORT, lm_weight=WEIGHT)) == 2

@@ -193,9 +193,10 @@ class Generator(Task):
             )
         return scores
 
-    def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
-        """Scorers of the tokens after these prompts, with their weights."""
-        return [(1 / len(self.engines), ModelScorer(model, prompts=ids)) for model in self.engines]
+    def scorer(self, ids: Int[Tensor, "B P"]) -> Scorer:
+        """The scorer of the tokens after these prompts."""
+        weight = 1 / len(self.engines)
+        return combined([(weight, ModelScorer(model, prompts=ids)) for model in self.engines])
 
     def _with_rules(self, config: GenerationConfig | None) -> GenerationConfig:
         """The configuration of a call, with the run's own rules where it has none."""
@@ -228,8 +229,7 @@ class Generator(Task):
         if config.beam_size == 1:
             return self._sampler(prompts, config, rngs, stop).run()
         ids = torch.tensor(prompts, device=self.model.device)
-        scorer = combined(self.scorers(ids))
-        return beam_search(scorer, ids, self._constraints(ids, config), config.beam)
+        return beam_search(self.scorer(ids), ids, self._constraints(ids, config), config.beam)
 
     @torch.no_grad()
     def _output(self, prompt: list[int], h: Hypothesis, token_scores: bool) -> Output:
@@ -270,8 +270,7 @@ class Generator(Task):
         if "" in stop:
             raise InputError("a stop string must have a character, but one is empty; leave it out")
         ids = torch.tensor(prompts, device=self.model.device)
-        scorer, constraints = combined(self.scorers(ids)), self._constraints(ids, config)
-        sampler = Sampler(scorer, ids, constraints, sampling=config, rngs=rngs)
+        sampler = Sampler(self.scorer(ids), ids, self._constraints(ids, config), config, rngs)
         if stop:
             texts = [TextStream(self.tokenizer, prompts[i]) for i in sampler.sentences]
             sampler.ends = ends_with(stop, texts)

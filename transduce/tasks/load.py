@@ -14,7 +14,6 @@ from transduce.data.lines import each_line
 from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.decode.phrases import load_lexicon
-from transduce.decode.scorer import combined
 from transduce.device import Device, DType, torch_dtype
 from transduce.engine.select import engine_for
 from transduce.errors import InputError
@@ -123,7 +122,7 @@ def load_lm(
         )
     start = torch.tensor([[bos]], device=target_device)
     return LanguageModel(
-        lambda n: combined(generator.scorers(start.expand(n, 1))), last_position(*generator.engines)
+        lambda n: generator.scorer(start.expand(n, 1)), last_position(*generator.engines)
     )
 
 

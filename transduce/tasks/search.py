@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -71,7 +70,7 @@ class SearchTask(Task):
             InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding
                 to be its blank; or the search lacks a language model, or known words.
         """
-        self._check_resources(config)
+        self._check(config, requests)
         memories = [encoded(model, sources) for model in self.engines[bool(states) :]]
         if states:
             rows, lengths = (each.to(self.engine.device) for each in pad_frames(states))
@@ -79,7 +78,6 @@ class SearchTask(Task):
         prompt = beginning(self.tokenizer, config)
         phrases = required(self.tokenizer, [request.require for request in requests])
         bounds = self._length_bounds(memories[0], config, len(prompt), requests, phrases)
-        check_suppressed(config, self.tokenizer)
         prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
         constraints = Constraints(
             bounds,
@@ -92,11 +90,21 @@ class SearchTask(Task):
         )
         # CTC finds impossible what is too long for a sound
         must_come = phrases or any(request.prefix for request in requests)
-        scorers = self._scorers(memories, prompts, config, LEAST if must_come else -math.inf)
+        least = LEAST if must_come else -math.inf
+        scorer = combined(self._scorers(memories, prompts, config, least))
+        if phrases or not (config.sample or config.beam_size == 1):
+            return beam_search(scorer, prompts, constraints, config, required=phrases)
+        sampling = config if config.sample else GREEDY_SAMPLING
         rngs = [rng for each in requests for rng in config.rngs(each.number, each.part)]
-        return _run(scorers, prompts, constraints, config, phrases, rngs)
+        return Sampler(scorer, prompts, constraints, sampling, rngs, score=config).run()
 
-    def _check_resources(self, config: SearchConfig) -> None:
+    def _check(self, config: SearchConfig, requests: Sequence[Request]) -> None:
+        """Raise InputError where the search lacks something, or cannot be."""
+        check_suppressed(config, self.tokenizer)
+        if config.sample and any(request.require for request in requests):
+            raise InputError(
+                "samples know no required phrases, but sample=True; leave one of them out"
+            )
         if config.words == "known" and not self.lexicon:
             raise InputError(
                 "words=known needs the lexicon of a run of speech to text, but this run has none; "
@@ -171,25 +179,6 @@ class SearchTask(Task):
             known = lexicon(self.tokenizer, words)
             rules.append(by_sentence([None if each.has_text else known for each in requests]))
         return [*rules, *self.rules]
-
-
-def _run(
-    scorers: Sequence[tuple[float, Scorer]],
-    prompts: Int[Tensor, "B P"],
-    constraints: Constraints,
-    config: SearchConfig,
-    phrases: Required | None = None,
-    rngs: Sequence[np.random.Generator] = (),
-) -> list[list[Hypothesis]]:
-    """The n hypotheses of every sentence that follow its prompt, best first in beam search."""
-    scorer = combined(scorers)
-    if phrases and config.sample:
-        raise InputError("samples know no required phrases, but sample=True; leave one of them out")
-    if config.sample or (config.beam_size == 1 and not phrases):
-        sampling = config if config.sample else GREEDY_SAMPLING
-        sampler = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, score=config)
-        return sampler.run()
-    return beam_search(scorer, prompts, constraints, config, required=phrases)
 
 
 def phrase_rules(
