@@ -91,7 +91,7 @@ class SearchTask(Task):
         # CTC finds impossible what is too long for a sound
         must_come = phrases or any(request.prefix for request in requests)
         least = LEAST if must_come else -math.inf
-        scorer = combined(self._scorers(memories, prompts, config, least))
+        scorer = self._scorer(memories, prompts, config, least)
         if phrases or not (config.sample or config.beam_size == 1):
             return beam_search(scorer, prompts, constraints, config, required=phrases)
         sampling = config if config.sample else GREEDY_SAMPLING
@@ -142,10 +142,10 @@ class SearchTask(Task):
         ]
         return torch.maximum(bounds, bounds.new_tensor(least)).clamp(max=limit)
 
-    def _scorers(
+    def _scorer(
         self, memories: Sequence[Memory], prompts: Tensor, config: SearchConfig, least: float
-    ) -> list[tuple[float, Scorer]]:
-        """Attention, CTC beside it, and a language model, with their weights.
+    ) -> Scorer:
+        """Attention, CTC beside it, and a language model, by their weights.
 
         Args:
             prompts: the tokens of attention before every output; CTC ignores them.
@@ -165,7 +165,7 @@ class SearchTask(Task):
                 scorers.append((weight / len(memories), ctc))
         if self.lm and config.lm_weight:
             scorers.append((config.lm_weight, self.lm.begin(len(prompts))))
-        return scorers
+        return combined(scorers)
 
     def _rules(
         self, config: SearchConfig, prompts: Tensor, requests: Sequence[Request]

@@ -13,7 +13,6 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.decode.scorer import at_least_float32
 from transduce.engine.select import Engine
-from transduce.errors import InputError
 from transduce.model.transformer import Memory
 from transduce.tasks.base import encoded
 from transduce.tasks.outputs import Output, Word, word_spans
@@ -27,69 +26,60 @@ FrameSpan = tuple[int, int]
 """The first frame or position, and the one behind the last."""
 
 
-class CTCAligner:
-    """Aligns transcripts with their sound by the CTC head of the model that wrote them.
+@torch.no_grad()
+def ctc_words(
+    model: Engine,
+    tokenizer: Tokenizer,
+    features: FeatureConfig | VectorConfig,
+    frames: Float[Tensor, "_ F"],
+    outputs: Sequence[Output],
+) -> list[list[Word]]:
+    """The words of several outputs of one sound, in seconds from its beginning, by the CTC head of
+    the model that wrote them.
+
+    Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there
+    are no times.
 
     Raises:
-        InputError: the model has no CTC head, or the tokenizer no padding to be its blank.
+        InputError: the tokenizer has no padding to be the blank.
     """
-
-    def __init__(
-        self, model: Engine, tokenizer: Tokenizer, features: FeatureConfig | VectorConfig
-    ) -> None:
-        if not model.config.ctc:
-            raise InputError(
-                "times of words come from a CTC head, or from the alignment_heads of an imported "
-                "Whisper, but this model has neither; leave them out, or train with --model.ctc "
-                "and --ctc-weight 0.5"
-            )
-        (self.blank_id,) = tokenizer.required("pad_id")
-        self.model = model
-        self.tokenizer = tokenizer
-        self.features = features
-
-    @torch.no_grad()
-    def __call__(self, frames: Float[Tensor, "_ F"], outputs: Sequence[Output]) -> list[list[Word]]:
-        """The words of several outputs of one sound, in seconds from its beginning.
-
-        Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there
-        are no times.
-        """
-        logits = self.model.ctc_logits(encoded(self.model, [frames]).states)[0].cpu()
-        # the 0th coefficient is loudness
-        level = frames[:, 0] if isinstance(self.features, FeatureConfig) else None
-        n_frames, per_position = len(frames), self.model.config.frames.per_position
-        timed = []
-        for ids in (output.tokens for output in outputs):
-            words = word_spans(self.tokenizer, ids)
-            spans = ctc_spans(logits, ids, blank_id=self.blank_id)
-            if not spans:
-                timed.append([Word(word, 0.0) for word, _, _ in words])
-                continue
-            log_probs = ctc_posteriors(logits, ids, spans, blank_id=self.blank_id).log()
-            spikes = [
-                (spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position))
-                for _, a, b in words
+    (blank_id,) = tokenizer.required("pad_id")
+    logits = model.ctc_logits(encoded(model, [frames]).states)[0].cpu()
+    # the 0th coefficient is loudness
+    level = frames[:, 0] if isinstance(features, FeatureConfig) else None
+    n_frames, per_position = len(frames), model.config.frames.per_position
+    timed = []
+    for ids in (output.tokens for output in outputs):
+        words = word_spans(tokenizer, ids)
+        spans = ctc_spans(logits, ids, blank_id=blank_id)
+        if not spans:
+            timed.append([Word(word, 0.0) for word, _, _ in words])
+            continue
+        log_probs = ctc_posteriors(logits, ids, spans, blank_id=blank_id).log()
+        spikes = [
+            (spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position))
+            for _, a, b in words
+        ]
+        moments = [
+            [_seconds(frame, n_frames, features) for frame in span]
+            for span in boundaries(spikes, n_frames, level)
+        ]
+        timed.append(
+            [
+                Word(word, min(1.0, float(log_probs[a:b].mean().exp())), start, stop)
+                for (word, a, b), (start, stop) in zip(words, moments, strict=True)
             ]
-            moments = [
-                [self._seconds(frame, n_frames) for frame in span]
-                for span in boundaries(spikes, n_frames, level)
-            ]
-            timed.append(
-                [
-                    Word(word, min(1.0, float(log_probs[a:b].mean().exp())), start, stop)
-                    for (word, a, b), (start, stop) in zip(words, moments, strict=True)
-                ]
-            )
-        return timed
+        )
+    return timed
 
-    def _seconds(self, frame: int, n_frames: int) -> float:
-        """The beginning of a frame: the middle between its window and the one before."""
-        if frame == 0:
-            return 0.0
-        if frame == n_frames:
-            return self.features.seconds(n_frames)
-        return frame * self.features.hop + (self.features.seconds(1) - self.features.hop) / 2
+
+def _seconds(frame: int, n_frames: int, features: FeatureConfig | VectorConfig) -> float:
+    """The beginning of a frame: the middle between its window and the one before."""
+    if frame == 0:
+        return 0.0
+    if frame == n_frames:
+        return features.seconds(n_frames)
+    return frame * features.hop + (features.seconds(1) - features.hop) / 2
 
 
 def boundaries(

@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from transduce.tasks.outputs import (
 )
 from transduce.tasks.search import bias_of, outputs_of, timestamps
 from transduce.tasks.sound import CHUNK, Audio, AudioSegment, Sound, SoundTask, group_by_duration
-from transduce.tasks.speech import CTCAligner, attention_starts, no_speech_prob
+from transduce.tasks.speech import attention_starts, ctc_words, no_speech_prob
 
 logger = logging.getLogger("transduce")
 
@@ -298,19 +299,23 @@ class Transcriber(SoundTask):
         """What gives the words of each output of a segment, in seconds from its beginning: the CTC
         head, or alignment heads; in an ensemble, those of the first model."""
         heads, config = self.decoding.alignment_heads, self.model.config
-        if heads and not config.ctc:
-            assert config.decoder is not None
-            if any(
-                not 0 <= i < config.decoder.n_layers or not 0 <= k < config.n_heads
-                for i, k in heads
-            ):
-                raise InputError(
-                    f"alignment_heads are layers below {config.decoder.n_layers} and heads below "
-                    f"{config.n_heads}, but in the run's config.json they are {heads}; change them"
-                )
-            return self._timed_by_attention
-        aligner = CTCAligner(self.engine, self.tokenizer, self.feature_extractor.config)
-        return lambda segment, outputs: aligner(segment.frames, outputs)
+        if config.ctc:
+            by_ctc = partial(ctc_words, self.engine, self.tokenizer, self.feature_extractor.config)
+            return lambda segment, outputs: by_ctc(segment.frames, outputs)
+        if not heads:
+            raise InputError(
+                "times of words come from a CTC head, or from the alignment_heads of an imported "
+                "Whisper, but this model has neither; leave them out, or train with --model.ctc "
+                "and --ctc-weight 0.5"
+            )
+        assert config.decoder is not None
+        n_layers, n_heads = config.decoder.n_layers, config.n_heads
+        if any(not 0 <= i < n_layers or not 0 <= k < n_heads for i, k in heads):
+            raise InputError(
+                f"alignment_heads are layers below {n_layers} and heads below {n_heads}, but in "
+                f"the run's config.json they are {heads}; change them"
+            )
+        return self._timed_by_attention
 
     @torch.no_grad()
     def _timed_by_attention(self, segment: AudioSegment, outputs: list[Output]) -> list[list[Word]]:
