@@ -202,10 +202,12 @@ class Generator(Task):
         """The configuration of a call, with the run's own rules where it has none."""
         if config is None:
             return self.decoding
-        unset = [
-            rule.name for rule in fields(RulesConfig) if getattr(config, rule.name) == rule.default
-        ]
-        return replace(config, **{name: getattr(self.decoding, name) for name in unset})
+        own = {
+            rule.name: getattr(self.decoding, rule.name)
+            for rule in fields(RulesConfig)
+            if getattr(config, rule.name) == rule.default
+        }
+        return replace(config, **own)
 
     def _token_scores(self, ids: Int[Tensor, " T"], first: int) -> TokenScores:
         """The scores of the tokens from `first` on, each given those before it."""

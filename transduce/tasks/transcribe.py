@@ -168,40 +168,38 @@ class Transcriber(SoundTask):
                 "word_times"
             )
         parts = [
-            (i, sound.from_segment(k, 1))
+            (i, sound.from_segment(k, 1).request, segment)
             for i, sound in enumerate(sounds)
-            for k in range(len(sound.segments))
+            for k, segment in enumerate(sound.segments)
         ]
         states: dict[int, Tensor] = {}
         if is_judged := config.no_speech_threshold or details.no_speech:
-            states = self._states([part.segments[0].frames for _, part in parts])
-        speech: list[tuple[int, Sound, float | None]] = []
+            states = self._states([segment.frames for *_, segment in parts])
+        speech: list[tuple[int, Request, AudioSegment, float | None]] = []
         searched: list[Tensor] = []
-        for k, (i, part) in enumerate(parts):
-            (segment,) = part.segments
+        for k, (i, request, segment) in enumerate(parts):
             p = no_speech_prob(self.engine, self.tokenizer, states.get(k)) if is_judged else None
-            is_noise = 0 < config.no_speech_threshold < (p or 0) and not part.request.has_text
+            is_noise = 0 < config.no_speech_threshold < (p or 0) and not request.has_text
             if len(segment.frames) and not is_noise:
-                speech.append((i, part, p))
+                speech.append((i, request, segment, p))
                 searched += [states[k]] if is_judged else []
             else:
-                blank = Output("", language=part.request.language, no_speech_prob=p)
+                blank = Output("", language=request.language, no_speech_prob=p)
                 yield i, Segment(segment.start, segment.stop, [blank] * config.n_best)
         _warn_of_silence(len(parts), len(speech), config.no_speech_threshold)
-        names = [f"{part.path} from {part.segments[0].start:.1f} s" for _, part, _ in speech]
-        requests = [part.request for _, part, _ in speech]
-        sources = [part.segments[0].frames for _, part, _ in speech]
+        names = [f"{sounds[i].path} from {segment.start:.1f} s" for i, _, segment, _ in speech]
+        requests = [request for _, request, *_ in speech]
+        sources = [segment.frames for *_, segment, _ in speech]
         timed = self._timed() if details.word_times else None
         for row, outputs in self._decode(sources, requests, names, details, searched):
-            i, part, p = speech[row]
-            (segment,) = part.segments
+            i, request, segment, p = speech[row]
             words = timed(segment, outputs) if timed else [output.words for output in outputs]
-            warn_of_lacking(names[row], requests[row].require, outputs[0].text)
+            warn_of_lacking(names[row], request.require, outputs[0].text)
             outputs = [
                 replace(
                     output,
                     words=[word.later(segment.start) for word in each],
-                    language=part.request.language,
+                    language=request.language,
                     no_speech_prob=p,
                 )
                 for output, each in zip(outputs, words, strict=True)
