@@ -56,7 +56,7 @@ def partition(flags: Sequence[bool]) -> tuple[list[int], list[int]]:
     ]
 
 
-def at_least_float32(scores: Scores) -> Scores:
+def at_least_float32(scores: Float[Tensor, "*N V"]) -> Float[Tensor, "*N V"]:
     """The same scores in float32 or wider."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 

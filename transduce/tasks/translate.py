@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.data.glossary import Glossary, at_word
@@ -31,8 +31,6 @@ from transduce.tasks.search import bias_of, outputs_of
 from transduce.tasks.seq2seq import Seq2SeqTask
 
 logger = logging.getLogger("transduce")
-
-TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*""")
 """The end of a sentence, closing quotes and brackets included, and the space behind it."""
@@ -170,7 +168,7 @@ class Translator(Seq2SeqTask[str]):
                 warn_of_lacking(name, requests[i].require, translations[0].text)
                 yield i, translations
 
-    def with_decoding(self: TranslatorT, decoding: SearchConfig) -> TranslatorT:
+    def with_decoding(self, decoding: SearchConfig) -> "Translator":
         """The same task with another `decoding`, in the languages that it names."""
         task = super().with_decoding(decoding)
         task.source_tokenizer, task.tokenizer = in_languages(
