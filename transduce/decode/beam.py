@@ -348,6 +348,6 @@ def beam_search(
         if rest is not None:
             scorer.keep(rest)
         last = beams.active.tokens[:, :, -1].flatten()
-        if type(beams) is Beams:
+        if not required:
             beams.let_engine_finish(scorer, constraints)
     return beams.best()

@@ -74,19 +74,20 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
     Source: Zhao et al. (2019), Shallow-fusion end-to-end contextual biasing.
     """
     matcher = Matcher(bias)
+    wanted = {phrase: nats for phrase, nats in bias.items() if nats > 0}
     penalty = matcher.values([min(nats, 0.0) for nats in bias.values()])
     beginnings = {matcher.state(p[:n]): p[:n] for p in bias for n in range(len(p) + 1)}
-    paths = {p: [matcher.state(p[:n]) for n in range(1, len(p))] for p in bias}
+    paths = {p: [matcher.state(p[:n]) for n in range(1, len(p))] for p in wanted}
 
     def complete(text: bytes, before: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
         """The phrases whose bonus was given."""
-        return before | {each for each, nats in bias.items() if nats > 0 and each in text}
+        return before | {phrase for phrase in wanted if phrase in text}
 
     @lru_cache(maxsize=64)
     def tables(done: frozenset[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """By state, how many bonuses are given where it is reached, and the share of what has
         begun."""
-        left = {phrase: nats for phrase, nats in bias.items() if phrase not in done}
+        left = {phrase: nats for phrase, nats in wanted.items() if phrase not in done}
         share = np.zeros(len(matcher.next), dtype=np.float32)
         for phrase, nats in left.items():
             path = paths[phrase]
@@ -94,7 +95,7 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
             share[path] = np.maximum(share[path], growing)
         for state in matcher.order:
             share[state] = max(share[state], share[matcher.shorter[state]])
-        return matcher.values([float(left.get(phrase, 0.0) > 0) for phrase in bias]), share
+        return matcher.values([float(phrase in left) for phrase in bias]), share
 
     def added_behind(progress: tuple[frozenset[bytes], int]) -> np.ndarray:
         done, state = progress
