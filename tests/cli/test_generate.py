@@ -229,6 +229,9 @@ def test_score_perplexity_prints_three_figures_and_a_signature(run, tmp_path, st
         "transduce: stride must lie in 1 ... window, and window within learned positions, but "
         "stride=6, window=5 and max_positions=40\n"
     )
+    for name in ("stride", "window"):
+        assert main(["score", "perplexity", str(run), str(tmp_path / "text"), f"--{name}", "0"]) == 2
+        assert capsys.readouterr().err == f"transduce: {name} must be at least 1, but {name}=0\n"
     for path, what in ((tmp_path, "is a directory"), (tmp_path / "none", "does not exist")):
         assert main(["score", "perplexity", str(run), str(path)]) == 2
         assert f"{path} {what}" in capsys.readouterr().err

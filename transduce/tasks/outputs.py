@@ -276,12 +276,12 @@ def measure_perplexity(
     Raises:
         InputError: no token to predict, or a stride or a window that cannot be.
     """
+    at_least(1, window=window, stride=stride)
     config = model.config.for_stack(model.config.decoder)
     limit = config.max_positions
     window = window or limit
     stride = stride or max(1, window // 2)
-    at_least(1, window=window)
-    if not 1 <= stride <= window or (config.positions == "learned" and window > limit):
+    if stride > window or (config.positions == "learned" and window > limit):
         raise InputError(
             "stride must lie in 1 ... window, and window within learned positions, but "
             f"stride={stride}, window={window} and max_positions={limit}"
