@@ -1,6 +1,7 @@
 """What generation_config.json says, against transformers: represented, or refused by its name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ CONFIG = {"eos_token_id": 2, "num_beams": 7, "min_length": None, "hidden_size": 
 def read(directory: Path, **settings: object) -> Generation:
     (directory / "config.json").write_text(json.dumps(CONFIG))
     (directory / "generation_config.json").write_text(json.dumps(settings))
-    return read_generation(directory, SETTINGS)
+    return read_generation(replace(SETTINGS, directory=directory))
 
 
 def test_every_setting_of_transformers_is_known(tmp_path):
@@ -91,7 +92,7 @@ def test_what_has_no_equal_is_refused_by_its_name(tmp_path, name):
 def test_config_json_is_read_where_there_is_no_other(tmp_path):
     assert read(tmp_path, chat_format="x", _from_model_config=True) == Generation(eos_token_id=(2,))
     (tmp_path / "generation_config.json").unlink()
-    assert read_generation(tmp_path, SETTINGS) == Generation(eos_token_id=(2,), num_beams=7)
+    assert read_generation(replace(SETTINGS, directory=tmp_path)) == Generation(eos_token_id=(2,), num_beams=7)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_setting_of_another_kind_is_refused(tmp_path, spm, settings, message):
     test_marian.rival(tmp_path / "theirs", 0, spm)
     changed(tmp_path / "theirs" / "generation_config.json", **settings)
     with pytest.raises(ValueError) as error:
-        read_run(tmp_path / "theirs", read_settings(tmp_path / "theirs"))
+        read_run(read_settings(tmp_path / "theirs"))
     assert message.format(tmp_path / "theirs") in str(error.value)
 
 
@@ -219,5 +220,5 @@ def test_of_a_decoder_alone_what_has_no_equal_is_refused(tmp_path, settings, mes
     test_llama.chat_tokenizer(tmp_path, begins=False)
     changed(tmp_path / "generation_config.json", **settings)
     with pytest.raises(ValueError) as error:
-        read_run(tmp_path, read_settings(tmp_path))
+        read_run(read_settings(tmp_path))
     assert message.format(tmp_path) in str(error.value)

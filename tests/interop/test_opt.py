@@ -104,14 +104,14 @@ def test_what_cannot_be_represented_is_refused(tmp_path, kind, values, message):
     rival(tmp_path, kind)
     changed(tmp_path, **values)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
-        read_run(tmp_path, read_settings(tmp_path))
+        read_run(read_settings(tmp_path))
 
 
 def test_added_tokens_stand_behind_the_others(tmp_path):
     rival(tmp_path, "OPT")
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<pad>": 7}))
     with pytest.raises(ValueError) as error:
-        read_run(tmp_path, read_settings(tmp_path))
+        read_run(read_settings(tmp_path))
     assert str(error.value) == (
         f"added_tokens.json must number tokens behind those of vocab.json, but in {tmp_path} '<pad>' has 7"
     )

@@ -69,7 +69,7 @@ class Rival(NamedTuple):
 
 
 def imported(directory: Path) -> Imported:
-    return read_run(directory, read_settings(directory))
+    return read_run(read_settings(directory))
 
 
 def read(path: Path) -> np.ndarray:

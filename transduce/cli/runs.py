@@ -328,7 +328,7 @@ def import_run(
 
     settings = read_settings(directory)
     check_new(run)
-    model, source, target, decoding, features = read_run(directory, settings)
+    model, source, target, decoding, features = read_run(settings)
     experiment = {"imported": settings.model_type} | ({"decoding": decoding} if decoding else {})
     kind = GenerationConfig if model.config.encoder is None else SearchConfig
     from_dict(kind, decoding, f"the search in {directory}")

@@ -35,11 +35,11 @@ def read_model(directory: Path) -> Transformer:
             Transformer here lacks.
     """
     settings = read_settings(directory)
-    model: Transformer = _module(settings).read_model(directory, settings)
+    model: Transformer = _module(settings).read_model(settings)
     return model
 
 
-def read_run(directory: Path, settings: Settings) -> Imported:
+def read_run(settings: Settings) -> Imported:
     """Read the model with its tokenizers and with how it generates.
 
     Args:
@@ -50,7 +50,7 @@ def read_run(directory: Path, settings: Settings) -> Imported:
             model.
     """
     module = _module(settings)
-    model = module.read_model(directory, settings)
-    generation = read_generation(directory, settings)
-    imported: Imported = module.read_run(directory, settings, model, generation)
+    imported: Imported = module.read_run(
+        settings, module.read_model(settings), read_generation(settings)
+    )
     return imported

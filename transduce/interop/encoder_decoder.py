@@ -27,9 +27,9 @@ from transduce.interop.generation import (
     Generation,
     generation_settings,
     read_decoding,
-    require_settings,
 )
 from transduce.interop.pretrained import (
+    CONFIG,
     TOKENIZER,
     Imported,
     check_same,
@@ -75,7 +75,7 @@ TABLES = [f"model.{half}.embed_tokens.weight" for half in ("encoder", "decoder")
 SHARED = "model.shared.weight"
 
 
-def read_model(directory: Path, settings: BARTSettings) -> Transformer:
+def read_model(settings: BARTSettings) -> Transformer:
     """Read the weights, in one file or in shards, of the model that config.json describes.
 
     Raises:
@@ -84,12 +84,13 @@ def read_model(directory: Path, settings: BARTSettings) -> Transformer:
     Lewis et al. (2020), BART; Liu et al. (2020), mBART; file format of transformers'
     save_pretrained.
     """
+    directory = settings.directory
     fairseq_learned = settings.model_type in ("bart", "mbart")
     weights = read_tensors(directory, without_position=2 if fairseq_learned else 0)
     bias = weights.pop("final_logits_bias", None)
     if bias is not None and bias.any():
         weights["final_logits_bias"] = bias.flatten()
-    config = _our_config(settings, directory, "final_logits_bias" in weights)
+    config = _our_config(settings, "final_logits_bias" in weights)
     if config.tie == "all":
         weights = share_table(weights, [SHARED, *TABLES, "lm_head.weight"], directory)
     if SHARED in weights:
@@ -97,7 +98,7 @@ def read_model(directory: Path, settings: BARTSettings) -> Transformer:
     return fill_transformer(config, ENCODER_DECODER, weights, directory)
 
 
-def _our_config(settings: BARTSettings, directory: Path, output_bias: bool) -> TransformerConfig:
+def _our_config(settings: BARTSettings, output_bias: bool) -> TransformerConfig:
     """Translate the settings of config.json."""
     ours = our_fields(settings) | {"output_bias": output_bias}
     if isinstance(settings, MarianSettings) and not settings.share_encoder_decoder_embeddings:
@@ -108,32 +109,29 @@ def _our_config(settings: BARTSettings, directory: Path, output_bias: bool) -> T
         ours["tie"] = "all"
     if settings.model_type == "m2m_100":
         ours["first_position"] = settings.pad_token_id + 1
-    return our_config(ours, directory)
+    return our_config(settings, ours)
 
 
-def read_run(
-    directory: Path, settings: BARTSettings, model: Transformer, generation: Generation
-) -> Imported:
+def read_run(settings: BARTSettings, model: Transformer, generation: Generation) -> Imported:
     """Add the tokenizers to a model, and how it is searched.
 
     Raises:
         InputError: a file of the tokenizers is missing or does not fit the model.
     """
     make = _marian_tokenizers if isinstance(settings, MarianSettings) else _tokenizers
-    source, target = make(directory, generation, settings.vocab_size, model.vocab_size)
+    source, target = make(generation, settings.vocab_size, model.vocab_size)
     n_forced = 1 if target.opens_by_language else len(target.opening)
-    decoding = read_decoding(directory, generation, model.vocab_size, n_forced=n_forced)
+    decoding = read_decoding(generation, model.vocab_size, n_forced=n_forced)
     return Imported(model, source, target, decoding)
 
 
 def _marian_tokenizers(
-    directory: Path, generation: Generation, source_size: int, target_size: int
+    generation: Generation, source_size: int, target_size: int
 ) -> tuple[ImportedTokenizer, ImportedTokenizer]:
     """Those of source.spm, target.spm, vocab.json and perhaps target_vocab.json."""
+    directory = generation.directory
     starts = (generation.pad_token_id, generation.end_id)
-    require_settings(
-        directory,
-        generation,
+    generation.check(
         ("forced_bos_token_id", "null", generation.forced_bos_token_id is None),
         (
             "decoder_start_token_id",
@@ -201,19 +199,16 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
 
 
 def _tokenizers(
-    directory: Path, generation: Generation, size: int, _: int
+    generation: Generation, size: int, _: int
 ) -> tuple[ImportedTokenizer, ImportedTokenizer]:
     """Those of source and target, with the languages that the files name, if any."""
-    settings = read_optional(directory / TOKENIZER)
+    settings = read_optional(generation.directory / TOKENIZER)
     kind = str(settings.get("tokenizer_class"))
     forced = generation.forced_bos_token_id
-    vocabulary = _read_vocabulary(
-        directory, size, generation.end_id, settings.get("language_codes", "m2m100")
-    )
+    codes = settings.get("language_codes", "m2m100")
+    vocabulary = _read_vocabulary(generation.directory, size, generation.end_id, codes)
     marks = {None, 0, generation.end_id, generation.pad_token_id, *vocabulary.special_ids}
-    require_settings(  # a text shows what is none
-        directory,
-        generation,
+    generation.check(  # a text shows what is none
         ("forced_bos_token_id", "a special token", forced in marks),
         ("decoder_start_token_id", "a special token", generation.decoder_start_token_id in marks),
     )
@@ -341,9 +336,8 @@ def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, 
         "pad_token_id": end if tokenizer.pad_id is None else tokenizer.pad_id,
         "forced_eos_token_id": None,
     }
-    nowhere = Path("config.json")
-    stored = known_fields(MarianSettings, theirs, nowhere)
-    check_same(_our_config(stored, nowhere, config.output_bias), config, set(), "Marian")
+    stored = known_fields(MarianSettings, theirs, Path(CONFIG))
+    check_same(_our_config(stored, config.output_bias), config, set(), "Marian")
     return theirs
 
 

@@ -7,21 +7,19 @@ A setting that would change outputs, and has no equal here, is refused by its na
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import field
 from typing import Any
 
 from transduce.errors import InputError
 from transduce.files import read_json
 from transduce.interop.pretrained import CONFIG, known_fields
-from transduce.interop.settings import EncoderDecoderSettings, Settings, WhisperSettings
+from transduce.interop.settings import EncoderDecoderSettings, Settings, Stored, WhisperSettings
 from transduce.model.config import TransformerConfig
 
 GENERATION = "generation_config.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generation:
+class Generation(Stored):
     """The settings that have an equal here, with the defaults of transformers."""
 
     eos_token_id: tuple[int, ...] = ()
@@ -68,6 +66,19 @@ class Generation:
             "eos": self.end_id,
             "pad": self.pad_token_id,
         }
+
+    def refusal(self, name: str, rule: str, value: object) -> InputError:
+        """The error that says which value a setting must have."""
+        return InputError(
+            f"{name} must be {rule}, but in {self.directory} it is {json.dumps(value):.200}; "
+            f"change it in {GENERATION}"
+        )
+
+    def check(self, *checks: tuple[str, str, bool]) -> None:
+        """Raise InputError unless all checks hold: a setting, its rule, and whether it is met."""
+        for name, rule, is_met in checks:
+            if not is_met:
+                raise self.refusal(name, rule, getattr(self, name))
 
 
 IN_CONFIG = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_decoder_ids")
@@ -125,7 +136,7 @@ DRAWN: dict[str, Any] = {
 """The same of settings that count where tokens are drawn."""
 
 
-def read_generation(directory: Path, settings: Settings) -> Generation:
+def read_generation(settings: Settings) -> Generation:
     """Read generation_config.json, or, in older directories, its settings in config.json.
 
     Args:
@@ -135,8 +146,8 @@ def read_generation(directory: Path, settings: Settings) -> Generation:
         InputError: a setting has no equal here, or an encoder-decoder model has several ends of
             texts.
     """
-    path = directory / GENERATION
-    config = read_json(directory / CONFIG)
+    path = settings.directory / GENERATION
+    config = read_json(settings.directory / CONFIG)
     stored = read_json(path) if path.is_file() else config
     plain = config | vars(settings)
     plain = {name: plain[name] for name in IN_CONFIG if name in plain}
@@ -144,37 +155,18 @@ def read_generation(directory: Path, settings: Settings) -> Generation:
     for name, value in (NEUTRAL | (DRAWN if plain.get("do_sample") else {})).items():
         known = name in OF_WHISPER and isinstance(settings, WhisperSettings)
         if not known and plain.get(name, value) != value:
-            raise refusal(directory, name, json.dumps(value), plain[name])
+            refused = Generation(directory=settings.directory)
+            raise refused.refusal(name, json.dumps(value), plain[name])
     generation = known_fields(Generation, plain, path)
     if isinstance(settings, EncoderDecoderSettings):
         ends = generation.eos_token_id
         single = len(ends) == 1 and settings.eos_token_id == ends
-        require_settings(
-            directory, generation, ("eos_token_id", "one id, that of config.json", single)
-        )
+        generation.check(("eos_token_id", "one id, that of config.json", single))
     return generation
 
 
-def refusal(directory: Path, name: str, rule: str, value: object) -> InputError:
-    """The error that says which value a setting must have."""
-    return InputError(
-        f"{name} must be {rule}, but in {directory} it is {json.dumps(value):.200}; change it in "
-        f"{GENERATION}"
-    )
-
-
-def require_settings(
-    directory: Path, generation: Generation, *checks: tuple[str, str, bool]
-) -> None:
-    """Raise InputError unless all checks hold: a setting, its rule, and whether it is met."""
-    for name, rule, is_met in checks:
-        if not is_met:
-            raise refusal(directory, name, rule, getattr(generation, name))
-
-
 def read_decoding(
-    directory: Path,
-    generation: Generation,
+    g: Generation,
     vocab_size: int,
     *,
     n_prefix: int = 1,
@@ -196,11 +188,10 @@ def read_decoding(
     Raises:
         InputError: a setting has no equal here.
     """
-    g = generation
     beam = g.num_beams != 1
-    _check_search(directory, g, beam)
+    _check_search(g, beam)
     least = g.min_length - n_prefix if g.min_new_tokens is None else g.min_new_tokens
-    decoding = _read_rules(directory, g, vocab_size) | {
+    decoding = _read_rules(g, vocab_size) | {
         **{ours: getattr(g, theirs) for theirs, ours in SEARCH.items()},
         "alpha": g.length_penalty if beam else 1.0,
         "length_offset": float(n_forced),
@@ -218,14 +209,11 @@ def read_decoding(
     return decoding
 
 
-def _check_search(directory: Path, generation: Generation, beam: bool) -> None:
+def _check_search(g: Generation, beam: bool) -> None:
     """Raise InputError unless a search of an encoder-decoder model has an equal here."""
-    g = generation
     begins_with_end = g.decoder_start_token_id == g.end_id
     repeats = g.no_repeat_ngram_size != 1 or not begins_with_end
-    require_settings(
-        directory,
-        g,
+    g.check(
         ("do_sample", "false", not g.do_sample),
         # in beam search, transformers penalizes log-probabilities, not logits
         ("repetition_penalty", "1.0", not beam or g.repetition_penalty == 1),
@@ -235,20 +223,15 @@ def _check_search(directory: Path, generation: Generation, beam: bool) -> None:
     )
 
 
-def read_sampling(
-    directory: Path, generation: Generation, config: TransformerConfig
-) -> dict[str, Any]:
+def read_sampling(g: Generation, config: TransformerConfig) -> dict[str, Any]:
     """The fields of GenerationConfig by which a decoder alone goes on as in `generate`.
 
     Raises:
         InputError: a setting has no equal here.
     """
-    g = generation
     n_positions = config.max_positions
     no_bound = g.max_new_tokens is not None or g.max_length is None or g.max_length >= n_positions
-    require_settings(
-        directory,
-        g,
+    g.check(
         ("num_beams", "1", g.num_beams == 1),
         ("forced_bos_token_id", "null", g.forced_bos_token_id is None),
         ("forced_eos_token_id", "null", g.forced_eos_token_id is None),
@@ -256,7 +239,7 @@ def read_sampling(
         ("no_repeat_ngram_size", "0", g.no_repeat_ngram_size <= 0),
         ("max_length", f"at least {n_positions}, for it counts the prompt", no_bound),
     )
-    ours = {**_read_rules(directory, g, config.vocab_size), "min_length": g.min_new_tokens or 0}
+    ours = {**_read_rules(g, config.vocab_size), "min_length": g.min_new_tokens or 0}
     if (most := g.max_new_tokens or g.max_length) is not None:
         ours["max_length"] = most
     if g.do_sample:
@@ -266,29 +249,26 @@ def read_sampling(
     return ours
 
 
-def _read_rules(directory: Path, generation: Generation, vocab_size: int) -> dict[str, Any]:
+def _read_rules(g: Generation, vocab_size: int) -> dict[str, Any]:
     """Fields of RulesConfig.
 
     Raises:
         InputError: phrases are forbidden, or ids that there are not, or texts have no end.
     """
-    g = generation
     ends = {*g.eos_token_id}
     if any(len(ids) != 1 for ids in g.bad_words_ids):
         raise InputError(
-            f"bad_words_ids must be tokens, one each, but in {directory} they are "
+            f"bad_words_ids must be tokens, one each, but in {g.directory} they are "
             f"{json.dumps(g.bad_words_ids)}; change them in {GENERATION}, and name phrases with "
             "--forbid"
         )
-    require_settings(
-        directory, g, ("suppress_tokens", "without eos_token_id", not ends & {*g.suppress_tokens})
-    )
+    g.check(("suppress_tokens", "without eos_token_id", not ends & {*g.suppress_tokens}))
     ids = {*g.suppress_tokens, *(i for (i,) in g.bad_words_ids)} - {g.pad_token_id, *ends}
     first = {*g.begin_suppress_tokens}
     if beyond := [i for i in (*ids, *first) if not 0 <= i < vocab_size]:
         raise InputError(
             "suppress_tokens, begin_suppress_tokens and bad_words_ids must be ids of 0 to "
-            f"{vocab_size - 1}, but in {directory} one is {beyond[0]}; change it in {GENERATION}"
+            f"{vocab_size - 1}, but in {g.directory} one is {beyond[0]}; change it in {GENERATION}"
         )
     return {
         "suppress": sorted(ids),

@@ -27,7 +27,6 @@ from transduce.interop.pretrained import (
     our_config,
     our_fields,
     read_optional,
-    require_value,
     their_settings,
     write_model,
     write_tokenizer_settings,
@@ -61,7 +60,7 @@ BANDS = ("low_freq_factor", "high_freq_factor", "original_max_position_embedding
 """The settings of rotary_bands."""
 
 
-def read_model(directory: Path, settings: Settings) -> Transformer:
+def read_model(settings: Settings) -> Transformer:
     """Read the weights, in one file or in shards, as a model in evaluation mode.
 
     Raises:
@@ -72,7 +71,8 @@ def read_model(directory: Path, settings: Settings) -> Transformer:
     XGLM; file format of transformers' save_pretrained.
     """
     kind = settings.model_type
-    config = _our_config(settings, directory)
+    directory = settings.directory
+    config = _our_config(settings)
     names = {"gpt2": GPT2, "phi3": PHI3, "xglm": XGLM, "opt": OPT}.get(kind, LLAMA)
     prefix = "transformer." if kind == "gpt2" else "model."
     weights = read_tensors(directory, prefix, without_position=2 if kind == "opt" else 0)
@@ -86,25 +86,25 @@ def read_model(directory: Path, settings: Settings) -> Transformer:
     return model
 
 
-def _our_config(settings: Settings, directory: Path) -> TransformerConfig:
+def _our_config(settings: Settings) -> TransformerConfig:
     """Translate the settings of config.json."""
     ours = our_fields(settings)
     if isinstance(settings, GPT2Settings):
         ours["d_ff"] = settings.n_inner or 4 * settings.n_embd
     if isinstance(settings, XGLMSettings):  # any other would make a position zero
-        require_value(settings, "pad_token_id", [0, 1], directory)
+        settings.require("pad_token_id", 0, 1)
     if isinstance(settings, OPTSettings):
-        require_value(settings, "word_embed_proj_dim", [None, settings.hidden_size], directory)
+        settings.require("word_embed_proj_dim", None, settings.hidden_size)
     if isinstance(settings, LlamaLikeSettings):
-        ours |= _rotation(settings, directory)
+        ours |= _rotation(settings)
         if not isinstance(settings, LlamaSettings):
-            require_value(settings, "attention_bias", [False], directory)
+            settings.require("attention_bias", False)
     if settings.model_type == "gemma" and ours["activation"] == "gelu":
         ours["activation"] = "gelu_tanh"  # its files mean the approximation
-    return our_config(ours, directory)
+    return our_config(settings, ours)
 
 
-def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
+def _rotation(settings: LlamaLikeSettings) -> dict[str, Any]:
     """How positions rotate: older files have rope_scaling, newer ones rope_parameters."""
     rope = settings.rope_parameters or settings.rope_scaling or {}
     ours = {"rotary_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
@@ -112,7 +112,7 @@ def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(
             "rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in "
-            f"{directory} it is {rope}"
+            f"{settings.directory} it is {rope}"
         )
     if kind != "default":
         ours["rotary_factor"] = rope.get("factor")
@@ -121,16 +121,14 @@ def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
     return ours
 
 
-def read_run(
-    directory: Path, settings: Settings, model: Transformer, generation: Generation
-) -> Imported:
+def read_run(settings: Settings, model: Transformer, generation: Generation) -> Imported:
     """Add the tokenizer to a model, and how prompts go on.
 
     Raises:
         InputError: there is no tokenizer, or nothing in it ends texts as config.json says.
     """
-    tokenizer = _text_tokenizer(directory, generation.eos_token_id, model.vocab_size)
-    return Imported(model, None, tokenizer, read_sampling(directory, generation, model.config))
+    tokenizer = _text_tokenizer(settings.directory, generation.eos_token_id, model.vocab_size)
+    return Imported(model, None, tokenizer, read_sampling(generation, model.config))
 
 
 def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> Tokenizer:
@@ -194,8 +192,8 @@ def export_language_model(
     theirs = _llama_settings(config) if to == "llama" else _gpt2_settings(config)
     theirs |= {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
     kind = theirs["model_type"]
-    stored = known_fields(SETTINGS[kind], theirs, directory)
-    check_same(_our_config(stored, directory), config, FREE[to], kind)
+    stored = known_fields(SETTINGS[kind], theirs, directory / CONFIG)
+    check_same(_our_config(stored), config, FREE[to], kind)
     weights = named_weights(model, LLAMA if to == "llama" else GPT2)
     if config.scale_embeddings:
         table = "model.embed_tokens.weight"

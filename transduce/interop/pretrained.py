@@ -23,6 +23,8 @@ from transduce.interop.settings import (
     SETTINGS,
     EncoderDecoderSettings,
     Settings,
+    Stored,
+    one_of,
     renamed_t5,
 )
 from transduce.model.config import Activation, Tokens, TransformerConfig
@@ -32,7 +34,7 @@ from transduce.model.transformer import Transformer
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 
-AnyDataclass = TypeVar("AnyDataclass")
+StoredT = TypeVar("StoredT", bound=Stored)
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
@@ -168,44 +170,25 @@ def read_settings(directory: Path) -> Settings:
     settings = known_fields(SETTINGS[kind], plain, directory / CONFIG)
     for name, allowed in FIXED.items():
         if hasattr(settings, name):
-            require_value(settings, name, allowed, directory)
+            settings.require(name, *allowed)
     for one, other in EQUAL.items():
         if hasattr(settings, one) and hasattr(settings, other):
-            require_equal(settings, one, other, directory)
+            settings.require_equal(one, other)
     return settings
 
 
-def known_fields(kind: type[AnyDataclass], plain: dict[str, Any], path: Path) -> AnyDataclass:
+def known_fields(kind: type[StoredT], plain: dict[str, Any], path: Path) -> StoredT:
     """The dataclass of what a file says, whose other settings are ignored.
 
     Raises:
         InputError: a setting is missing or has another type.
     """
-    values = {field.name: plain[field.name] for field in fields(kind) if field.name in plain}  # type: ignore[arg-type]
+    values = {field.name: plain[field.name] for field in fields(kind) if field.name in plain}
+    values["directory"] = str(path.parent)
     ends = values.get("eos_token_id", ())
     if not isinstance(ends, list | tuple):  # an id or null
         values["eos_token_id"] = [] if ends is None else [ends]
     return from_dict(kind, values, str(path))
-
-
-def one_of(values: Collection[Any]) -> str:
-    """The rule that a value is one of these."""
-    return " or ".join(map(repr, values))
-
-
-def require_value(settings: object, name: str, allowed: Collection[Any], directory: Path) -> None:
-    """Raise InputError unless a setting has one of the allowed values."""
-    if (value := getattr(settings, name)) not in allowed:
-        raise InputError(f"{name} must be {one_of(allowed)}, but in {directory} it is {value!r}")
-
-
-def require_equal(settings: object, one: str, other: str, directory: Path) -> None:
-    """Raise InputError unless two settings are equal; here, one field stands for both."""
-    values = getattr(settings, one), getattr(settings, other)
-    if values[0] != values[1]:
-        raise InputError(
-            f"{one} must equal {other}, but in {directory} they are {values[0]} and {values[1]}"
-        )
 
 
 def our_fields(settings: Settings) -> dict[str, Any]:
@@ -221,13 +204,13 @@ def our_fields(settings: Settings) -> dict[str, Any]:
     return ours
 
 
-def our_config(ours: dict[str, Any], directory: Path) -> TransformerConfig:
-    """The configuration that config.json in this directory describes by these fields.
+def our_config(settings: Settings, ours: dict[str, Any]) -> TransformerConfig:
+    """The configuration that these settings of config.json describe by these fields.
 
     Raises:
         InputError: one of them is out of its range.
     """
-    return from_dict(TransformerConfig, ours, str(directory / CONFIG))
+    return from_dict(TransformerConfig, ours, str(settings.directory / CONFIG))
 
 
 def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The settings of config.json by model_type, with the types and defaults of transformers."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import dataclass_transform
@@ -8,18 +10,44 @@ from typing_extensions import dataclass_transform
 from transduce.errors import InputError
 
 
+def one_of(values: Collection[Any]) -> str:
+    """The rule that a value is one of these."""
+    return " or ".join(map(repr, values))
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Of all models. Every subclass becomes a frozen dataclass whose arguments have keywords."""
+class Stored:
+    """What a JSON file of a directory says. Every subclass becomes a frozen dataclass whose
+    arguments have keywords."""
+
+    directory: Path = field(default=Path(), compare=False)
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def require(self, name: str, *allowed: Any) -> None:
+        """Raise InputError unless a setting has one of the allowed values."""
+        if (value := getattr(self, name)) not in allowed:
+            raise InputError(
+                f"{name} must be {one_of(allowed)}, but in {self.directory} it is {value!r}"
+            )
+
+    def require_equal(self, one: str, other: str) -> None:
+        """Raise InputError unless two settings are equal; here, one field stands for both."""
+        if (a := getattr(self, one)) != (b := getattr(self, other)):
+            raise InputError(
+                f"{one} must equal {other}, but in {self.directory} they are {a} and {b}"
+            )
+
+
+class Settings(Stored):
+    """Of all models."""
 
     model_type: str
     vocab_size: int
     tie_word_embeddings: bool = True
     eos_token_id: tuple[int, ...] = (2,)
-
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
 
 
 class LanguageModelSettings(Settings):

@@ -7,8 +7,6 @@ everything that reads from the residual stream or writes to it is reordered.
 
 import json
 import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,11 +18,7 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json
-from transduce.interop.generation import (
-    Generation,
-    read_decoding,
-    refusal,
-)
+from transduce.interop.generation import Generation, read_decoding
 from transduce.interop.pretrained import (
     TOKENIZER,
     Imported,
@@ -33,10 +27,8 @@ from transduce.interop.pretrained import (
     our_fields,
     piece_tokenizer,
     read_optional,
-    require_equal,
-    require_value,
 )
-from transduce.interop.settings import Speech2TextSettings, SpeechSettings, WhisperSettings
+from transduce.interop.settings import Speech2TextSettings, SpeechSettings, Stored, WhisperSettings
 from transduce.interop.weights import (
     SPEECH2TEXT,
     WHISPER,
@@ -79,8 +71,7 @@ NAMES = (
 """The English names of Whisper's languages, each before its code."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeatureSettings:
+class FeatureSettings(Stored):
     """The settings of features of a Whisper or a Speech2Text, with the defaults of transformers."""
 
     feature_size: int = 80
@@ -97,7 +88,7 @@ class FeatureSettings:
     normalize_vars: bool = True
 
 
-def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
+def read_model(settings: SpeechSettings) -> Transformer:
     """Read the weights, in one file or in shards, of the model that config.json describes.
 
     Raises:
@@ -105,8 +96,9 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang
     et al. (2020), fairseq S2T; file format of transformers' save_pretrained.
     """
-    require_value(settings, "tie_word_embeddings", [True], directory)
-    config = speech_config(settings, directory)
+    settings.require("tie_word_embeddings", True)
+    directory = settings.directory
+    config = speech_config(settings)
     weights = read_tensors(directory)
     if isinstance(settings, WhisperSettings):
         optional = f"{KEY_BIAS}$"
@@ -121,29 +113,29 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
     return model
 
 
-def speech_config(settings: SpeechSettings, directory: Path) -> TransformerConfig:
+def speech_config(settings: SpeechSettings) -> TransformerConfig:
     """Translate the settings of config.json."""
     ours = our_fields(settings)
     ours["max_positions"] = settings.max_target_positions
     ours["encoder"] |= {"positions": "sinusoidal", "max_positions": settings.max_source_positions}
     if isinstance(settings, Speech2TextSettings):
-        ours["encoder"]["input"] = _convolutions(settings, directory)
+        ours["encoder"]["input"] = _convolutions(settings)
         ours |= {
             "max_positions": settings.max_source_positions,
             "first_position": settings.pad_token_id + 1,
         }
     if isinstance(settings, WhisperSettings):
         ours["encoder"]["input"] = {"n_features": settings.num_mel_bins, "conv_strides": [1, 2]}
-    return our_config(ours, directory)
+    return our_config(settings, ours)
 
 
-def _convolutions(settings: Speech2TextSettings, directory: Path) -> dict[str, Any]:
+def _convolutions(settings: Speech2TextSettings) -> dict[str, Any]:
     """The fields of Frames of a Speech2Text."""
     kernels = settings.conv_kernel_sizes
     if len({*kernels}) != 1 or settings.input_channels != 1:
         raise InputError(
-            f"conv_kernel_sizes must be one size and input_channels 1, but in {directory} they are "
-            f"{[*kernels]} and {settings.input_channels}"
+            "conv_kernel_sizes must be one size and input_channels 1, but in "
+            f"{settings.directory} they are {[*kernels]} and {settings.input_channels}"
         )
     return {
         "n_features": settings.input_feat_per_channel,
@@ -154,16 +146,14 @@ def _convolutions(settings: Speech2TextSettings, directory: Path) -> dict[str, A
     }
 
 
-def read_run(
-    directory: Path, settings: SpeechSettings, model: Transformer, generation: Generation
-) -> Imported:
+def read_run(settings: SpeechSettings, model: Transformer, generation: Generation) -> Imported:
     """Add the settings of features and the tokenizer to a Whisper or a Speech2Text.
 
     Raises:
         InputError: the directory lacks one of them.
     """
     read = _whisper if isinstance(settings, WhisperSettings) else _speech2text
-    features, tokenizer, decoding = read(directory, settings, generation)
+    features, tokenizer, decoding = read(settings, generation)
     return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
 
 
@@ -171,14 +161,13 @@ Parts = tuple[FeatureConfig, ImportedTokenizer, dict[str, Any]]
 """Features, tokenizer and search of a model."""
 
 
-def _whisper(directory: Path, settings: SpeechSettings, generation: Generation) -> Parts:
-    plain = _read_features(directory)
-    require_value(plain, "do_normalize", [None, False], directory)
+def _whisper(settings: SpeechSettings, generation: Generation) -> Parts:
+    plain = _read_features(settings)
+    plain.require("do_normalize", None, False)
     features = whisper_features(plain)
-    tokenizer = _whisper_tokenizer(directory, generation, settings.vocab_size)
+    tokenizer = _whisper_tokenizer(generation, settings.vocab_size)
     timestamps = generation.return_timestamps
     decoding = read_decoding(
-        directory,
         generation,
         settings.vocab_size,
         n_prefix=1 + len(tokenizer.opening) - timestamps,
@@ -211,12 +200,12 @@ def whisper_features(settings: FeatureSettings) -> FeatureConfig:
     )
 
 
-def _speech2text(directory: Path, settings: SpeechSettings, generation: Generation) -> Parts:
-    plain = _read_features(directory)
+def _speech2text(settings: SpeechSettings, generation: Generation) -> Parts:
+    plain = _read_features(settings)
     if plain.do_ceptral_normalize:
-        require_value(plain, "normalize_means", [True], directory)
-        require_value(plain, "normalize_vars", [True], directory)
-    require_equal(plain, "num_mel_bins", "feature_size", directory)
+        plain.require("normalize_means", True)
+        plain.require("normalize_vars", True)
+    plain.require_equal("num_mel_bins", "feature_size")
     features = FeatureConfig(
         sample_rate=plain.sampling_rate,
         n_mels=plain.num_mel_bins,
@@ -224,6 +213,7 @@ def _speech2text(directory: Path, settings: SpeechSettings, generation: Generati
         log_mel="kaldi",
         normalize="utterance" if plain.do_ceptral_normalize else "none",
     )
+    directory = settings.directory
     if read_optional(directory / TOKENIZER).get("do_upper_case"):
         raise InputError(f"do_upper_case must be False, but in {directory} it is True")
     forced = generation.forced_bos_token_id
@@ -235,30 +225,28 @@ def _speech2text(directory: Path, settings: SpeechSettings, generation: Generati
         "sentencepiece.bpe.model",
         opening=opening,
     )
-    decoding = read_decoding(directory, generation, settings.vocab_size, n_forced=len(opening))
+    decoding = read_decoding(generation, settings.vocab_size, n_forced=len(opening))
     seconds = features.hop * settings.max_source_positions
     return features, tokenizer, decoding | {"max_seconds": seconds}
 
 
-def _read_features(directory: Path) -> FeatureSettings:
+def _read_features(settings: SpeechSettings) -> FeatureSettings:
     """Read preprocessor_config.json, or processor_config.json, which also holds other settings."""
-    path = directory / "processor_config.json"
+    path = settings.directory / "processor_config.json"
     plain = read_optional(path).get("feature_extractor")
     if not isinstance(plain, dict):
-        path = directory / FEATURES
+        path = settings.directory / FEATURES
         plain = read_json(path)
-    settings = known_fields(FeatureSettings, plain, path)
+    features = known_fields(FeatureSettings, plain, path)
     for name in ("padding_value", "dither"):
-        require_value(settings, name, [0.0], directory)
-    at_least(1, sampling_rate=settings.sampling_rate)
-    return settings
+        features.require(name, 0.0)
+    at_least(1, sampling_rate=features.sampling_rate)
+    return features
 
 
-def _whisper_tokenizer(
-    directory: Path, generation: Generation, vocab_size: int
-) -> ImportedTokenizer:
+def _whisper_tokenizer(generation: Generation, vocab_size: int) -> ImportedTokenizer:
     """Byte-level BPE, in which tokens of time are no text; by default, English is transcribed."""
-    plain = json.loads(JSONTokenizer.load(directory).model)
+    plain = json.loads(JSONTokenizer.load(generation.directory).model)
     for token in plain["added_tokens"]:
         token["special"] = token["special"] or MARK.fullmatch(token["content"]) is not None
     ids = {token["content"]: token["id"] for token in plain["added_tokens"]}
@@ -266,13 +254,14 @@ def _whisper_tokenizer(
     languages: dict[str, int] = {}
     if vocab_size >= 51865 if generation.is_multilingual is None else generation.is_multilingual:
         languages = {name.strip("<|>"): i for name, i in generation.lang_to_id.items()}
-        language, task = _language_and_task(directory, generation, ids)
+        language, task = _language_and_task(generation, ids)
         if languages and language not in languages:
-            raise refusal(directory, "language", f"one of {', '.join(languages)}", language)
+            raise generation.refusal("language", f"one of {', '.join(languages)}", language)
         names = [START, f"<|{language}|>", f"<|{task}|>", PLAIN]
     if missing := [name for name in names if name not in ids]:
         raise InputError(
-            f"{directory} must have the tokens {' '.join(names)}, but it has no {missing[0]}"
+            f"{generation.directory} must have the tokens {' '.join(names)}, but it has no "
+            f"{missing[0]}"
         )
     end = JSONTokenizer(json.dumps(plain).encode()).required("eos_id")[0]
     return ImportedTokenizer.of(
@@ -285,9 +274,7 @@ def _whisper_tokenizer(
     )
 
 
-def _language_and_task(
-    directory: Path, generation: Generation, ids: dict[str, int]
-) -> tuple[str, str]:
+def _language_and_task(generation: Generation, ids: dict[str, int]) -> tuple[str, str]:
     """The code of the language, and the task; older directories have pairs of a place and an id."""
     language, task = generation.language, generation.task
     if language is None and task is None:

@@ -4,8 +4,6 @@ Their scores are not divided by sqrt(d_head), so queries are multiplied by it he
 table is that of the embeddings, T5 divides states by sqrt(d_model), and here their norm does.
 """
 
-from pathlib import Path
-
 import torch
 
 from transduce.interop.encoder_decoder import read_run as read_run
@@ -49,7 +47,7 @@ T5: Names = {
 }
 
 
-def read_model(directory: Path, settings: T5Settings) -> Transformer:
+def read_model(settings: T5Settings) -> Transformer:
     """Read the weights, in one file or in shards, of the model that config.json describes.
 
     Raises:
@@ -57,7 +55,7 @@ def read_model(directory: Path, settings: T5Settings) -> Transformer:
     Source: Raffel et al. (2020), T5; Shazeer (2020) for 1.1; Xue et al. (2021), mT5; file format of
     transformers' save_pretrained.
     """
-    weights = read_tensors(directory, "")
+    weights = read_tensors(settings.directory, "")
     if "shared.weight" in weights:
         tables = [f"{half}.embed_tokens.weight" for half in ("encoder", "decoder")]
         weights = dict.fromkeys(tables, weights["shared.weight"]) | weights
@@ -66,8 +64,8 @@ def read_model(directory: Path, settings: T5Settings) -> Transformer:
         scaled = settings.scale_decoder_outputs
     tied = "lm_head.weight" not in weights
     ours = our_fields(settings) | {"tie": "all" if tied else "none"}
-    config = our_config(ours, directory)
-    model = fill_transformer(config, T5, weights, directory)
+    config = our_config(settings, ours)
+    model = fill_transformer(config, T5, weights, settings.directory)
     with torch.no_grad():
         for name, module in model.named_modules():
             if name.endswith("attention.qkv"):

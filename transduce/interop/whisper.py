@@ -22,6 +22,7 @@ from transduce.interop.generation import (
     generation_settings,
 )
 from transduce.interop.pretrained import (
+    CONFIG,
     check_same,
     known_fields,
     their_settings,
@@ -176,8 +177,8 @@ def _their_settings(
         **{f"{role}_token_id": end for role in ("bos", "eos", "pad")},
     }
     del theirs["max_position_embeddings"]
-    stored = known_fields(WhisperSettings, theirs, directory)
-    check_same(speech_config(stored, directory), config, set(), "Whisper")
+    stored = known_fields(WhisperSettings, theirs, directory / CONFIG)
+    check_same(speech_config(stored), config, set(), "Whisper")
     return theirs
 
 
