@@ -5,12 +5,13 @@ import logging
 import math
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+import anyio
 from starlette.exceptions import HTTPException
 
 from transduce.errors import InputError
@@ -72,8 +73,7 @@ class Request:
         self.arrived = monotonic()
         self.extend(math.inf)
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._pieces = asyncio.Queue[tuple[int, Any]]()
+        self._messages = asyncio.Queue[tuple[int, Sequence[Any]]]()
 
     @property
     def cost(self) -> int:
@@ -99,24 +99,12 @@ class Request:
         """Send pieces of an output, END or an exception from the thread of the model."""
         self.extend(self.seconds)
         with suppress(RuntimeError):  # the loop is closed: nobody reads
-            self._loop.call_soon_threadsafe(self._receive, i, pieces)
-
-    def _receive(self, i: int, pieces: Iterable[Any]) -> None:
-        for piece in pieces:
-            self._pieces.put_nowait((i, piece))
+            self._loop.call_soon_threadsafe(self._messages.put_nowait, (i, pieces))
 
     @property
     def expired(self) -> bool:
         """Whether nobody waits for the outputs any more."""
         return self.cancelled or monotonic() > self.deadline
-
-    def _watch(self) -> None:
-        """Send Late at the deadline, which moves."""
-        left = self.deadline - monotonic()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._watch)
-        else:
-            self._pieces.put_nowait((0, Late()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
         """Yield the number of an input and a piece of its output, as they come; those of streams in
@@ -127,19 +115,20 @@ class Request:
             InputError: an input cannot be used.
         """
         n_open = len(self.inputs)
-        self._watch()
         try:
             while n_open:
-                i, piece = await self._pieces.get()
-                if isinstance(piece, Exception):
-                    raise piece
-                if piece is END:
-                    n_open -= 1
-                else:
-                    yield i, piece
+                with anyio.move_on_after(self.deadline - monotonic()) as wait:
+                    i, pieces = await self._messages.get()
+                if wait.cancelled_caught:
+                    raise Late
+                for piece in pieces:
+                    if isinstance(piece, Exception):
+                        raise piece
+                    if piece is END:
+                        n_open -= 1
+                    else:
+                        yield i, piece
         finally:
-            if self._timer:
-                self._timer.cancel()
             self.cancelled = True
 
 
