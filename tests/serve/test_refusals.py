@@ -96,8 +96,9 @@ def prompts(**fields: object) -> dict[str, object]:
          "the body must be application/json or a form, but its Content-Type is 'text/plain'; name it"),
         ("/v1/chat/completions", {"json": {}}, 404, "Not Found"),
         ("/languages", {"json": {}}, 405, "Method Not Allowed"),
-        ("/translate", {"json": {**ASKED, "q": ""}}, 400, "q: Value should have at least 1 item after validation, "
-         "not 0, but it is ''; correct it"),
+        ("/translate", {"json": {**ASKED, "q": ""}}, 400, "q must not be empty, but it is ''; send a text"),
+        ("/translate", {"json": {**ASKED, "q": []}}, 400, "q must not be empty, but it is []; send a text"),
+        ("/detect", {"data": {"q": ""}}, 400, "q must not be empty, but it is ''; send a text"),
         ("/translate?q=a&source=en", {"json": {"target": "de"}}, 400, "q is missing; send it"),
         ("/inference", {"content": b"--a", "headers": {"content-type": "multipart/form-data"}}, 400,
          "Missing boundary in multipart."),

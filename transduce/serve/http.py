@@ -290,6 +290,8 @@ def _invalid_field(errors: ValidationError) -> str:
     name = ".".join(map(str, error["loc"])) or "the body"
     if error["type"] == "missing":
         return f"{name} is missing; send it"
+    if error["type"].endswith("too_short"):
+        return f"{name} must not be empty, but it is {error['input']!r}; send a text"
     return f"{name}: {error['msg']}, but it is {error['input']!r:.40}; correct it"
 
 
