@@ -26,6 +26,7 @@ from tests.interop.test_marian import changed
 from tests.runs import ENGLISH, GERMAN
 from tests.serve.conftest import texts_of
 from transduce.cli.main import main
+from transduce.interop import read_model
 from transduce.interop.encoder_decoder import M2M100
 from transduce.serve import ServeConfig
 from transduce.serve.app import serve_run
@@ -244,6 +245,19 @@ def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):
         "transduce: a tokenizer is tokenizer.json, or spiece.model, or sentencepiece.bpe.model and vocab.json, but "
         f"{tmp_path / 'theirs'} has none of them; write it with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)\n"
     )
+
+
+def test_tables_that_are_not_tied_are_read_each_by_itself(tmp_path):
+    """Such a file has a shared table, too, which nothing reads."""
+    import transformers
+
+    sizes = random_sizes(random.Random(0)) | {"vocab_size": 30, "max_position_embeddings": 20}
+    config = transformers.BartConfig(**sizes, tie_word_embeddings=False)
+    theirs = transformers.BartForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path)
+    source, target = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[2, 8, 9]])
+    got = read_model(tmp_path)(source=source, source_lengths=torch.tensor([4]), target_in=target)
+    torch.testing.assert_close(got, theirs(input_ids=source, decoder_input_ids=target).logits, rtol=0, atol=1e-4)
 
 
 def test_a_token_without_a_vector_is_left_out(tmp_path):

@@ -52,7 +52,6 @@ from transduce.interop.weights import (
     read_tensors,
     reorder_residual,
     residual_order,
-    share_table,
 )
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -71,10 +70,6 @@ M2M100 = {
 its models for WMT21."""
 
 
-TABLES = [f"model.{half}.embed_tokens.weight" for half in ("encoder", "decoder")]
-SHARED = "model.shared.weight"
-
-
 def read_model(settings: BARTSettings) -> Transformer:
     """Read the weights, in one file or in shards, of the model that config.json describes.
 
@@ -84,18 +79,13 @@ def read_model(settings: BARTSettings) -> Transformer:
     Lewis et al. (2020), BART; Liu et al. (2020), mBART; file format of transformers'
     save_pretrained.
     """
-    directory = settings.directory
     fairseq_learned = settings.model_type in ("bart", "mbart")
-    weights = read_tensors(directory, without_position=2 if fairseq_learned else 0)
+    weights = read_tensors(settings.directory, without_position=2 if fairseq_learned else 0)
     bias = weights.pop("final_logits_bias", None)
     if bias is not None and bias.any():
         weights["final_logits_bias"] = bias.flatten()
     config = _our_config(settings, "final_logits_bias" in weights)
-    if config.tie == "all":
-        weights = share_table(weights, [SHARED, *TABLES, "lm_head.weight"], directory)
-    if SHARED in weights:
-        weights = dict.fromkeys(TABLES, weights[SHARED]) | weights
-    return fill_transformer(config, ENCODER_DECODER, weights, directory)
+    return fill_transformer(config, ENCODER_DECODER, weights, settings.directory)
 
 
 def _our_config(settings: BARTSettings, output_bias: bool) -> TransformerConfig:
@@ -345,11 +335,13 @@ def _write_tokenizers(
     directory: Path, source: Tokenizer, target: Tokenizer, max_positions: int
 ) -> None:
     """Write SentencePiece models, tables of their ids and tokenizer_config.json."""
-    tables = {"vocab.json": source.tokens(range(source.vocab_size))}
-    target_table = target.tokens(range(target.vocab_size))
-    separate = target_table != tables["vocab.json"]
-    if separate:
-        tables["target_vocab.json"] = target_table
+    tables = {
+        name: side.tokens(range(side.vocab_size))
+        for name, side in {"vocab.json": source, "target_vocab.json": target}.items()
+    }
+    separate = tables["target_vocab.json"] != tables["vocab.json"]
+    if not separate:
+        del tables["target_vocab.json"]
     for name, table in tables.items():
         pieces = {piece: i for i, piece in enumerate(table) if piece}
         write_file(directory / name, json.dumps(pieces, ensure_ascii=False, indent=0) + "\n")

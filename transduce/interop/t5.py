@@ -9,7 +9,7 @@ import torch
 from transduce.interop.encoder_decoder import read_run as read_run
 from transduce.interop.pretrained import our_config, our_fields
 from transduce.interop.settings import T5Settings
-from transduce.interop.weights import Names, fill_transformer, read_tensors
+from transduce.interop.weights import Names, fill_transformer, prefixed, read_tensors
 from transduce.model.linear import split_rows
 from transduce.model.transformer import Transformer
 
@@ -35,7 +35,7 @@ def _t5_stack(half: str, feed_forward: int) -> Names:
         "layers.{}.feed_forward.narrow": f"{dense}.wo",
         **{f"layers.{{}}.attention.qkv.{x}": f"{block}.0.SelfAttention.{x}" for x in "qkv"},
     }
-    return {f"{half}.{ours}": theirs for ours, theirs in names.items()}
+    return prefixed(names, f"{half}.", "")
 
 
 T5: Names = {
@@ -56,9 +56,6 @@ def read_model(settings: T5Settings) -> Transformer:
     transformers' save_pretrained.
     """
     weights = read_tensors(settings.directory, "")
-    if "shared.weight" in weights:
-        tables = [f"{half}.embed_tokens.weight" for half in ("encoder", "decoder")]
-        weights = dict.fromkeys(tables, weights["shared.weight"]) | weights
     scaled = settings.model_type == "t5" and settings.tie_word_embeddings
     if settings.scale_decoder_outputs is not None:
         scaled = settings.scale_decoder_outputs

@@ -49,6 +49,12 @@ Names = dict[str, str]
 """By the name of a parameter, or of a module, or of one map of a fused module, its name there. {}
 is a layer's number."""
 
+
+def prefixed(names: Names, ours: str, theirs: str) -> Names:
+    """A table of a part of a model, such as its decoder, as one of the model."""
+    return {ours + name: theirs + other for name, other in names.items()}
+
+
 GPT2: Names = {
     "target_input.weight": "transformer.wte.weight",
     "output": "lm_head.weight",
@@ -108,9 +114,7 @@ FAIRSEQ_STACK: Names = {
 def _fairseq_decoder(prefix: str) -> Names:
     """The table of a model whose decoder has this name."""
     tables = {"target_input.weight": f"{prefix}.embed_tokens.weight", "output": "lm_head.weight"}
-    return tables | {
-        f"decoder.{ours}": f"{prefix}.{theirs}" for ours, theirs in FAIRSEQ_STACK.items()
-    }
+    return tables | prefixed(FAIRSEQ_STACK, "decoder.", f"{prefix}.")
 
 
 XGLM = _fairseq_decoder("model")
@@ -118,7 +122,7 @@ OPT = _fairseq_decoder("model.decoder") | {"decoder.norm": "model.decoder.final_
 ENCODER_DECODER: Names = {
     **_fairseq_decoder("model.decoder"),
     "source_input.weight": "model.encoder.embed_tokens.weight",
-    **{f"encoder.{ours}": f"model.encoder.{theirs}" for ours, theirs in FAIRSEQ_STACK.items()},
+    **prefixed(FAIRSEQ_STACK, "encoder.", "model.encoder."),
     "output_bias": "final_logits_bias",
 }
 WHISPER = ENCODER_DECODER | {
@@ -154,8 +158,8 @@ CTRANSLATE2: Names = {
     "target_input.weight": "decoder/embeddings.weight",
     "output": "decoder/projection.weight",
     "output_bias": "decoder/projection.bias",
-    **{f"encoder.{ours}": f"encoder/{theirs}" for ours, theirs in CTRANSLATE2_STACK.items()},
-    **{f"decoder.{ours}": f"decoder/{theirs}" for ours, theirs in CTRANSLATE2_STACK.items()},
+    **prefixed(CTRANSLATE2_STACK, "encoder.", "encoder/"),
+    **prefixed(CTRANSLATE2_STACK, "decoder.", "decoder/"),
 }
 """CTranslate2's names of specifications, with slashes, and of their weights."""
 
@@ -289,8 +293,12 @@ def fill_transformer(
     tables: dict[int, list[str]] = {}
     for name, weight in ours.items():
         tables.setdefault(weight.data_ptr(), []).append(name)
+    shared = [name for name in weights if name.endswith("shared.weight")]
     for tied in tables.values():
-        weights = share_table(weights, tied, directory)
+        is_stored = len(tied) == 1 and tied[0] in weights
+        if not is_stored and any(name.endswith("embed_tokens.weight") for name in tied):
+            tied = [*shared, *tied]
+        weights = _share_table(weights, tied, directory)
     needed = {
         name: weight
         for name, weight in weights.items()
@@ -310,7 +318,7 @@ def fill_transformer(
     return model
 
 
-def share_table(weights: dict[str, Tensor], names: list[str], directory: Path) -> dict[str, Tensor]:
+def _share_table(weights: dict[str, Tensor], names: list[str], directory: Path) -> dict[str, Tensor]:
     """The same weights, where a tied table has all of its names; a file may store it under one of
     them.
 
