@@ -189,7 +189,10 @@ def export_language_model(
         )
     content = _tokenizer_json(tokenizer, to)
     ids = {} if tokenizer is None or content is None else _special_ids(tokenizer, to)
-    theirs = _llama_settings(config) if to == "llama" else _gpt2_settings(config)
+    if to == "llama":
+        theirs = _llama_settings(config)
+    else:
+        theirs = their_settings(config, "gpt2", "GPT2LMHeadModel")
     theirs |= {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
     kind = theirs["model_type"]
     stored = known_fields(SETTINGS[kind], theirs, directory / CONFIG)
@@ -226,10 +229,6 @@ def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
     of_llama = {"bos": tokenizer.bos_id, "eos": end, "pad": tokenizer.pad_id}
     ids = of_llama if to == "llama" else {"bos": end, "eos": end}
     return {role: i for role, i in ids.items() if i is not None}
-
-
-def _gpt2_settings(config: TransformerConfig) -> dict[str, Any]:
-    return their_settings(config, "gpt2", "GPT2LMHeadModel") | {"embd_pdrop": config.dropout}
 
 
 def _add_biases(weights: dict[str, Tensor], n_layers: int) -> None:

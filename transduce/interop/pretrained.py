@@ -66,6 +66,7 @@ FIELDS = {
     "decoder_ffn_dim": "d_ff",
     "n_positions": "max_positions",
     "max_position_embeddings": "max_positions",
+    "embd_pdrop": "dropout",
     "resid_pdrop": "dropout",
     "dropout": "dropout",
     "attn_pdrop": "attention_dropout",

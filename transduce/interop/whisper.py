@@ -188,28 +188,26 @@ def _their_features(features: FeatureConfig | VectorConfig | None) -> dict[str, 
     Raises:
         InputError: the features are no Whisper's.
     """
-    settings = None
+    settings: dict[str, int] = {}
     if isinstance(features, FeatureConfig):
-        rate = features.sample_rate
-        settings = FeatureSettings(
-            feature_size=features.n_mels,
-            sampling_rate=rate,
-            hop_length=features.hop_samples,
-            chunk_length=int(features.pad_to),
-            n_fft=round(features.frame * rate),
-        )
-    if settings is None or whisper_features(settings) != features:
+        settings = {
+            "feature_size": features.n_mels,
+            "sampling_rate": features.sample_rate,
+            "hop_length": features.hop_samples,
+            "chunk_length": int(features.pad_to),
+            "n_fft": round(features.frame * features.sample_rate),
+        }
+    if whisper_features(known_fields(FeatureSettings, settings, Path(FEATURES))) != features:
         raise InputError(
             "a Whisper has its own features of sound, but this run has others; export a run that "
             "went on from an imported Whisper (--start-from)"
         )
-    names = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
-    n_samples = settings.chunk_length * settings.sampling_rate
-    return {name: getattr(settings, name) for name in names} | {
+    n_samples = settings["chunk_length"] * settings["sampling_rate"]
+    return settings | {
         "feature_extractor_type": "WhisperFeatureExtractor",
         "processor_class": "WhisperProcessor",
         "n_samples": n_samples,
-        "nb_max_frames": n_samples // settings.hop_length,
+        "nb_max_frames": n_samples // settings["hop_length"],
         "padding_side": "right",
         "padding_value": 0.0,
         "return_attention_mask": False,
