@@ -15,7 +15,6 @@ from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.serve import ServeConfig
 from transduce.serve.app import create_app, serve_run
-from transduce.serve.engine import END
 from transduce.serve.http import Connection, Languages, Served
 from transduce.serve.translation import TranslationRequest
 from transduce.tasks.load import load
@@ -53,7 +52,7 @@ def make_runs(folder: Path) -> None:
 def texts_of(served: Served, pair: Languages, lines: list[str]) -> list[str]:
     """The best translations by its engine, in the order of the lines."""
     pieces = served.engine.work(TranslationRequest(pair), lines)
-    best = {i: piece[0][0].text for i, piece in pieces if piece is not END}
+    best = {i: piece[0][0].text for i, piece in pieces}
     return [best[i] for i in range(len(lines))]
 
 

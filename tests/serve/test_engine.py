@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from transduce.serve import ServeConfig
-from transduce.serve.engine import COUNTED_FOR, END, Busy, Engine, Late, Request
+from transduce.serve.engine import COUNTED_FOR, Busy, Engine, Late, Request
 
 
 class Upper:
@@ -40,7 +40,6 @@ class Upper:
             except GeneratorExit:
                 self.left.set()
                 raise
-            yield i, END
 
 
 @contextmanager

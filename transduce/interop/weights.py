@@ -318,7 +318,9 @@ def fill_transformer(
     return model
 
 
-def _share_table(weights: dict[str, Tensor], names: list[str], directory: Path) -> dict[str, Tensor]:
+def _share_table(
+    weights: dict[str, Tensor], names: list[str], directory: Path
+) -> dict[str, Tensor]:
     """The same weights, where a tied table has all of its names; a file may store it under one of
     them.
 

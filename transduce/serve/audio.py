@@ -5,6 +5,7 @@ import io
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import Literal
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from transduce.data.audio import audio_blocks
 from transduce.errors import InputError
 from transduce.serve import ServeConfig
-from transduce.serve.engine import END, Busy, Pieces, Request
+from transduce.serve.engine import Busy, Pieces, Request
 from transduce.serve.http import (
     TOKEN,
     Json,
@@ -191,8 +192,8 @@ async def transcribe(
     run: Served[Transcriber], samples: Samples, kind: TranscriptionRequest
 ) -> Transcript:
     """The transcript of a sound."""
-    (segments,) = await run.engine.outputs(_request(samples, run.task, kind))
-    return Transcript("", sorted(segments, key=attrgetter("start")))
+    (pieces,) = await run.engine.outputs(_request(samples, run.task, kind))
+    return Transcript("", sorted(chain.from_iterable(pieces), key=attrgetter("start")))
 
 
 def _request(
@@ -203,10 +204,10 @@ def _request(
     return Request([samples], kind, [SEGMENT_COST * n_segments], stream=stream or n_segments > 1)
 
 
-async def _deltas(segments: AsyncIterator[tuple[int, Segment]]) -> AsyncIterator[Json]:
+async def _deltas(pieces: AsyncIterator[tuple[int, list[Segment]]]) -> AsyncIterator[Json]:
     """Yield the events of a stream: one for each segment, and the whole text."""
     texts = list[str]()
-    async for _, segment in segments:
+    async for _, (segment,) in pieces:
         if text := segment.outputs[0].text.strip():
             yield {"type": "transcript.text.delta", "delta": " " * bool(texts) + text}
             texts.append(text)
@@ -238,7 +239,8 @@ def speech_languages(transcriber: Transcriber) -> list[str]:
 def transcribe_sounds(
     transcriber: Transcriber, request: TranscriptionRequest, sounds: list[Samples]
 ) -> Pieces:
-    """Yield the segments of every sound; those of a single sound as soon as they are there."""
+    """Yield lists of the segments of every sound; those of a single sound as soon as they are
+    there."""
     decoding = transcriber.decoding
     details = request.details
     if request.language and speech_languages(transcriber):
@@ -248,10 +250,8 @@ def transcribe_sounds(
         for sound in read:
             if sound.error:
                 raise InputError(sound.error)
-            segments = transcriber.in_order(sound, decoding, details=details)
-            yield from ((0, segment) for segment in segments)
-        yield 0, END
+            for segment in transcriber.in_order(sound, decoding, details=details):
+                yield 0, [segment]
         return
     for i, transcript in enumerate(transcriber.transcripts(read, decoding, details=details)):
-        yield from ((i, segment) for segment in transcript.segments)
-        yield i, InputError(transcript.error) if transcript.error else END
+        yield i, InputError(transcript.error) if transcript.error else transcript.segments

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 
 from transduce.serve import ServeConfig
-from transduce.serve.engine import END, Pieces, Request
+from transduce.serve.engine import Pieces, Request
 from transduce.serve.http import (
     TOKEN,
     Json,
@@ -269,7 +269,6 @@ def generate_texts(
             prompt.text, config, prompt_number=prompt.number, text_number=prompt.first, stop=stops
         )
         yield from ((0, piece) for piece in _until_stop(pieces, stops))
-        yield 0, END
         return
     i = 0
     for group in [[prompt] for prompt in prompts] if config.temperature > 0 else [prompts]:
@@ -282,7 +281,6 @@ def generate_texts(
             stop=stops,
         ):
             yield i, outputs
-            yield i, END
             i += 1
 
 

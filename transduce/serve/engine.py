@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from transduce.serve import ServeConfig
 logger = logging.getLogger("transduce")
 
 END = object()
-"""Follows the last piece of an output."""
+"""Comes to a client behind the last piece of an output."""
 
 MAX_STREAMS = 4
 """Streams that take turns with the batch, a piece each."""
@@ -32,7 +32,8 @@ COUNTED_FOR = 0.1
 """Seconds until a full queue is counted again, as clients may have left."""
 
 Pieces = Generator[tuple[int, Any], None, None]
-"""The number of an input with a piece of its output, of which END or an exception is the last."""
+"""The number of an input with its output, or an exception; of a single input, with the pieces of
+it, one by one."""
 
 Work = Callable[[Any, list[Any]], Pieces]
 """Computes inputs of one kind."""
@@ -218,31 +219,29 @@ class Engine(threading.Thread):
     def _compute(self, inputs: list[Input]) -> Generator[None, None, None]:
         """Hand over one piece a step; if one of several inputs fails, compute each by itself."""
         pending = dict(enumerate(inputs))
-        held = defaultdict[int, list[Any]](list)
-        kind = inputs[0][0].kind
+        request, i = inputs[0]
+        is_single = len(inputs) == 1
         try:
-            with closing(self.work(kind, [each.inputs[i] for each, i in inputs])) as pieces:
+            with closing(self.work(request.kind, [each.inputs[n] for each, n in inputs])) as pieces:
                 for k, piece in pieces:
-                    request, i = inputs[k]
-                    held[k].append(piece)
-                    is_last = piece is END or isinstance(piece, Exception)
-                    if is_last or request.stream:
-                        request.put(i, *held.pop(k))
-                    if is_last:
-                        del pending[k]
+                    if is_single:
+                        request.put(i, piece)
+                    else:
+                        each, n = pending.pop(k)
+                        each.put(n, piece, END)
                     yield
-                    if all(request.expired for request, _ in pending.values()):
+                    if all(each.expired for each, _ in pending.values()):
                         return
+            request.put(i, END)
         except Exception as error:
-            if len(inputs) == 1:
+            if is_single:
                 if not isinstance(error, InputError):
                     logger.exception("a request failed")
-                request, i = inputs[0]
                 request.put(i, error)
                 return
-            for each in pending.values():
-                if not each[0].expired:
-                    yield from self._compute([each])
+            for one in pending.values():
+                if not one[0].expired:
+                    yield from self._compute([one])
 
     def _admit(self) -> bool:
         """Wait for inputs, and begin those that fit beside the running jobs; False at the end."""

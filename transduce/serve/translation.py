@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from transduce.data.glossary import Terms
 from transduce.errors import InputError
-from transduce.serve.engine import END, Pieces, Request
+from transduce.serve.engine import Pieces, Request
 from transduce.serve.http import (
     TOKEN,
     Json,
@@ -372,7 +372,6 @@ def translate_lines(
             for output in outputs
         ]
         yield i, [*zip(outputs, maps, strict=True)]
-        yield i, END
 
 
 def _attention(translator: Translator, line: str, output: Output) -> Alignment | None:
