@@ -278,19 +278,22 @@ def _read_rules(g: Generation, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def generation_settings(decoding: dict[str, Any], suppressed: Collection[int]) -> dict[str, Any]:
+def generation_settings(
+    decoding: dict[str, Any], suppressed: Collection[int], *, n_prefix: int = 1
+) -> dict[str, Any]:
     """Translate the rules of a run, and its search, if it searches as transformers does.
 
     Args:
         decoding: fields of SearchConfig.
         suppressed: ids that no text holds, beside those that the rules name.
+        n_prefix: tokens that begin an output, which lengths count there.
     """
     theirs = {"suppress_tokens": sorted({*suppressed, *decoding.get("suppress", ())})}
     theirs |= {name: decoding[ours] for name, ours in RULES.items() if decoding.get(ours)}
     if decoding.get("min_length"):
-        theirs["min_length"] = decoding["min_length"] + 1  # what begins an output counts there
+        theirs["min_length"] = decoding["min_length"] + n_prefix
     if decoding.get("at_max_length") == "by_score" and decoding.get("length_offset") == 0:
         theirs |= {name: decoding[ours] for name, ours in SEARCH.items() if ours in decoding}
         if decoding.get("length_ratio") == 0:
-            theirs["max_length"] = decoding["length_extra"] + 1
+            theirs["max_length"] = decoding["length_extra"] + n_prefix
     return theirs

@@ -130,6 +130,7 @@ def _write_generation(
         theirs: the settings of config.json.
         opening: the language and the task of texts where a call names none.
     """
+    n_prefix = len(tokenizer.opening) + 1 - decoding["timestamps"]
     ids = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
     tasks = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
     settings = {name: theirs[name] for name in theirs if name.endswith("token_id")} | {
@@ -137,15 +138,12 @@ def _write_generation(
         "no_timestamps_token_id": ids[PLAIN],
         "return_timestamps": decoding["timestamps"],
         "max_length": theirs["max_target_positions"],
-        **generation_settings(decoding, tokenizer.suppressed),
+        **generation_settings(decoding, tokenizer.suppressed, n_prefix=n_prefix),
     }
-    n_prefix = len(tokenizer.opening) + 1 - decoding["timestamps"]
     if decoding["length_ratio"] == 0:
         settings["max_length"] = min(
             theirs["max_target_positions"], decoding["length_extra"] + n_prefix
         )
-    if decoding["min_length"]:
-        settings["min_length"] = decoding["min_length"] + n_prefix
     if tokenizer.languages:
         languages = {f"<|{name}|>": i for name, i in tokenizer.languages.items()}
         settings |= {"lang_to_id": languages, "task_to_id": tasks} | opening

@@ -101,8 +101,9 @@ def serve_run(
         InputError: it fills masks, or takes vectors, or knows no such languages.
     """
     if type(task) not in WORK:
-        rule = "a server translates, transcribes and generates"
-        raise InputError(f"{rule}, but {name} fills masks; leave it out")
+        raise InputError(
+            f"a server translates, transcribes and generates, but {name} fills masks; leave it out"
+        )
     if isinstance(task, Transcriber) and not isinstance(task.feature_extractor, FeatureExtractor):
         raise InputError(f"a server transcribes sound, but {name} takes vectors; leave it out")
     computes: Any = task
@@ -243,7 +244,7 @@ class _MeasureRequests:
         if scope.get("method") == "HEAD":
             scope = {**scope, "method": "GET"}
         began = monotonic()
-        refused = False
+        refused = self._is_refused(scope)
         status = 499  # nginx's status of a client that left before its answer
 
         async def send_measured(message: Message) -> None:
@@ -252,7 +253,7 @@ class _MeasureRequests:
             await send(message)
 
         try:
-            if refused := self._is_refused(scope):
+            if refused:
                 await _error_response(scope["path"], Busy())(scope, receive, send_measured)
             else:
                 await self.app(scope, receive, send_measured)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import fastapi
 import torch
-from fastapi import APIRouter, HTTPException, UploadFile
+from fastapi import APIRouter, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -100,10 +100,9 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
     with body.file.file:
         run = find_transcriber(state, body.model)
         if body.word_times and not run.task.has_word_times:
-            raise HTTPException(
-                400,
+            raise InputError(
                 "times of words come from CTC, or from a Whisper's alignment_heads, but "
-                f"{run.name} has neither; leave them out",
+                f"{run.name} has neither; leave them out"
             )
         if run.engine.is_full():
             raise Busy
@@ -184,8 +183,9 @@ def _decode(file: UploadFile, transcriber: Transcriber, config: ServeConfig) -> 
 def check_seconds(seconds: float, config: ServeConfig, name: str = Samples.name) -> None:
     """Raise InputError if sound lasts too long."""
     if seconds > config.seconds:
-        rule = f"sound may last {config.seconds:g} s"
-        raise InputError(f"{rule}, but {name} lasts longer; send it in parts")
+        raise InputError(
+            f"sound may last {config.seconds:g} s, but {name} lasts longer; send it in parts"
+        )
 
 
 async def transcribe(

@@ -8,10 +8,11 @@ from time import time
 from typing import Any
 
 import fastapi
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 
+from transduce.errors import InputError
 from transduce.serve import ServeConfig
 from transduce.serve.engine import Pieces, Request
 from transduce.serve.http import (
@@ -88,12 +89,10 @@ class CompletionBody(BaseModel):
         """The configuration of the generation.
 
         Raises:
-            HTTPException: the request is too large.
-            InputError: its numbers do not go together.
+            InputError: the request is too large, or its numbers do not go together.
         """
         if self.best_of not in (None, self.n):  # of n texts, all are the best
-            rule = "best_of must be n"
-            raise HTTPException(400, f"{rule}, but it is {self.best_of}; leave it out")
+            raise InputError(f"best_of must be n, but it is {self.best_of}; leave it out")
         check_bound(sum(map(len, self.prompts)), limits.characters, "characters of prompts")
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
         check_bound(self.max_tokens, limits.max_tokens, "max_tokens")
@@ -174,13 +173,13 @@ def _count_tokens(generator: TextGenerator, prompts: list[str]) -> int:
     """The tokens of all prompts.
 
     Raises:
-        HTTPException: one has more than the model has positions.
+        InputError: one has more than the model has positions.
     """
     counts = [len(generator.encode_uncut(prompt)) for prompt in prompts]
     bound = last_position(*generator.engines)
     if max(counts, default=0) > bound:
-        raise HTTPException(
-            400, f"a prompt may have {bound} tokens here, but one has {max(counts)}; shorten it"
+        raise InputError(
+            f"a prompt may have {bound} tokens here, but one has {max(counts)}; shorten it"
         )
     return sum(counts)
 

@@ -71,7 +71,7 @@ def responses(model: type[BaseModel]) -> dict[int | str, Json]:
 
 
 def http_error(error: Exception) -> StarletteHTTPException:
-    """An error with its status, message and headers."""
+    """An error with its status, message and headers; that of an InputError is 400."""
     if isinstance(error, StarletteHTTPException):
         return error
     if isinstance(error, InputError):
@@ -218,7 +218,8 @@ async def read_body(
     """Read JSON or a form of at most so many bytes; of a body of text, if they are 0.
 
     Raises:
-        HTTPException: it lacks the token, or is neither, too large, too slow, or has wrong fields.
+        HTTPException: it lacks the token, or is neither, too large or too slow.
+        InputError: it cannot be read, or has wrong fields.
     """
     fields: Any = None
     bounded = Request(request.scope, _bounded(request, n_bytes or state.config.text_bytes))
@@ -237,13 +238,15 @@ async def read_body(
 def _refusal(error: Exception, config: ServeConfig) -> Exception:
     """The answer to a body that could not be read."""
     if isinstance(error, TimeoutError):
-        rule = f"an upload may take {config.deadline:g} s"
-        return HTTPException(408, f"{rule}, but it is not here yet; try again")
+        message = f"an upload may take {config.deadline:g} s, but it is not here yet; try again"
+        return HTTPException(408, message)
     if isinstance(error, ValidationError):
-        return HTTPException(400, _invalid_field(error))
+        return InputError(_invalid_field(error))
     if isinstance(error, ClientDisconnect | LookupError | ValueError):
-        rule = "the body must be an object of JSON, or a form"
-        return HTTPException(400, f"{rule}, but it cannot be read as such ({error}); correct it")
+        return InputError(
+            "the body must be an object of JSON, or a form, but it cannot be read as such "
+            f"({error}); correct it"
+        )
     return error
 
 
@@ -254,8 +257,11 @@ async def _read_fields(request: Request) -> Any:
     if content_type == "application/json":
         return from_json(await request.body())
     if content_type not in FORMS:
-        rule = "the body must be application/json or a form"
-        raise HTTPException(415, f"{rule}, but its Content-Type is {content_type[:40]!r}; name it")
+        raise HTTPException(
+            415,
+            "the body must be application/json or a form, but its Content-Type is "
+            f"{content_type[:40]!r}; name it",
+        )
     fields: dict[str, list[Any]] = {}
     for name, value in (await request.form(max_files=1, max_fields=100)).multi_items():
         fields.setdefault(name, []).append(value)
@@ -296,9 +302,9 @@ def _invalid_field(errors: ValidationError) -> str:
 
 
 def check_bound(n: int, bound: int, noun: str) -> None:
-    """Raise HTTPException if a request has more than it may."""
+    """Raise InputError if a request has more than it may."""
     if n > bound:
-        raise HTTPException(400, f"a request may have {bound} {noun}, but it has {n}; ask for less")
+        raise InputError(f"a request may have {bound} {noun}, but it has {n}; ask for less")
 
 
 class Connection(H11Protocol):

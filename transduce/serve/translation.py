@@ -8,7 +8,7 @@ from itertools import permutations
 from typing import Any
 
 import fastapi
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from transduce.data.glossary import Terms
@@ -148,12 +148,14 @@ def _only_source(state: ServerState, target: str = "") -> str:
     """The language of a text for which none is named.
 
     Raises:
-        HTTPException: it could be one of several.
+        InputError: it could be one of several.
     """
     sources = sorted({pair.source for pair in _translators(state) if target in ("", pair.target)})
     if len(sources) != 1:
-        rule = "a language is known where the server reads one alone"
-        raise HTTPException(400, f"{rule}, but it reads {sources}; send it as source")
+        raise InputError(
+            f"a language is known where the server reads one alone, but it reads {sources}; send "
+            "it as source"
+        )
     return sources[0]
 
 
@@ -193,8 +195,8 @@ async def translate(http: fastapi.Request, state: State) -> Json:
     texts = [query.q] if isinstance(query.q, str) else query.q
     check_bound(sum(map(len, texts)), state.config.characters, "characters")
     if query.format not in ("text", "html"):
-        raise HTTPException(
-            400, f"format must be text or html, but it is {query.format[:20]!r}; send one of them"
+        raise InputError(
+            f"format must be text or html, but it is {query.format[:20]!r}; send one of them"
         )
     source = _only_source(state, query.target) if query.source == "auto" else query.source
     translators = _translators(state)
@@ -231,12 +233,14 @@ async def translate(http: fastapi.Request, state: State) -> Json:
 
 
 def _check_pair(pair: Languages, pairs: Collection[Languages]) -> None:
-    """Raise HTTPException unless it is one of these."""
+    """Raise InputError unless it is one of these."""
     if pair not in pairs:
         names = [f"{each.source} to {each.target}" for each in pairs]
         known = ", ".join(names[:8]) + ", ..." * (len(names) > 8) if names else "nothing"
-        rest = f"but not {pair.source[:20]} to {pair.target[:20]}; see /languages"
-        raise HTTPException(400, f"this server translates {known}, {rest}")
+        raise InputError(
+            f"this server translates {known}, but not {pair.source[:20]} to {pair.target[:20]}; "
+            "see /languages"
+        )
 
 
 @router.get("/frontend/settings", dependencies=TOKEN)
