@@ -152,6 +152,11 @@ class ServerState:
         self.runs = runs
         self.records = {run.name: run.directory for run in runs if run.directory} | {**records}
         """Directories of the runs whose training the page shows, by name."""
+        self.translators: dict[Languages, Served[Translator]] = {}
+        """The first run of each pair of languages."""
+        for run in runs:
+            for pair in run.languages:
+                self.translators.setdefault(pair, run)
         self.config = config
         self.token = token
         self.metrics = CollectorRegistry()

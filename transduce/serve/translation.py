@@ -19,7 +19,6 @@ from transduce.serve.http import (
     Json,
     Languages,
     PlainError,
-    Served,
     ServerState,
     State,
     body_schema,
@@ -135,22 +134,13 @@ class Language(BaseModel):
     targets: list[str]
 
 
-def _translators(state: ServerState) -> dict[Languages, Served[Translator]]:
-    """The runs that translate, the first one of each pair of languages."""
-    runs = dict[Languages, Served[Translator]]()
-    for run in state.runs:
-        for pair in run.languages:
-            runs.setdefault(pair, run)
-    return runs
-
-
 def _only_source(state: ServerState, target: str = "") -> str:
     """The language of a text for which none is named.
 
     Raises:
         InputError: it could be one of several.
     """
-    sources = sorted({pair.source for pair in _translators(state) if target in ("", pair.target)})
+    sources = sorted({pair.source for pair in state.translators if target in ("", pair.target)})
     if len(sources) != 1:
         raise InputError(
             f"a language is known where the server reads one alone, but it reads {sources}; send "
@@ -162,7 +152,7 @@ def _only_source(state: ServerState, target: str = "") -> str:
 @router.get("/languages", dependencies=TOKEN)
 async def languages(state: State) -> list[Language]:
     """The languages that the server translates."""
-    pairs = [*_translators(state)]
+    pairs = state.translators
     codes = dict.fromkeys([pair.source for pair in pairs] + [pair.target for pair in pairs])
     return [
         Language(
@@ -199,9 +189,8 @@ async def translate(http: fastapi.Request, state: State) -> Json:
             f"format must be text or html, but it is {query.format[:20]!r}; send one of them"
         )
     source = _only_source(state, query.target) if query.source == "auto" else query.source
-    translators = _translators(state)
     pair = Languages(source, query.target)
-    _check_pair(pair, translators)
+    _check_pair(pair, state.translators)
     is_html = query.format == "html"
     parsed = [parse_html(text) if is_html else LINE_END.split(text) for text in texts]
     lines = [
@@ -214,7 +203,7 @@ async def translate(http: fastapi.Request, state: State) -> Json:
     terms = tuple(query.glossary.items())
     kind = TranslationRequest(pair, n_best, alignments=is_html, glossary=terms)
     request = Request(flat, kind, [n_best] * len(flat))
-    outputs = iter(await translators[pair].engine.outputs(request))
+    outputs = iter(await state.translators[pair].engine.outputs(request))
     answer = defaultdict[str, list[Any]](list)
     for pieces, text in zip(parsed, lines, strict=True):
         rows = [[output for output, _ in next(outputs)[0]] for _ in text]
@@ -246,7 +235,7 @@ def _check_pair(pair: Languages, pairs: Collection[Languages]) -> None:
 @router.get("/frontend/settings", dependencies=TOKEN)
 async def settings(state: State) -> Json:
     """The settings of LibreTranslate's pages."""
-    pair = next(iter(_translators(state)), Languages("", ""))
+    pair = next(iter(state.translators), Languages("", ""))
     needs_key = bool(state.token)
     return {
         "charLimit": state.config.characters,
