@@ -105,23 +105,11 @@ FIXED: dict[str, Collection[Any]] = {
 }
 """The values of settings that a Transformer here can have."""
 
-LLAMA = {
-    "norm": "rms",
-    "norm_position": "pre",
-    "gated": True,
-    "positions": "rotary",
-    "scale_embeddings": False,
-}
+LLAMA = {"norm": "rms", "gated": True, "positions": "rotary", "scale_embeddings": False}
 BIASLESS = LLAMA | {"bias": False}
-T5 = {"norm": "rms", "norm_position": "pre", "positions": "relative", "bias": False}
-SPEECH = {"norm_position": "pre", "sinusoids": "tensor2tensor"}
+T5 = {"norm": "rms", "positions": "relative", "bias": False}
 BLOCKS: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "norm_position": "pre",
-        "positions": "learned",
-        "scale_embeddings": False,
-        "init": "gpt2",
-    },
+    "gpt2": {"positions": "learned", "scale_embeddings": False, "init": "gpt2"},
     "llama": LLAMA,
     "qwen2": BIASLESS | {"qkv_bias": True},
     "qwen3": BIASLESS | {"qk_norm": True},
@@ -129,20 +117,21 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "gemma": BIASLESS | {"scale_embeddings": True},
     "phi3": BIASLESS,
     "olmo": BIASLESS | {"norm": "layer", "norm_eps": 1e-5},
-    "opt": {"norm_position": "pre", "positions": "learned", "scale_embeddings": False},
-    "xglm": {"norm_position": "pre", "sinusoids": "tensor2tensor", "first_position": 2},
-    "marian": {},
-    "m2m_100": {"norm_position": "pre", "sinusoids": "tensor2tensor"},
-    "bart": {"positions": "learned", "embedding_norm": True},
-    "mbart": {"positions": "learned", "embedding_norm": True, "norm_position": "pre"},
-    "pegasus": {"norm_position": "pre"},
-    "blenderbot": {"positions": "learned", "norm_position": "pre"},
+    "opt": {"positions": "learned", "scale_embeddings": False},
+    "xglm": {"sinusoids": "tensor2tensor", "first_position": 2},
+    "marian": {"norm_position": "post"},
+    "m2m_100": {"sinusoids": "tensor2tensor"},
+    "bart": {"norm_position": "post", "positions": "learned", "embedding_norm": True},
+    "mbart": {"positions": "learned", "embedding_norm": True},
+    "pegasus": {},
+    "blenderbot": {"positions": "learned"},
     "t5": T5,
     "mt5": T5,
-    "whisper": SPEECH | {"positions": "learned", "scale_embeddings": False},
-    "speech_to_text": SPEECH,
+    "whisper": {"sinusoids": "tensor2tensor", "positions": "learned", "scale_embeddings": False},
+    "speech_to_text": {"sinusoids": "tensor2tensor"},
 }
-"""By model_type, the fields of TransformerConfig that have one value in all of its models."""
+"""By model_type, the fields of TransformerConfig that have one value in all of its models; its
+norms stand before the sublayers where nothing is named."""
 
 EQUAL = {
     "embd_pdrop": "resid_pdrop",
@@ -196,7 +185,8 @@ def our_fields(settings: Settings) -> dict[str, Any]:
     """Translate settings into fields of TransformerConfig, as far as all models have them alike."""
     values = {FIELDS[name]: value for name, value in vars(settings).items() if name in FIELDS}
     tokens = {"vocab_size": settings.vocab_size}
-    ours = {"dropout": 0.0} | values | BLOCKS[settings.model_type]
+    ours: dict[str, Any] = {"dropout": 0.0, "norm_position": "pre"}
+    ours |= values | BLOCKS[settings.model_type]
     ours["decoder"] = {"input": tokens, "n_layers": ours.pop("n_layers")}
     ours["activation"] = ACTIVATIONS[ours["activation"]]
     ours["tie"] = "output" if settings.tie_word_embeddings else "none"

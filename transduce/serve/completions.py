@@ -269,18 +269,18 @@ def generate_texts(
         )
         yield from ((0, piece) for piece in _until_stop(pieces, stops))
         return
-    i = 0
-    for group in [[prompt] for prompt in prompts] if config.temperature > 0 else [prompts]:
-        first = group[0]
+    groups = [[prompt] for prompt in prompts] if config.temperature > 0 else [prompts]
+    yield from enumerate(
+        outputs
+        for group in groups
         for outputs in generator.generate(
             [prompt.text for prompt in group],
-            config.changed(n=first.n),
-            first_prompt=first.number,
-            first_text=first.first,
+            config.changed(n=group[0].n),
+            first_prompt=group[0].number,
+            first_text=group[0].first,
             stop=stops,
-        ):
-            yield i, outputs
-            i += 1
+        )
+    )
 
 
 def _until_stop(

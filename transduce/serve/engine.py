@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
@@ -72,7 +71,6 @@ class Request:
         """Inputs that no longer wait."""
         self.cancelled = False
         self.arrived = monotonic()
-        self.extend(math.inf)
         self._loop = asyncio.get_running_loop()
         self._messages = asyncio.Queue[tuple[int, Sequence[Any]]]()
 
