@@ -297,17 +297,17 @@ class PageInfo(BaseModel):
 @page.get("/page/runs", dependencies=TOKEN)
 async def runs(state: State) -> PageInfo:
     """The runs that are served."""
-    infos = []
-    for run in state.runs:
-        for pair in run.languages or [Languages("", "")]:
-            info = RunInfo(
-                name=run.name,
-                does=VERBS[type(run.task)],
-                source=pair.source,
-                target=pair.target,
-                word_times=isinstance(run.task, Transcriber) and run.task.has_word_times,
-            )
-            infos.append(info)
+    infos = [
+        RunInfo(
+            name=run.name,
+            does=VERBS[type(run.task)],
+            source=pair.source,
+            target=pair.target,
+            word_times=isinstance(run.task, Transcriber) and run.task.has_word_times,
+        )
+        for run in state.runs
+        for pair in run.languages or [Languages("", "")]
+    ]
     return PageInfo(
         runs=infos,
         records=list(state.records),

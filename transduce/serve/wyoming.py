@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 
 import anyio
@@ -180,7 +180,7 @@ async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIte
         if len(conversations) > MAX_CONVERSATIONS:
             next(each for each in conversations if not conversations[each].busy).cancel()
         # the client has left, is late, or sends no event
-        with closing(writer), suppress(Exception, asyncio.CancelledError):
+        with suppress(Exception, asyncio.CancelledError):
             await conversations[task].run()
 
     def protocol() -> asyncio.StreamReaderProtocol:
