@@ -290,15 +290,7 @@ def fill_transformer(
     weights = {
         name: weight.clone() for name, weight in ours.items() if re.search(optional, name)
     } | weights
-    tables: dict[int, list[str]] = {}
-    for name, weight in ours.items():
-        tables.setdefault(weight.data_ptr(), []).append(name)
-    shared = [name for name in weights if name.endswith("shared.weight")]
-    for tied in tables.values():
-        is_stored = len(tied) == 1 and tied[0] in weights
-        if not is_stored and any(name.endswith("embed_tokens.weight") for name in tied):
-            tied = [*shared, *tied]
-        weights = _share_table(weights, tied, directory)
+    weights = _share_tables(weights, ours, directory)
     needed = {
         name: weight
         for name, weight in weights.items()
@@ -318,23 +310,33 @@ def fill_transformer(
     return model
 
 
-def _share_table(
-    weights: dict[str, Tensor], names: list[str], directory: Path
+def _share_tables(
+    weights: dict[str, Tensor], ours: dict[str, Tensor], directory: Path
 ) -> dict[str, Tensor]:
     """The same weights, where a tied table has all of its names; a file may store it under one of
-    them.
+    them, or as the table that encoder and decoder share.
 
     Raises:
         InputError: tables under two of the names differ.
     """
-    stored = [name for name in names if name in weights]
-    for name in stored[1:]:
-        if not torch.equal(weights[name].float(), weights[stored[0]].float()):
-            raise InputError(
-                f"tied tables must be equal, but in {directory} {name} differs from {stored[0]}; "
-                f"say in {CONFIG} that they are not tied (tie_word_embeddings false)"
-            )
-    return weights | {name: weights[stored[0]] for name in names if stored}
+    tables: dict[int, list[str]] = {}
+    for name, weight in ours.items():
+        tables.setdefault(weight.data_ptr(), []).append(name)
+    shared = [name for name in weights if name.endswith("shared.weight")]
+    for tied in tables.values():
+        is_stored = len(tied) == 1 and tied[0] in weights
+        is_embedding = any(name.endswith("embed_tokens.weight") for name in tied)
+        names = [*shared, *tied] if is_embedding and not is_stored else tied
+        stored = [name for name in names if name in weights]
+        for name in stored[1:]:
+            if not torch.equal(weights[name].float(), weights[stored[0]].float()):
+                raise InputError(
+                    f"tied tables must be equal, but in {directory} {name} differs from "
+                    f"{stored[0]}; say in {CONFIG} that they are not tied (tie_word_embeddings "
+                    "false)"
+                )
+        weights = weights | {name: weights[stored[0]] for name in tied if stored}
+    return weights
 
 
 def _check_sinusoids(directory: Path, table: Tensor, kind: Sinusoids) -> None:
