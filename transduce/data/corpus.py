@@ -49,7 +49,8 @@ def pair_files(folder: Path | None, split: str, languages: tuple[str, str]) -> P
         InputError: no folder is named, or it lacks a file.
     """
     paths = []
-    for name in (f"{split}.{language}" for language in languages):
+    for language in languages:
+        name = f"{split}.{language}"
         path = find_text(folder, name)
         if path is None:
             assert folder is not None
@@ -67,6 +68,8 @@ class Corpus:
 
     symbols: tuple[str, ...] = ()
     """Words that are one token wherever they stand, such as the tags of languages."""
+    hold_out: int = 0
+    """Pairs that validation takes out of the training text."""
 
     @property
     def has_test(self) -> bool:
@@ -83,8 +86,7 @@ class Corpus:
         Raises:
             InputError: files are not named, or missing.
         """
-        files = self.files(split)
-        return files.read() if split == "train" else files.read_whole()
+        return self.files(split).read(whole=split != "train")
 
     def splits(
         self, seed: int, cache: Path = CACHE
@@ -92,14 +94,18 @@ class Corpus:
         """Training, validation and test text.
 
         Args:
-            seed: decides which pairs are held out, where pairs are.
+            seed: decides which pairs are held out, where some are.
             cache: a folder for what is computed from a large training text.
 
         Raises:
             InputError: as for `read`.
         """
-        test = self.read("test") if self.has_test else None
-        return self.files("train").read_or_survey(cache), self.read("valid"), test
+        train = self.files("train").read_or_survey(cache)
+        if self.hold_out:
+            train, valid = train.hold_out(self.hold_out, seed)
+        else:
+            valid = self.read("valid")
+        return train, valid, self.read("test") if self.has_test else None
 
     def test_groups(self) -> list[str]:
         """The group of every test pair, whose score is reported by itself; empty if there is one
@@ -170,28 +176,15 @@ class Files(Corpus):
 
     def __post_init__(self) -> None:
         at_least(0, self, "hold_out")
-
-    @property
-    def has_test(self) -> bool:
-        return any(self._named("test").values())
-
-    def splits(
-        self, seed: int, cache: Path = CACHE
-    ) -> tuple[ParallelText | LargeText, ParallelText, ParallelText | None]:
-        """See Corpus.
-
-        Raises:
-            InputError: as for `read`; or validation has files and is held out as well.
-        """
-        if not self.hold_out:
-            return super().splits(seed, cache)
-        if any(self._named("valid").values()):
+        if self.hold_out and any(self._named("valid").values()):
             raise InputError(
                 f"validation has files or is held out, but hold_out={self.hold_out} and files are "
                 "named; leave one out"
             )
-        train, valid = self.files("train").read_or_survey(cache).hold_out(self.hold_out, seed)
-        return train, valid, self.read("test") if self.has_test else None
+
+    @property
+    def has_test(self) -> bool:
+        return any(self._named("test").values())
 
     def files(self, split: Split) -> PairFiles:
         """The files of one split.
@@ -324,17 +317,10 @@ class Directions:
         directions = self.test_directions if split == "test" else ()
         for name in directions or self.directions or self.pairs:
             source, target = self.pairs[name]
-            files = self._files(getattr(self, split), source, target)
-            text = files.read() if split == "train" else files.read_whole()
+            shared = getattr(self, split)
+            own = (f"{shared}.{source}-{target}", f"{shared}.{target}-{source}")
+            stem = next((stem for stem in own if find_text(self.data, f"{stem}.{source}")), shared)
+            text = pair_files(self.data, stem, (source, target)).read(whole=split != "train")
             tag = tag_of(target)
-            yield (
-                name,
-                replace(
-                    text, source=[f"{tag} {line}" if line.strip() else line for line in text.source]
-                ),
-            )
-
-    def _files(self, split: str, source: str, target: str) -> PairFiles:
-        own = (f"{split}.{source}-{target}", f"{split}.{target}-{source}")
-        name = next((name for name in own if find_text(self.data, f"{name}.{source}")), split)
-        return pair_files(self.data, name, (source, target))
+            lines = [f"{tag} {line}" if line.strip() else line for line in text.source]
+            yield name, replace(text, source=lines)

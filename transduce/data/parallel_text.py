@@ -118,23 +118,19 @@ class PairFiles:
             return each_tsv_pair(self.paths[0], errors)
         return in_step([*map(str, self.paths)], *(each_line(path, errors) for path in self.paths))
 
-    def read(self) -> ParallelText:
+    def read(self, *, whole: bool = False) -> ParallelText:
         """The pairs that have text on both sides, for training.
 
-        Raises:
-            InputError: as for iteration, or no pair is left.
-        """
-        return _with_text(self, str(self))
-
-    def read_whole(self) -> ParallelText:
-        """All pairs, for validation and test: line n of an output belongs to line n of the files.
+        Args:
+            whole: all pairs, for validation and test: line n of an output belongs to line n of the
+                files.
 
         Raises:
-            InputError: as for `read`.
+            InputError: as for iteration, or no pair has text on both sides.
         """
         pairs = list(self)
-        _with_text(pairs, str(self))
-        return ParallelText.of(pairs)
+        text = _with_text(pairs, str(self))
+        return ParallelText.of(pairs) if whole else text
 
     def read_or_survey(self, cache: Path) -> "ParallelText | LargeText":
         """The pairs that have text on both sides, in memory where the files have no more than POOL
@@ -160,23 +156,19 @@ def each_tsv_pair(path: Path, errors: str = "strict") -> Iterator[Pair]:
         yield source, others[0]
 
 
-def _with_text(pairs: Iterable[Pair], name: str) -> ParallelText:
+def _with_text(pairs: Sequence[Pair], name: str) -> ParallelText:
     """The pairs that have text on both sides.
 
     Raises:
         InputError: there is none in the files of this name.
     """
-    n = 0
-    usable = []
-    for n, pair in enumerate(pairs, start=1):  # noqa: B007
-        if has_text(pair):
-            usable.append(pair)
+    usable = [*filter(has_text, pairs)]
     if not usable:
         raise InputError(
-            f"a corpus needs a pair with text on both sides, but there is none in the {n} lines of "
-            f"{name}"
+            "a corpus needs a pair with text on both sides, but there is none in the "
+            f"{len(pairs)} lines of {name}"
         )
-    return ParallelText.of(usable, n - len(usable))
+    return ParallelText.of(usable, len(pairs) - len(usable))
 
 
 @dataclass(frozen=True)
@@ -198,8 +190,12 @@ class LargeText:
     """Of a source, how it stands in a second copy of its pair."""
 
     def __iter__(self) -> Iterator[Pair]:
-        pairs = (pair for pair in self.files if has_text(pair) and pair not in self.held_out)
-        return with_copies(pairs, self.copied_as) if self.copied_as else pairs
+        return self._for_training(filter(has_text, self.files))
+
+    def _for_training(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """Those that are not held out, with their copies."""
+        left = (pair for pair in pairs if pair not in self.held_out)
+        return with_copies(left, self.copied_as) if self.copied_as else left
 
     def with_copies(self, copied_as: CopiedAs) -> "LargeText":
         """The same text with copies of its pairs; see `with_copies`."""
@@ -217,8 +213,7 @@ class LargeText:
     def sample(self) -> tuple[list[str], list[str]]:
         """Source and target sentences to train a tokenizer on: at most SAMPLE pairs, all equally
         likely."""
-        text = ParallelText.of(pair for pair in self._sample() if pair not in self.held_out)
-        return (text.with_copies(self.copied_as) if self.copied_as else text).sample()
+        return ParallelText.of(self._for_training(self._sample())).sample()
 
     def lines(self) -> Iterator[str]:
         """The lines that a fingerprint is made of: the digest of the text."""
@@ -254,7 +249,7 @@ def _survey(files: PairFiles, folder: Path) -> None:
     sample: list[Pair] = []
     with Bar(desc="reading", unit="pair", unit_scale=True) as bar:
         for block in blocks(files, BLOCK):
-            pairs = [pair for pair in block if has_text(pair)]
+            pairs = [*filter(has_text, block)]
             # reservoir sampling: pair i replaces another one with probability SAMPLE / (i + 1)
             places = rng.integers(np.arange(n_pairs, n_pairs + len(pairs)) + 1).tolist()
             for pair, place in zip(pairs, places, strict=True):
