@@ -30,7 +30,6 @@ from transduce.data.tokenizer_files import (
     KINDS,
     TokenizerKind,
     load_tokenizer,
-    tokenizer_file,
     train_tokenizer,
 )
 from transduce.errors import InputError
@@ -354,6 +353,6 @@ def _write_tokenizer(
     output.mkdir(parents=True, exist_ok=True)
     for path in existing:  # perhaps of another kind
         path.unlink()
-    path = output / tokenizer_file(tokenizer)
+    path = output / tokenizer.file_name
     write_file(path, tokenizer.model)
     return path

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+
+from typing_extensions import Self
 
 from transduce.errors import InputError
 
-AnyTokenizer = TypeVar("AnyTokenizer", bound="Tokenizer")
 END = "<|endoftext|>"
 """The token between the texts of GPT-2's training data."""
 LARGEST = "[0, 10000000]"
@@ -49,6 +49,8 @@ class Tokenizer(ABC):
     """Text to ids and back: SentencePiece, a tokenizer of the library `tokenizers` or single
     characters."""
 
+    file_name: str
+    """The name of its file in a run directory; "tokenizer" in it stands for the side."""
     vocab_size: int
     """Number of tokens, special ones included."""
     bos_id: int | None = None
@@ -79,7 +81,7 @@ class Tokenizer(ABC):
         """The content of the tokenizer's file."""
 
     @classmethod
-    def load(cls: type[AnyTokenizer], path: Path | str) -> AnyTokenizer:
+    def load(cls, path: Path | str) -> Self:
         """Read a file that `save` wrote.
 
         Raises:
@@ -106,14 +108,8 @@ class Tokenizer(ABC):
         tokens."""
         special = {*self.suppressed, self.eos_id}
         ids = range(self.vocab_size)
-        anchor = next(
-            (
-                i
-                for i, text in enumerate(self.decode([[i] for i in ids]))
-                if text and i not in special
-            ),
-            0,
-        )
+        alone = self.decode([[i] for i in ids])
+        anchor = next((i for i in ids if alone[i] and i not in special), 0)
         before, *texts = self.decode([[anchor], *([anchor, i] for i in ids)])
         return [
             bytes.fromhex(byte[1])
@@ -167,7 +163,7 @@ class Tokenizer(ABC):
         (eos,) = self.required("eos_id")
         return [[*self.opening, *row, eos] for row in rows]
 
-    def with_language(self: AnyTokenizer, language: str) -> AnyTokenizer:
+    def with_language(self, language: str) -> Self:
         """The same tokenizer for texts of this language, of a model that marks languages.
 
         Raises:
@@ -178,7 +174,7 @@ class Tokenizer(ABC):
             f"{type(self).__name__}; leave out {language!r}"
         )
 
-    def with_tag(self: AnyTokenizer, language: str) -> AnyTokenizer:
+    def with_tag(self, language: str) -> Self:
         """The same tokenizer for sources that begin with the tag of this language, to translate
         into it.
 
@@ -190,7 +186,7 @@ class Tokenizer(ABC):
             f"a language must be one that the model writes ({languages}), but it is {language!r}"
         )
 
-    def with_symbols(self: AnyTokenizer, symbols: Sequence[str]) -> AnyTokenizer:
+    def with_symbols(self, symbols: Sequence[str]) -> Self:
         """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever
         a text has it.
 
@@ -225,6 +221,8 @@ class Tokenizer(ABC):
 
 class CharTokenizer(Tokenizer):
     """Characters (code points) in the order of their code points. No id begins or ends a text."""
+
+    file_name = "characters.json"
 
     def __init__(self, model: bytes) -> None:
         """Read JSON that holds the characters as one string.

@@ -38,6 +38,8 @@ class JSONTokenizer(Tokenizer):
     padding does, as in T5 and Marian.
     """
 
+    file_name = "tokenizer.json"
+
     def __init__(self, model: bytes) -> None:
         """Read the bytes of a tokenizer.json.
 

@@ -84,6 +84,7 @@ class PronunciationTokenizer(Tokenizer):
     WFST-based decoding, for CTC over phones and a lexicon in the search.
     """
 
+    file_name = "tokenizer.pronunciations.json"
     pad_id, unk_id, bos_id, eos_id = PAD, UNK, BOS, EOS
 
     def __init__(self, model: bytes) -> None:

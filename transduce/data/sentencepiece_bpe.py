@@ -41,6 +41,7 @@ class SentencePieceTokenizer(Tokenizer):
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
 
+    file_name = "tokenizer.model"
     pad_id, unk_id, bos_id, eos_id = PAD, UNK, BOS, EOS
 
     def __init__(self, model: bytes) -> None:

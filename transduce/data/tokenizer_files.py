@@ -42,15 +42,14 @@ class Pieces:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids, a list per text; a tag such as >>fra<< in front is one token, where the table has
         any."""
-        tags = [TAG.match(text) if self._tagged else None for text in texts]
-        rows = self._processor.encode(
-            [text[tag.end() :] if tag else text for text, tag in zip(texts, tags, strict=True)],
-            out_type=str,
-        )
-        return [
-            [self._ids.get(piece, self._unk_id) for piece in ([tag[0], *row] if tag else row)]
-            for tag, row in zip(tags, rows, strict=True)
-        ]
+        rows = []
+        for text in texts:
+            tag = TAG.match(text) if self._tagged else None
+            start = tag[0] if tag else ""
+            pieces = self._processor.encode(text.removeprefix(start), out_type=str)
+            pieces = [start, *pieces] if start else pieces
+            rows.append([self._ids.get(piece, self._unk_id) for piece in pieces])
+        return rows
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return [
@@ -70,6 +69,8 @@ class ImportedTokenizer(Tokenizer):
     `opening` and `closing`, which stand before every text and behind its end; `languages`, the ids
     of their tags, and `place`, where a text has the tag of its own.
     """
+
+    file_name = "tokenizer.imported.json"
 
     def __init__(self, model: bytes) -> None:
         """Read the bytes of such a file.
@@ -228,11 +229,7 @@ KINDS: dict[TokenizerKind, type[CharTokenizer | JSONTokenizer | SentencePieceTok
 }
 """The class of each kind that can be trained."""
 FILES: dict[str, type[Tokenizer]] = {
-    "characters.json": CharTokenizer,
-    "tokenizer.json": JSONTokenizer,
-    "tokenizer.model": SentencePieceTokenizer,
-    "tokenizer.imported.json": ImportedTokenizer,
-    "tokenizer.pronunciations.json": PronunciationTokenizer,
+    kind.file_name: kind for kind in (*KINDS.values(), ImportedTokenizer, PronunciationTokenizer)
 }
 """The names of tokenizer files, as in a run directory, and the class of each."""
 
@@ -253,8 +250,6 @@ def train_tokenizer(
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
     """Whether an id stands for the same token in both, whatever their files are."""
-    if one.model == other.model:
-        return True
     first, second = (
         (each.bos_id, each.eos_id, each.pad_id, each.unk_id, each.tokens(range(each.vocab_size)))
         for each in (one, other)
@@ -312,12 +307,6 @@ def side_files(side: str) -> dict[str, type[Tokenizer]]:
     }
 
 
-def tokenizer_file(tokenizer: Tokenizer, files: dict[str, type[Tokenizer]] = FILES) -> str:
-    """The name of this tokenizer's file among `files`."""
-    (name,) = (name for name, kind in files.items() if isinstance(tokenizer, kind))
-    return name
-
-
 def write_tokenizers(
     directory: Path, source: Tokenizer | None, target: Tokenizer | None, *, alone: bool
 ) -> None:
@@ -326,9 +315,10 @@ def write_tokenizers(
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     if alone or source is target:
-        sides = [(FILES, target)]
+        sides = {"tokenizer": target}
     else:
-        sides = [(side_files("source"), source), (side_files("target"), target)]
-    for files, tokenizer in sides:
+        sides = {"source": source, "target": target}
+    for side, tokenizer in sides.items():
         if tokenizer is not None:
-            write_file(directory / tokenizer_file(tokenizer, files), tokenizer.model)
+            name = tokenizer.file_name.replace("tokenizer", side)
+            write_file(directory / name, tokenizer.model)
