@@ -48,25 +48,19 @@ CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
 says. One that was written to a pipe says 0x7FFF0000 or more, as its length was not known."""
 
 
-def read_audio(
-    sound: Path | BufferedIOBase, sample_rate: int, *, name: str = ""
-) -> Float[Tensor, " n"]:
+def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
     """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
 
     A waveform that is louder than full scale (floats may be, and resampling overshoots) is scaled
     down as a whole. If a file ends before its header says, the samples that are there are used,
     with a warning. That holds for WAV, AIFF, AU and MP3; a cut Ogg file looks whole.
 
-    Args:
-        sound: a file, or an open one that can seek.
-        name: stands for it in messages; its path if not given.
-
     Raises:
         InputError: the file is missing, a directory, empty, not sound or damaged, or it has no
             samples, or NaN or infinite ones; the message names it.
     """
-    name = name or str(sound)
-    return _within_full_scale(torch.cat([*audio_blocks(sound, sample_rate, name=name)]), name)
+    name = str(path)
+    return _within_full_scale(torch.cat([*audio_blocks(path, sample_rate, name=name)]), name)
 
 
 def audio_blocks(
@@ -75,7 +69,10 @@ def audio_blocks(
     """The waveform of `read_audio`, block by block and not yet scaled, so that a long recording
     takes no more memory.
 
-    An open file is afterwards where it was before, also if the last blocks are not needed.
+    Args:
+        sound: a file, or an open one that can seek. An open file is afterwards where it was before,
+            also if the last blocks are not needed.
+        name: stands for it in messages.
 
     Raises:
         InputError: as `read_audio`, but for NaN and infinite samples.
@@ -181,10 +178,9 @@ def sound_status(path: Path) -> os.stat_result:
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} cannot be read: {reason}; check the path") from error
-    if not stat.S_ISREG(status.st_mode) or not status.st_size:
-        kind = (
-            "the file is empty" if stat.S_ISREG(status.st_mode) else "it is a directory or a device"
-        )
+    is_file = stat.S_ISREG(status.st_mode)
+    if not is_file or not status.st_size:
+        kind = "the file is empty" if is_file else "it is a directory or a device"
         raise InputError(
             f"{path} cannot be read as sound: {kind}; name a sound file, or leave it out"
         )
@@ -286,10 +282,10 @@ def _decoded(path: Path) -> Iterator[Path]:
         command = [program, "-nostdin", "-v", "error", "-y", "-i", f"file:{path}", "-vn", file.name]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
-            reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            reason = reason or f"nothing (status {done.returncode})"
+            last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise InputError(
-                f"{path} cannot be read as sound: FFmpeg says {reason}; convert it to WAV or leave "
+                f"{path} cannot be read as sound: FFmpeg says "
+                f"{last_line or f'nothing (status {done.returncode})'}; convert it to WAV or leave "
                 "it out"
             )
         yield Path(file.name)

@@ -2,7 +2,7 @@
 epoch)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,8 +50,8 @@ class Batch:
         """
         pinned = device.type == "cuda"
         moved: dict[str, Any] = {}
-        for name in (field.name for field in fields(self) if field.name != "ctc_target_lengths"):
-            if isinstance(tensor := getattr(self, name), Tensor):
+        for name, tensor in vars(self).items():
+            if isinstance(tensor, Tensor) and name != "ctc_target_lengths":
                 on_host = tensor.pin_memory() if pinned and tensor.device.type == "cpu" else tensor
                 moved[name] = on_host.to(device, non_blocking=pinned)
         return replace(

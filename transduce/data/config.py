@@ -203,8 +203,7 @@ class Augmentation:
         within("[0, 1)", self, "vtlp", "token_dropout")
         within("[0, 10]", self, "silence")
         within("[0, 100]", self, "gain", "tilt")
-        if self.lowest_snr is not None:
-            within(f"[0, {HIGHEST_SNR:g}]", self, "lowest_snr")
+        within(f"[0, {HIGHEST_SNR:g}]", self, "lowest_snr")
         within("[0, 1]", self, "time_mask_proportion")
 
     def check_features(self, features: FeatureConfig) -> None:
@@ -215,15 +214,14 @@ class Augmentation:
                 another kind.
         """
         off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None, "gain": 0.0, "tilt": 0.0}
-        on = {
-            name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value
-        }
+        on = [name for name, value in off.items() if getattr(self, name) != value]
         if on and features.log_mel != "plain":
-            settings = ", ".join(f"{name}={value}" for name, value in on.items())
+            settings, way_out = (
+                ", ".join(f"{name}={values[name]}" for name in on) for values in (vars(self), off)
+            )
             raise InputError(
                 f"{', '.join(off)} are for natural log-mels, but {settings} and "
-                f"log_mel={features.log_mel!r}; set "
-                + ", ".join(f"{name}={off[name]}" for name in on)
+                f"log_mel={features.log_mel!r}; set {way_out}"
             )
 
 
@@ -246,8 +244,7 @@ class MaskingConfig:
 
     def __post_init__(self) -> None:
         within("(0, 1]", self, "mask_probability")
-        masked, random = self.mask_replace_probability, self.random_replace_probability
-        within("[0, 1]", mask_replace_probability=masked, random_replace_probability=random)
-        within(
-            "[0, 1]", **{"mask_replace_probability + random_replace_probability": masked + random}
-        )
+        names = ("mask_replace_probability", "random_replace_probability")
+        within("[0, 1]", self, *names)
+        total = self.mask_replace_probability + self.random_replace_probability
+        within("[0, 1]", **{" + ".join(names): total})

@@ -315,11 +315,10 @@ def _augmented(
 ) -> Float[Tensor, "S M"]:
     """The log-mel with another level, noise, another vocal tract and masked bands."""
     low, high = features.config.low, features.config.highest
-    if augmentation.gain or augmentation.tilt:
-        gain, tilt = augmentation.gain, augmentation.tilt
+    gain, tilt, snr = augmentation.gain, augmentation.tilt, augmentation.lowest_snr
+    if gain or tilt:
         log_mel = change_level(log_mel, gain=gain, tilt=tilt, low=low, high=high, rng=rng)
-    if augmentation.lowest_snr is not None:
-        snr = augmentation.lowest_snr
+    if snr is not None:
         log_mel = add_noise(log_mel, features.band_widths, lowest_snr=snr, rng=rng)
     if augmentation.vtlp:
         factor = draw_vtlp(augmentation.vtlp, rng)
