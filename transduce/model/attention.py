@@ -50,10 +50,15 @@ def attend(
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
         # in bf16 the kernel is slower, and the queries' gradient noise; in fp16 it may overflow
-        again = partial(attend, key_lengths=key_lengths, causal=causal, window=window)
         with torch.autocast("cpu", enabled=False):
-            parts = [x.float() for x in (query, key, value)]
-            return again(*parts, dropout=dropout, bias=bias).to(query.dtype)
+            return attend(
+                *(x.float() for x in (query, key, value)),
+                key_lengths=key_lengths,
+                causal=causal,
+                window=window,
+                dropout=dropout,
+                bias=bias,
+            ).to(query.dtype)
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys
         key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
@@ -241,7 +246,6 @@ class SelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
         self.d_head, self.causal, self.window = config.d_head, causal, config.window
-        self.attend = partial(attend, causal=causal, window=config.window)
         self.linear = config.attention == "linear"
         self.dropout = config.attention_dropout
         key_width = config.kv_heads * self.d_head
@@ -282,15 +286,24 @@ class SelfAttention(nn.Module):
             taps.self_attention.append(_weights(query, key, mask))
         if self.linear:
             past = None if cache is None else cache.state
-            linearly = partial(attend_linearly, key_lengths=lengths, causal=self.causal)
-            heads, state = linearly(query, key, value, state=past)
+            heads, state = attend_linearly(
+                query, key, value, key_lengths=lengths, causal=self.causal, state=past
+            )
             if cache is not None:
                 cache.advance(state, x.size(1))
-            return self.output(_join(heads))
-        if cache is not None:
-            key, value = cache.append(key, value)
-        dropout = self.dropout if self.training else 0.0
-        heads = self.attend(query, key, value, key_lengths=lengths, dropout=dropout, bias=bias)
+        else:
+            if cache is not None:
+                key, value = cache.append(key, value)
+            heads = attend(
+                query,
+                key,
+                value,
+                key_lengths=lengths,
+                causal=self.causal,
+                window=self.window,
+                dropout=self.dropout * self.training,
+                bias=bias,
+            )
         return self.output(_join(heads))
 
 
@@ -335,7 +348,7 @@ class CrossAttention(nn.Module):
             visible = _visible(query.size(2), key.size(2), lengths, False, None, x.device)
             weights = _weights(query, key, visible).unflatten(2, (-1, n_steps))
             taps.cross_attention.append(weights.transpose(1, 2).flatten(0, 1))
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.dropout * self.training
         heads = attend(query, key, value, key_lengths=lengths, dropout=dropout)
         return self.output(_join(heads).view(n_rows, n_steps, -1))
 

@@ -249,12 +249,9 @@ class ConvolutionModule(nn.Module):
         # so few in bf16 make that kernel run for ever (PyTorch 2.11, more than 32 positions)
         if conv.groups <= 16:
             return conv(channels)
-        plane, weight, half = (
-            channels[:, :, None],
-            conv.weight[:, :, None],
-            conv.kernel_size[0] // 2,
-        )
-        return F.conv2d(plane, weight, conv.bias, padding=(0, half), groups=conv.groups)[:, :, 0]
+        plane, weight = channels[:, :, None], conv.weight[:, :, None]
+        padding = (0, conv.kernel_size[0] // 2)
+        return F.conv2d(plane, weight, conv.bias, padding=padding, groups=conv.groups)[:, :, 0]
 
 
 class ConformerLayer(Layer):
@@ -334,25 +331,20 @@ def _initialize_by_sizes(name: str, part: nn.Module, config: TransformerConfig) 
             gain = config.init_gain if ".layers." in name else 1.0
             # value and gate of a Conformer's convolution, which LoRA and Muon take as one map
             for matrix in part.weight.chunk(2) if name.endswith(".pointwise") else fused:
-                _fill_uniformly(matrix, config, gain=gain)
+                if config.init == "xavier":
+                    nn.init.xavier_uniform_(matrix, gain=gain)
+                else:
+                    nn.init.kaiming_uniform_(matrix, nonlinearity="relu").mul_(gain)
         case nn.Conv1d() if part.groups > 1:  # as many numbers come into a channel as out of it
             bound = (3 / part.kernel_size[0]) ** 0.5
             nn.init.uniform_(part.weight, -bound, bound)
         case nn.Conv1d():
             nn.init.xavier_uniform_(part.weight)
-        case Positions() if part.learned is not None:
-            nn.init.normal_(part.learned, std=0.02)
-        case Positions() if part.relative is not None:
-            nn.init.normal_(part.relative, std=0.02)
+        case Positions():
+            for table in part.parameters():
+                nn.init.normal_(table, std=0.02)
         case TokenInput():
             _fill_normally(part.weight, part.tokens.vocab_size, std=config.d_model**-0.5)
-
-
-def _fill_uniformly(matrix: Tensor, config: TransformerConfig, *, gain: float) -> None:
-    if config.init == "xavier":
-        nn.init.xavier_uniform_(matrix, gain=gain)
-    else:
-        nn.init.kaiming_uniform_(matrix, nonlinearity="relu").mul_(gain)
 
 
 def _fill_normally(weight: Tensor, vocab_size: int, *, std: float) -> None:

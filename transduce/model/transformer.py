@@ -159,7 +159,7 @@ class Transformer(nn.Module):
             )
         if config.output_bias and self.output is not None:
             self.output_bias = nn.Parameter(torch.empty(self.vocab_size))
-        if config.ctc and self.output is not None:
+        if config.ctc:
             self.ctc = Linear(config.d_model, self.vocab_size, bias=config.bias)
         if config.ctc_conditioning:
             self.ctc_condition = Linear(self.vocab_size, config.d_model, bias=config.bias)
