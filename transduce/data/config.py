@@ -56,7 +56,6 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         within("(0, 1]", self, "frame")
-        within("(0, inf)", self, "hop")
         # torchaudio's filters end at sample_rate // 2
         if self.sample_rate < 2 or self.sample_rate % 2:
             raise InputError(

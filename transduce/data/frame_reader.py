@@ -363,9 +363,9 @@ def make_feature_extractor(
             f"normalize={config.normalize} needs training data that can be used, but none can: "
             f"{reason}"
         )
+    longest = max_seconds + ROUNDING
     log_mels = (cache.get(path, plain) for path in paths if path not in errors)
-    usable = (
-        log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING
+    mean, std = statistics(
+        plain.mfcc(each) for each in log_mels if config.seconds(len(each)) <= longest
     )
-    mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
     return FeatureExtractor(config, mean=mean, std=std)

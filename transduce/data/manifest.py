@@ -298,7 +298,9 @@ def split(
     names = [r.speaker if unit == "speakers" else r.id for r in recordings]
     groups = sorted(set(names)) if unit == "speakers" else names
     if len(groups) < 2:
-        other = {"speakers": "hold out recordings (hold_out=recordings)"}.get(unit, "see leave_out")
+        other = (
+            "hold out recordings (hold_out=recordings)" if unit == "speakers" else "see leave_out"
+        )
         raise InputError(
             f"holding out {unit} takes two, but there are {len(groups)}; name a manifest for "
             f"validation, or {other}"

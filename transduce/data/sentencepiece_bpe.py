@@ -90,13 +90,14 @@ class SentencePieceTokenizer(Tokenizer):
         _check_symbols(symbols, PIECES)
         within(LARGEST, vocab_size=vocab_size)
         sentences = (line for text in texts for line in text.split("\n") if line.strip())
+        rules = "nmt_nfkc_cf" if lowercase else "nmt_nfkc"
+        table = ""  # instead of rules with a name
         with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
             if normalization == "identity":
                 file.write(_rules(lowercase))
                 file.flush()
-            name = "nmt_nfkc_cf" if lowercase and normalization != "identity" else "nmt_nfkc"
-            table = file.name if normalization == "identity" else ""
-            proto = _parse(_learn(sentences, vocab_size, symbols, name, table))
+                table = file.name
+            proto = _parse(_learn(sentences, vocab_size, symbols, rules, table))
         # the rules are in the model; the file is removed
         proto.normalizer_spec.normalization_rule_tsv = ""
         tokenizer = cls(proto.SerializeToString())

@@ -100,7 +100,7 @@ class SpeechPairs:
             )
         self.recordings = [usable[i] for i in fits]
         self.target = [target[i] for i in fits]
-        self.ctc_targets = [ctc_targets[i] for i in fits] if config.ctc_column else None
+        self.ctc_targets = [ctc_targets[i] for i in fits]
         self.n_frames = dict(zip(speeds, n_frames[:, fits], strict=True))
         shuffled = np.random.default_rng(config.seed).permutation(len(fits))
         self.to_replay = np.array([i for i in shuffled if self.recordings[i].replay])
@@ -147,7 +147,7 @@ class SpeechPairs:
             )
             if config.two_views:
                 made = replace(made, second_source=frames(rows, config.seed + 4)[0])
-            if self.ctc_targets is not None:
+            if config.ctc_column:
                 ctc_targets, ctc_lengths = pad([self.ctc_targets[i] for i in rows], 0)
                 made = replace(made, ctc_targets=ctc_targets, ctc_target_lengths=ctc_lengths)
             if share := config.augmentation.token_dropout:

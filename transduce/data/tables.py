@@ -235,7 +235,10 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
     try:
         for batch in _record_batches(path):
             table = pyarrow.Table.from_batches([batch]).flatten()
-            yield from zip(*(_cells(table, column, path) for column in columns), strict=True)
+            texts = [f.name for f in table.schema if str(f.type) in ("string", "large_string")]
+            _check_columns(str(path), columns, texts)
+            for row in zip(*(table[column].to_pylist() for column in columns), strict=True):
+                yield tuple((cell or "").replace("\n", " ") for cell in row)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} is no whole Parquet or Arrow file: {error}; fetch it again"
@@ -256,15 +259,3 @@ def _record_batches(path: Path) -> Iterator[Any]:
             yield from ipc.open_stream(source)
         else:
             yield from map(reader.get_batch, range(reader.num_record_batches))
-
-
-def _cells(table: Any, column: str, path: Path) -> list[str]:
-    from pyarrow import types
-
-    texts = [
-        field.name
-        for field in table.schema
-        if types.is_string(field.type) or types.is_large_string(field.type)
-    ]
-    _check_columns(str(path), [column], texts)
-    return [(cell or "").replace("\n", " ") for cell in table[column].to_pylist()]

@@ -93,10 +93,9 @@ class TextPairs:
 
     def epoch(self, n: int) -> Epoch:
         """The batches of epoch n."""
-        source, target = self.ids(n)
         size = self.tokens_per_batch
         return pair_epoch(
-            source, target, tokens_per_batch=size, seed=self.seed, epoch=n, bos=self.bos_id
+            *self.ids(n), tokens_per_batch=size, seed=self.seed, epoch=n, bos=self.bos_id
         )
 
     def ids(self, n: int) -> tuple[Sequence[Row], Sequence[Row]]:
@@ -104,15 +103,11 @@ class TextPairs:
         n_pass, pool = divmod(n, self.n_pools)
         n_pairs = len(self._short)
         start, stop = (n_pairs * i // self.n_pools for i in (pool, pool + 1))
-        members = np.sort(permuted(np.arange(start, stop), n_pairs, (self.seed, n_pass)))
-        rows = self._rows(members[self._short[members]])
-        return rows[::2], rows[1::2]
-
-    def _rows(self, pairs: Int[np.ndarray, " n"]) -> list[Integer[np.ndarray, " _"]]:
-        """Source, target, source, ... of these pairs."""
-        sides = (2 * pairs[:, None] + [0, 1]).ravel()
-        borders = zip(self._offsets[sides].tolist(), self._offsets[sides + 1].tolist(), strict=True)
-        return [self._ids[start:stop].copy() for start, stop in borders]
+        pairs = np.sort(permuted(np.arange(start, stop), n_pairs, (self.seed, n_pass)))
+        pairs = pairs[self._short[pairs]]
+        borders = zip(*(self._offsets[2 * pairs + i].tolist() for i in range(3)), strict=True)
+        rows = [(self._ids[i:j].copy(), self._ids[j:k].copy()) for i, j, k in borders]
+        return [source for source, _ in rows], [target for _, target in rows]
 
 
 text_pairs = TextPairs
@@ -164,9 +159,9 @@ def _write_ids(path: Path, offsets: Path, encoded: Iterator[Encoded], n_pairs: i
 
 def _encode(pairs: list[Pair], source: Tokenizer, target: Tokenizer, kind: np.dtype) -> Encoded:
     """The ids of source, target, source, ... end to end, each with EOS, and their lengths."""
-    sides = zip((source, target), zip(*pairs, strict=True), strict=True)
-    encoded = (tokenizer.with_eos(tokenizer.encode(texts)) for tokenizer, texts in sides)
-    rows = [*chain.from_iterable(zip(*encoded, strict=True))]
+    sources, targets = zip(*pairs, strict=True)
+    sides = source.with_eos(source.encode(sources)), target.with_eos(target.encode(targets))
+    rows = [*chain.from_iterable(zip(*sides, strict=True))]
     lengths = np.array([len(row) for row in rows], dtype="<i8")
     return np.fromiter(chain.from_iterable(rows), kind, count=lengths.sum()), lengths
 
