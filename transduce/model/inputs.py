@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transduce.errors import InputError
 from transduce.model.config import Sinusoids, TransformerConfig
 from transduce.model.front_ends import ConvActivation, Frames, Tokens
+from transduce.model.linear import Linear
 
 ACTIVATIONS: dict[ConvActivation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -21,7 +22,6 @@ ACTIVATIONS: dict[ConvActivation, Callable[[Tensor], Tensor]] = {
     "glu": partial(F.glu, dim=1),
 }
 """What follows a convolution over (N, channels, T)."""
-from transduce.model.linear import Linear
 
 
 class TokenInput(nn.Module):

@@ -87,9 +87,9 @@ class Stack(nn.Module):
         fixed = self.training or torch.compiler.is_compiling()
         with nullcontext() if fixed else without_cudnn_attention:
             for number in range(len(self.layers)):
-                x, router_scores = layer(number, x, lengths, attended, cache, distances, taps)
+                x, balance_losses = layer(number, x, lengths, attended, cache, distances, taps)
                 if taps.balance_losses is not None:
-                    taps.balance_losses += self._balance(router_scores, lengths)
+                    taps.balance_losses += balance_losses
                 if after_layer is not None:
                     x = after_layer(number + 1, x)
         return self.normed(x)
@@ -104,7 +104,7 @@ class Stack(nn.Module):
         distances: Distances,
         taps: Taps,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The states after a layer, and the scores of its router if it has one."""
+        """The states after a layer, and its weighted balance loss if it has experts."""
         of_layer = taps.of_layer()
         x = self.layers[number](
             x,
@@ -115,11 +115,9 @@ class Stack(nn.Module):
             distances=distances,
             taps=of_layer,
         )
-        return x, of_layer.router_scores or []
-
-    def _balance(self, router_scores: list[Tensor], lengths: Tensor | None) -> list[Tensor]:
         n_chosen, weight = self.config.experts_per_token, self.config.balance_weight
-        return [weight * balance_loss(scores, n_chosen, lengths) for scores in router_scores]
+        scores = of_layer.router_scores or []
+        return x, [weight * balance_loss(each, n_chosen, lengths) for each in scores]
 
     def normed(self, x: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
         """States after the final norm, which pre-norm stacks have."""
@@ -150,7 +148,7 @@ class Transformer(nn.Module):
             self.decoder = Stack(
                 config, config.decoder, causal=True, cross=config.encoder is not None
             )
-        last = self.target_input if self.target_input is not None else self.source_input
+        last = self.target_input or self.source_input
         self.vocab_size = config.vocab_size
         """Rows of `output` that stand for tokens; more may follow."""
         if isinstance(last, TokenInput):
@@ -216,16 +214,14 @@ class Transformer(nn.Module):
             raise InputError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
         taps = taps or NO_TAPS
-        reads = self.ctc_condition is not None or taps.ctc_logits is not None
-        read = (
-            partial(self._read_ctc, taps.ctc_logits) if self.config.ctc_layers and reads else None
-        )
+        read = partial(self._read_ctc, taps.ctc_logits)
         return Memory(self.encoder(vectors, lengths=lengths, taps=taps, after_layer=read), lengths)
 
     def _read_ctc(self, taken: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
         """Return the input of the encoder's next layer; the CTC head reads the states of this one
         if it is of ctc_layers."""
-        if layer not in self.config.ctc_layers:
+        unread = taken is None and self.ctc_condition is None
+        if unread or layer not in self.config.ctc_layers:
             return states
         assert self.encoder is not None
         logits = self.ctc_logits(self.encoder.normed(states))
