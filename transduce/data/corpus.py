@@ -193,12 +193,12 @@ class Files(Corpus):
             InputError: a side is missing, or files and TSV are both named.
         """
         named = self._named(split)
-        match {part: path for part, path in named.items() if path}:
-            case {"source": source, "target": target, **more} if not more:
+        match [*named.values()]:
+            case [Path() as source, Path() as target, None, None]:
                 return PairFiles((source, target))
-            case {"tsv": tsv, **more} if not more:
+            case [None, None, Path() as tsv, None]:
                 return PairFiles((tsv,))
-            case {"table": table, **more} if not more:
+            case [None, None, None, Path() as table]:
                 return PairFiles(table_files(table), (self.source_column, self.target_column))
         way_out = ", or --hold-out 500" if split == "valid" and not any(named.values()) else ""
         *first, last = (f"{split}_{part}={path}" for part, path in named.items())

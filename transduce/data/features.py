@@ -234,7 +234,7 @@ class VectorReader:
             raise InputError(
                 f"{path} cannot be read as vectors: {reason}; write it with numpy.save"
             ) from error
-        if array.ndim != 2 or not len(array) or array.shape[1] != self.config.n_features:
+        if array.shape[1:] != (self.config.n_features,) or not len(array):
             raise InputError(
                 f"{path} cannot be used: vectors must have shape (frames, "
                 f"{self.config.n_features}), but they have {array.shape}; set n_features, or leave "
@@ -301,8 +301,8 @@ class FeatureCache:
             InputError: as for `get`.
             OSError: the directory cannot be written.
         """
-        files = {speed: self.file(path, features.config, speed) for speed in speeds}
-        if missing := [speed for speed, file in files.items() if not file.exists()]:
+        missing = [s for s in speeds if not self.file(path, features.config, s).exists()]
+        if missing:
             self._compute(path, features, missing)
 
     @torch.autocast("cpu", enabled=False)  # a validation in bf16 may be what asks

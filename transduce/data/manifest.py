@@ -173,14 +173,15 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
     """
     recordings: dict[str, Recording] = {}
     for place, row in each_row(Path(path)):
-        if "audio" in row or not Path(path).is_dir():  # a folder may have texts without sound
-            recording = to_recording(row, place, target_column)
-            if recording.id in recordings:
-                raise InputError(
-                    f"an id must stand once, but {place} has id={recording.id!r} again; rename one "
-                    "of them"
-                )
-            recordings[recording.id] = recording
+        if "audio" not in row:  # a folder may have texts without sound
+            continue
+        recording = to_recording(row, place, target_column)
+        if recording.id in recordings:
+            raise InputError(
+                f"an id must stand once, but {place} has id={recording.id!r} again; rename one of "
+                "them"
+            )
+        recordings[recording.id] = recording
     return [*recordings.values()]
 
 

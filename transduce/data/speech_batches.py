@@ -124,7 +124,7 @@ class SpeechPairs:
         indices = self._indices(n)
         speeds = {i: draw_speed([*self.n_frames], generator(config.seed, n, i)) for i in indices}
         silence = {i: self._silence(n, i) for i in indices}
-        lengths = [self.n_frames[speeds[i]][i] + sum(silence[i]) for i in indices]
+        lengths = [[self.n_frames[speeds[i]][i] + sum(silence[i])] for i in indices]
 
         def frames(rows: list[int], seed: int) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
             return pad_frames(
@@ -161,7 +161,7 @@ class SpeechPairs:
             return made
 
         return Epoch(
-            np.array(lengths)[:, None],
+            np.array(lengths),
             batch,
             tokens_per_batch=config.frames_per_batch,
             seed=config.seed,

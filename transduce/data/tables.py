@@ -61,7 +61,19 @@ def split_table(
             f"columns must have {between} between them, but the first line of {name} has {has}: "
             f"{columns!r}; write tabs, or commas in a file that ends in .csv"
         )
-    return header, _checked_rows(rows, header, name, comma)
+
+    def checked() -> Iterator[tuple[int, list[str]]]:
+        way_out = "put quotes around texts with commas" if comma else "tabs separate cells"
+        for number, row in rows:
+            if len(row) == len(header):
+                yield number, row
+            elif row != [""]:
+                raise InputError(
+                    f"a line must have a cell for every column, but {name}, line {number}, has "
+                    f"{len(row)} cells for {len(header)} columns ({columns}); {way_out}"
+                )
+
+    return header, checked()
 
 
 def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
@@ -78,20 +90,6 @@ def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]
             f"{name} must be CSV, but the row from line {number} on is not: {error}; look for "
             "quotes that do not end, and write a quote inside of quotes twice"
         ) from error
-
-
-def _checked_rows(
-    rows: Iterator[tuple[int, list[str]]], header: Sequence[str], name: str, comma: bool
-) -> Iterator[tuple[int, list[str]]]:
-    way_out = "put quotes around texts with commas" if comma else "tabs separate cells"
-    for number, row in rows:
-        if len(row) == len(header):
-            yield number, row
-        elif row != [""]:
-            raise InputError(
-                f"a line must have a cell for every column, but {name}, line {number}, has "
-                f"{len(row)} cells for {len(header)} columns ({', '.join(header)}); {way_out}"
-            )
 
 
 def each_record(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
