@@ -101,7 +101,7 @@ def test_a_command_in_a_kaldi_directory_is_refused(tmp_path, make, kaldi):
 @pytest.fixture
 def segments(kaldi):
     """Pieces, one good in each of two sounds, and others that are not."""
-    rows = ["p a 0.1 0.3", "q b 0.5 -1", "r b 0.9 0.9", "s b 1.5 2", "t b x 2", "u z 0 1", "v/w a 0 1", "n a nan 1"]
+    rows = ["p a 0.1 0.3", "q\tb\t0.5\t-1", "r b 0.9 0.9", "s b 1.5 2", "t b x 2", "u z 0 1", "v/w a 0 1", "n a nan 1"]
     put(kaldi / "segments", *rows)
     put(kaldi / "text", *(f"{row.split()[0]} said" for row in rows))
     put(kaldi / "utt2spk", *(f"{row.split()[0]} Ann" for row in rows))

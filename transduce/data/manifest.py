@@ -87,7 +87,7 @@ def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
         kaldi_table(folder / name) for name in ("wav.scp", "text", "utt2spk", "segments")
     )
     for name, cut in (segments or dict.fromkeys(sounds, "")).items():
-        sound, _, segment = cut.partition(" ")
+        sound, *segment = cut.split() or [""]
         audio = sounds.get(sound or name, "")
         if audio.endswith("|"):
             raise InputError(
@@ -103,7 +103,7 @@ def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
             "text": texts.get(name, ""),
             "speaker": speakers.get(name, ""),
         }
-        yield f"{name} in {folder}", {**row, "segment": segment} if segments else row
+        yield f"{name} in {folder}", {**row, "segment": " ".join(segment)} if segments else row
 
 
 def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
