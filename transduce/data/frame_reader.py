@@ -257,9 +257,17 @@ class FrameReader:
             rng=rng,
         )
 
-    def speeds(self, augmentation: Augmentation) -> tuple[float, ...]:
-        """The speeds at which a file is needed; vectors have one speed only."""
-        return (1.0,) if isinstance(self.feature_extractor, VectorReader) else augmentation.speeds
+    def applicable(self, augmentation: Augmentation) -> Augmentation:
+        """What of an augmentation applies to these frames; vectors have one speed, and no silence.
+
+        Raises:
+            InputError: it is for log-mels of another kind.
+        """
+        features = self.feature_extractor.config
+        if isinstance(features, VectorConfig):
+            return replace(augmentation, speeds=(1.0,), silence=0.0)
+        augmentation.check_features(features)
+        return augmentation
 
     def fill(
         self, paths: Sequence[Path], speeds: Sequence[float] = (1.0,), workers: int = 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
-from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
+from transduce.data.config import Augmentation
 from transduce.data.frame_reader import (
     PLAIN,
     ROUNDING,
@@ -82,9 +82,8 @@ class SpeechPairs:
         (self.bos_id,) = tokenizer.required("bos_id")
         self.dropped_id = self.bos_id if tokenizer.unk_id is None else tokenizer.unk_id
         """The id in the place of a token that is dropped."""
-        if isinstance(features := reader.feature_extractor.config, FeatureConfig):
-            config.augmentation.check_features(features)
-        speeds = reader.speeds(config.augmentation)
+        self.augmentation = reader.applicable(config.augmentation)
+        speeds = self.augmentation.speeds
         usable, n_frames, self.skipped, warning = _usable(recordings, reader, speeds, config)
         target = ctc_targets = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
         if config.ctc_column:
@@ -131,7 +130,7 @@ class SpeechPairs:
                 [
                     self.reader(
                         self.recordings[i].audio,
-                        config.augmentation,
+                        self.augmentation,
                         generator(seed, n, i),
                         speeds[i],
                         silence[i],
@@ -150,7 +149,7 @@ class SpeechPairs:
             if config.ctc_column:
                 ctc_targets, ctc_lengths = pad([self.ctc_targets[i] for i in rows], 0)
                 made = replace(made, ctc_targets=ctc_targets, ctc_target_lengths=ctc_lengths)
-            if share := config.augmentation.token_dropout:
+            if share := self.augmentation.token_dropout:
                 for ids, length, i in zip(
                     made.target_in, made.target_lengths.tolist(), rows, strict=True
                 ):
@@ -181,10 +180,9 @@ class SpeechPairs:
 
     def _silence(self, epoch: int, i: int) -> tuple[int, int]:
         """Frames of silence before and after utterance i."""
-        features = self.reader.feature_extractor.config
-        if isinstance(features, VectorConfig) or not self.config.augmentation.silence:
+        if not self.augmentation.silence:
             return 0, 0
-        most = int(self.config.augmentation.silence / features.hop + 1e-6)
+        most = int(self.augmentation.silence / self.reader.feature_extractor.config.hop + 1e-6)
         before, after = torch.randint(
             most + 1, (2,), generator=generator(self.config.seed + 3, epoch, i)
         ).tolist()
