@@ -176,9 +176,8 @@ def test_speed_one_changes_nothing(rng):
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, 0.49, 2.01, math.nan, math.inf])
 def test_an_impossible_speed_is_refused(speed):
-    for call in (lambda: change_speed(torch.zeros(9), speed), lambda: Augmentation(speeds=(1.0, speed))):
-        with pytest.raises(ValueError, match=rf"^speed must lie in \[0\.5, 2\], but speed={re.escape(str(speed))}$"):
-            call()
+    with pytest.raises(ValueError, match=rf"^speed must lie in \[0\.5, 2\], but speed={re.escape(str(speed))}$"):
+        Augmentation(speeds=(1.0, speed))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from transduce.data.manifest import Recording, read_manifest, split, write_manifest
+from transduce.data.manifest import Manifests, Recording, read_manifest, split, write_manifest
 
 GOOD = "id\taudio\tseconds\tspeaker\ttext\tgerman\na\tx/a.wav\t1.5\tAnn\tgood day\tguten Tag\nb\t/y/b.npy\t2\tBob\t\t\n"
 
@@ -211,4 +211,4 @@ def test_one_speaker_or_recording_cannot_be_split_and_a_share_is_a_share(spoken)
     for what in ("speakers", "recordings"):
         for share in (0.0, 1.0, -0.5):
             with pytest.raises(ValueError, match=re.escape(f"share={share}")):
-                split(spoken, what, share, 0)
+                Manifests(hold_out=what, share=share)

@@ -112,12 +112,6 @@ def test_without_a_pause_the_cut_is_where_brute_force_finds_the_least_energy(rng
     assert found == min(energy, key=lambda place: energy[place])
 
 
-def test_an_impossible_longest_is_refused():
-    with pytest.raises(ValueError) as caught:
-        cuts(torch.zeros(9), 100, 0.5)
-    assert str(caught.value) == "longest must be at least one second, but longest=0.5 s; 30.0 is usual"
-
-
 def test_an_hour_of_silence_can_be_cut():
     waveform = torch.zeros(3600 * 1000)
     found = cuts(waveform, 1000, 30.0)

@@ -293,9 +293,8 @@ def split(
             at least one stays.
 
     Raises:
-        InputError: there is one speaker or recording only, or `share` is not between 0 and 1.
+        InputError: there is one speaker or recording only.
     """
-    within("(0, 1)", share=share)
     names = [r.speaker if unit == "speakers" else r.id for r in recordings]
     groups = sorted(set(names)) if unit == "speakers" else names
     if len(groups) < 2:

@@ -112,13 +112,9 @@ def segments(
     without a pause, the cut is at the quietest place in the second half of the longest segment
     possible.
 
-    Raises:
-        InputError: `longest` is below one second.
+    Args:
+        longest: at least one second.
     """
-    if not longest >= 1:
-        raise InputError(
-            f"longest must be at least one second, but longest={longest} s; 30.0 is usual"
-        )
     limit = int(longest * levels.sample_rate)
     if levels.n_samples <= limit:
         return [(0, levels.n_samples)]

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
 from transduce.model.cache import NO_TAPS, Cache, Taps
-from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.config import Frames, StackConfig, TransformerConfig
 from transduce.model.inputs import ConvolvedInput, Distances, FrameInput, Positions, TokenInput
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
 from transduce.model.linear import Linear
@@ -167,7 +167,6 @@ class Transformer(nn.Module):
         if isinstance(stack.input, Frames):
             kind = ConvolvedInput if stack.input.conv_strides else FrameInput
             return kind(stack.input, self.config.d_model, bias=self.config.bias)
-        assert isinstance(stack.input, Tokens)
         return TokenInput(stack.input, self.config.d_model, scaled=self.config.scale_embeddings)
 
     def forward(
