@@ -82,7 +82,6 @@ def kaldi_table(path: Path) -> dict[str, str]:
 
 def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
     """The utterances of a Kaldi data directory; of segments, `segment` has start and end."""
-
     sounds, texts, speakers, segments = (
         kaldi_table(folder / name) for name in ("wav.scp", "text", "utt2spk", "segments")
     )
@@ -295,22 +294,20 @@ def split(
     Raises:
         InputError: there is one speaker or recording only.
     """
-    names = [r.speaker if unit == "speakers" else r.id for r in recordings]
-    groups = sorted(set(names)) if unit == "speakers" else names
+    by_speaker = unit == "speakers"
+    names = [r.speaker if by_speaker else r.id for r in recordings]
+    groups = sorted(set(names)) if by_speaker else names
     if len(groups) < 2:
-        other = (
-            "hold out recordings (hold_out=recordings)" if unit == "speakers" else "see leave_out"
-        )
+        other = "hold out recordings (hold_out=recordings)" if by_speaker else "see leave_out"
         raise InputError(
             f"holding out {unit} takes two, but there are {len(groups)}; name a manifest for "
             f"validation, or {other}"
         )
     n = min(max(round(share * len(groups)), 1), len(groups) - 1)
     held_out = {groups[i] for i in np.random.default_rng(seed).permutation(len(groups))[:n]}
-    parts: tuple[list[Recording], list[Recording]] = ([], [])
-    for recording, name in zip(recordings, names, strict=True):
-        parts[name in held_out].append(recording)
-    return parts
+    named = [*zip(recordings, names, strict=True)]
+    rest = [recording for recording, name in named if name not in held_out]
+    return rest, [recording for recording, name in named if name in held_out]
 
 
 @dataclass(frozen=True, kw_only=True)
