@@ -18,7 +18,7 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.data.tokenizer_files import FILES, side_files, write_tokenizers
+from transduce.data.tokenizer_files import FILES, side_files, stored_tokenizer, write_tokenizers
 from transduce.decode.phrases import LEXICON
 from transduce.device import Device, torch_device
 from transduce.errors import InputError
@@ -142,13 +142,13 @@ def load_run(directory: Path) -> Run:
     path = directory / CONFIG
     plain = _read_config(path)
     config = from_dict(TransformerConfig, plain["model"], str(path))
-    shared = _read_tokenizer(directory, FILES)
+    shared = stored_tokenizer(directory)
     run = Run(
         model=config,
         experiment=plain["experiment"],
         source_tokenizer=(shared if config.encoder else None)
-        or _read_tokenizer(directory, side_files("source")),
-        target_tokenizer=shared or _read_tokenizer(directory, side_files("target")),
+        or stored_tokenizer(directory, side_files("source")),
+        target_tokenizer=shared or stored_tokenizer(directory, side_files("target")),
         feature_extractor=_read_feature_extractor(plain["features"], directory)
         if "features" in plain
         else None,
@@ -232,13 +232,6 @@ def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor 
         return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-
-
-def _read_tokenizer(directory: Path, files: dict[str, type[Tokenizer]]) -> Tokenizer | None:
-    for name, kind in files.items():
-        if (directory / name).is_file():
-            return kind.load(directory / name)
-    return None
 
 
 def validations(directory: Path) -> list[dict[str, Any]]:

@@ -266,9 +266,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     if path.is_file():
         return _read(path)
-    for name, kind in FILES.items():
-        if (path / name).is_file():
-            return kind.load(path / name)
+    if stored := stored_tokenizer(path):
+        return stored
     if (path / "vocab.json").is_file():
         return JSONTokenizer.load(path)
     reason = "is neither" if path.is_dir() else "does not exist"
@@ -305,6 +304,17 @@ def side_files(side: str) -> dict[str, type[Tokenizer]]:
         for name, kind in FILES.items()
         if name.startswith("tokenizer")
     }
+
+
+def stored_tokenizer(
+    directory: Path, files: dict[str, type[Tokenizer]] = FILES
+) -> Tokenizer | None:
+    """The tokenizer that `write_tokenizers` wrote into a directory under one of these names, if
+    any."""
+    for name, kind in files.items():
+        if (directory / name).is_file():
+            return kind.load(directory / name)
+    return None
 
 
 def write_tokenizers(
