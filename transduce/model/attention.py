@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from transduce.errors import InputError
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import NO_DISTANCES, Bias, Distances, rotate
@@ -50,15 +51,10 @@ def attend(
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
         # in bf16 the kernel is slower, and the queries' gradient noise; in fp16 it may overflow
+        again = partial(attend, key_lengths=key_lengths, causal=causal, window=window)
         with torch.autocast("cpu", enabled=False):
-            return attend(
-                *(x.float() for x in (query, key, value)),
-                key_lengths=key_lengths,
-                causal=causal,
-                window=window,
-                dropout=dropout,
-                bias=bias,
-            ).to(query.dtype)
+            parts = [x.float() for x in (query, key, value)]
+            return again(*parts, dropout=dropout, bias=bias).to(query.dtype)
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys
         key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
@@ -246,6 +242,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
         self.d_head, self.causal, self.window = config.d_head, causal, config.window
+        self.attend = partial(attend, causal=causal, window=config.window)
         self.linear = config.attention == "linear"
         self.dropout = config.attention_dropout
         key_width = config.kv_heads * self.d_head
@@ -294,16 +291,8 @@ class SelfAttention(nn.Module):
         else:
             if cache is not None:
                 key, value = cache.append(key, value)
-            heads = attend(
-                query,
-                key,
-                value,
-                key_lengths=lengths,
-                causal=self.causal,
-                window=self.window,
-                dropout=self.dropout * self.training,
-                bias=bias,
-            )
+            dropout = self.dropout * self.training
+            heads = self.attend(query, key, value, key_lengths=lengths, dropout=dropout, bias=bias)
         return self.output(_join(heads))
 
 
@@ -329,6 +318,26 @@ class CrossAttention(nn.Module):
             _split(part, self.d_head).contiguous() for part in self.kv.split(self.kv(memory))
         )
         return key if self.norm is None else self.norm.key(key), value
+
+    def keys_and_values(
+        self, memory: Float[Tensor, "B S D"] | None, cache: LayerCache | None
+    ) -> tuple[Keys, Keys]:
+        """Those of the memory, which the cache has after the first call.
+
+        Raises:
+            InputError: there is no memory.
+        """
+        if cache is not None and cache.memory is not None:
+            return cache.memory
+        if memory is None:
+            raise InputError(
+                "a decoder with cross-attention needs a memory, but memory=None; call encode() "
+                "first"
+            )
+        projected = self.project(memory)
+        if cache is not None:
+            cache.memory = projected
+        return projected
 
     def forward(
         self,

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.errors import InputError
 from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
@@ -194,28 +193,13 @@ class Layer(nn.Module):
             taps: what is kept besides the result.
         """
         x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, distances, taps))
-        if self.cross is not None and self.cross_sublayer is not None:
-            key, value = self._memory(memory, cache)
-            cross = self.cross
+        cross = self.cross
+        if cross is not None and self.cross_sublayer is not None:
+            key, value = cross.keys_and_values(memory, cache)
             x = self.cross_sublayer(x, lambda y: cross(y, key, value, memory_lengths, taps))
         if isinstance(self.feed_forward, Experts):
             return self.feed_forward_sublayer(x, partial(self.feed_forward, taps=taps))
         return self.feed_forward_sublayer(x, self.feed_forward)
-
-    def _memory(self, memory: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory, which the cache has after the first call."""
-        if cache is not None and cache.memory is not None:
-            return cache.memory
-        assert self.cross is not None
-        if memory is None:
-            raise InputError(
-                "a decoder with cross-attention needs a memory, but memory=None; call encode() "
-                "first"
-            )
-        projected = self.cross.project(memory)
-        if cache is not None:
-            cache.memory = projected
-        return projected
 
 
 class ConvolutionModule(nn.Module):
