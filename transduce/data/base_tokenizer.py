@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-
-from typing_extensions import Self
+from typing import TypeVar
 
 from transduce.errors import InputError
 
+AnyTokenizer = TypeVar("AnyTokenizer", bound="Tokenizer")  # beartype takes no Self in a method
 END = "<|endoftext|>"
 """The token between the texts of GPT-2's training data."""
 LARGEST = "[0, 10000000]"
@@ -81,7 +81,7 @@ class Tokenizer(ABC):
         """The content of the tokenizer's file."""
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
+    def load(cls: type[AnyTokenizer], path: Path | str) -> AnyTokenizer:
         """Read a file that `save` wrote.
 
         Raises:
@@ -163,7 +163,7 @@ class Tokenizer(ABC):
         (eos,) = self.required("eos_id")
         return [[*self.opening, *row, eos] for row in rows]
 
-    def with_language(self, language: str) -> Self:
+    def with_language(self: AnyTokenizer, language: str) -> AnyTokenizer:
         """The same tokenizer for texts of this language, of a model that marks languages.
 
         Raises:
@@ -174,7 +174,7 @@ class Tokenizer(ABC):
             f"{type(self).__name__}; leave out {language!r}"
         )
 
-    def with_tag(self, language: str) -> Self:
+    def with_tag(self: AnyTokenizer, language: str) -> AnyTokenizer:
         """The same tokenizer for sources that begin with the tag of this language, to translate
         into it.
 
@@ -186,7 +186,7 @@ class Tokenizer(ABC):
             f"a language must be one that the model writes ({languages}), but it is {language!r}"
         )
 
-    def with_symbols(self, symbols: Sequence[str]) -> Self:
+    def with_symbols(self: AnyTokenizer, symbols: Sequence[str]) -> AnyTokenizer:
         """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever
         a text has it.
 
