@@ -1,6 +1,7 @@
 """Text in, text out: as many lines as came, in their order, whatever shares their batch."""
 
 import logging
+import math
 import random
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from tests.runs import ENGLISH, LITTLE, library_tokenizer, random_run, random_sp
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.decode.phrases import load_lexicon, save_lexicon
+from transduce.tasks.base import Details, in_order
 from transduce.tasks.outputs import Output
 from transduce.tasks.search import GREEDY
 from transduce.tasks.translate import likeliest
@@ -92,6 +94,19 @@ def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(transla
                 assert output.text == whole[i][rank].text
     for i in (0, 2, 4):  # too short, blank, and one sentence only
         assert [(o.text, o.tokens) for o in got[i]] == [(o.text, o.tokens) for o in whole[i]]
+
+
+@pytest.mark.parametrize("how", [{}, {"split_length": 8}, {"sample": True, "seed": 3}, {"beam_size": 3}])
+def test_texts_are_the_same_without_scores_which_greedy_search_then_leaves_out(translator, how):
+    lines, how = [ENGLISH[5], f"{ENGLISH[0]} {ENGLISH[1]}", ""], {"beam_size": 1} | how
+    found = [
+        in_order(translator.stream(lines, SHORT, details=Details(scores=scores), **how)) for scores in (True, False)
+    ]
+    texts = [[outputs[0].text for outputs in each] for each in found]
+    assert texts[0] == texts[1] == translator(lines, SHORT, **how)
+    computed = "split_length" in how or how["beam_size"] > 1  # ways of a line and hypotheses are compared by them
+    assert not math.isnan(found[0][0][0].log_prob)
+    assert math.isnan(found[1][0][0].log_prob) is math.isnan(found[1][0][0].score) is not computed
 
 
 def test_the_likelier_way_is_the_one_with_the_higher_mean_of_all_its_tokens():

@@ -205,7 +205,9 @@ class Translation(SearchJob):
             require=[phrases for _, _, phrases in parts],
             first_line=start + 1,
             details=Details(
-                token_scores=self.output.token_scores, alignments=self.output.alignments
+                scores=self.output.scores or self.output.format == "json",
+                token_scores=self.output.token_scores,
+                alignments=self.output.alignments,
             ),
         ):
             outputs.append(numbered)

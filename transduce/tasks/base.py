@@ -65,6 +65,9 @@ class Request:
 class Details:
     """What outputs carry besides their text."""
 
+    scores: bool = True
+    """Their log-probability and score, for which a translator's greedy search and samples take a
+    pass over the vocabulary in every step; without, both are nan. Beam search has them anyway."""
     token_scores: bool = False
     """Log-probabilities of tokens, and the confidence of words."""
     alignments: bool = False

@@ -58,6 +58,8 @@ class SearchTask(Task):
         requests: Sequence[Request],
         config: SearchConfig,
         states: Sequence[Float[Tensor, "_ D"]] = (),
+        *,
+        scored: bool = True,
     ) -> list[list[Hypothesis]]:
         """The n best hypotheses of a batch of sources, best first, or samples as they are drawn.
 
@@ -65,6 +67,7 @@ class SearchTask(Task):
             requests: of every source. Bounds on the length leave room for prefixes and required
                 phrases, but max_length.
             states: the first encoder's, if it has computed them.
+            scored: False: scores and log-probabilities may be nan, as nobody reads them.
 
         Raises:
             InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding
@@ -96,7 +99,8 @@ class SearchTask(Task):
             return beam_search(scorer, prompts, constraints, config, required=phrases)
         sampling = config if config.sample else GREEDY_SAMPLING
         rngs = [rng for each in requests for rng in config.rngs(each.number, each.part)]
-        return Sampler(scorer, prompts, constraints, sampling, rngs, score=config).run()
+        score = config if scored else None
+        return Sampler(scorer, prompts, constraints, sampling, rngs, score=score).run()
 
     def _check(self, config: SearchConfig, requests: Sequence[Request]) -> None:
         """Raise InputError where the search lacks something, or cannot be."""

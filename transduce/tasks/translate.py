@@ -56,7 +56,9 @@ class Translator(Seq2SeqTask[str]):
     def _texts(
         self, inputs: Sequence[str], decoding: SearchConfig | None, settings: dict[str, Any]
     ) -> list[str]:
-        return [outputs[0].text for outputs in self.translate(inputs, decoding, **settings)]
+        details = Details(scores=False)
+        outputs = in_order(self.stream(inputs, decoding, details=details, **settings))
+        return [each[0].text for each in outputs]
 
     def translate(
         self,
@@ -145,6 +147,7 @@ class Translator(Seq2SeqTask[str]):
         glossary = Glossary(config.glossary)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
         outputs: dict[int, list[Output]] = {}
+        scored = details.scores or any(len(each) > 1 for each in ways.values())
 
         def search(batch: list[int]) -> list[list[Output]]:
             sources: list[Source] = [rows[row][2] for row in batch]
@@ -153,7 +156,7 @@ class Translator(Seq2SeqTask[str]):
                 i, text, _ = rows[row]
                 bias = bias_of(glossary(text), config.glossary_bonus)
                 parts.append(replace(requests[i], part=row - ways[i][0].start, bias=bias))
-            hypotheses = self._search(sources, parts, config)
+            hypotheses = self._search(sources, parts, config, scored=scored)
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
             return self._detailed(sources, best, details)
 
