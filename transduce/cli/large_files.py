@@ -50,14 +50,14 @@ class Division:
     """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. In a SLURM array:
     --part $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT."""
 
-    def share(self) -> Share | None:
-        """The part of the input to do; None: all of it.
+    def share(self) -> Share:
+        """The part of the input to do, which without --part is all of it.
 
         Raises:
             InputError: there is no such part, or it would have no name.
         """
         if self.part is None:
-            return None
+            return Share()
         if self.output is None:
             raise InputError(
                 f"a part is a file, but --part {self.part} has no --output; add --output FILE"
@@ -82,11 +82,6 @@ class Done:
     n_inputs: int = 0
     n_bytes: int = 0
     n_errors: int = 0
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The inputs of this part."""
-        return self.part.span(self.n_total)
 
 
 def progress_file(rows: Path) -> Path:
@@ -114,20 +109,11 @@ class Unfinished:
         self.done.n_errors += n_errors
         write_file(progress_file(self.path), json.dumps(to_dict(self.done)))
 
-    def rename(self, output: Path) -> None:
-        """Make the rows, which are complete, the output."""
-        self.path.replace(output)
-        progress_file(self.path).unlink()
-
-    def remove(self) -> None:
-        """Remove the rows and what is known of them."""
-        self.path.unlink()
-        progress_file(self.path).unlink(missing_ok=True)
-
 
 @contextmanager
 def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
-    """Open or begin the rows of a job, which no other process writes meanwhile.
+    """Open or begin the rows of a job, which no other process writes meanwhile; they stay where
+    their progress is known in the end.
 
     Raises:
         InputError: another process writes them, or they are those of another job.
@@ -164,7 +150,7 @@ def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
         try:
             yield Unfinished(path, file, done)
         finally:
-            if not progress.exists():  # not even the first rows came
+            if not progress.exists():
                 path.unlink(missing_ok=True)
 
 
@@ -222,26 +208,27 @@ def carry_out(
     if output is not None:
         check_output(output, inputs)
     key, n, cost = job.key(items)
-    cost = cost // (share.total if share else 1)
+    cost //= share.total
     limit = max(1, min(job.CHUNK, -(-cost // (division.workers or 1))))
     n_chunks = max(1, -(-cost // limit))
     n_workers = min(division.workers or default_workers(job, n_chunks), n_chunks)
     if output is None or (output.exists() and not output.is_file()):  # a pipe or a device
         return _print(job, cut(items, job.cost, limit), output, n_workers, n)
     output = Path(os.path.realpath(output)) if output.is_symlink() else output
-    path = share.file(output) if share else output.with_name(f"{output.name}.unfinished")
-    with open_unfinished(path, Done(key, n, share or Share())) as unfinished:
-        _complete(job, items, unfinished, limit, n_workers)
+    unfinished = output.with_name(f"{output.name}.unfinished")
+    path = share.file(output) if division.part else unfinished
+    with open_unfinished(path, Done(key, n, share)) as rows:
+        _complete(job, items, rows, limit, n_workers)
         if job.key(items)[0] != key:
-            unfinished.remove()
+            progress_file(path).unlink(missing_ok=True)
             raise InputError(
                 "inputs must stay as they are while they are read, but some have changed; run the "
                 "same command again"
             )
-        if not share:
-            unfinished.rename(output)
-        done = unfinished.done
-    _end(job, done.n_errors, done.n_inputs)
+        if not division.part:
+            path.replace(output)
+            progress_file(path).unlink()
+    _end(rows.done.n_errors, rows.done.n_inputs, job.UNUSABLE)
 
 
 def _complete(
@@ -249,7 +236,7 @@ def _complete(
 ) -> None:
     """Do what is missing of an output, or of a part of one."""
     done = unfinished.done
-    start, stop = done.span
+    start, stop = done.part.span(done.n_total)
     n = stop - start
     if done.n_bytes and done.n_inputs == n:
         return print(f"transduce: {unfinished.path} is finished", file=sys.stderr)
@@ -292,14 +279,15 @@ def _print(
                 out.write(rows.text)
                 out.flush()
         except KeyboardInterrupt:
-            print(f"transduce: {n} inputs are done, and their lines are whole", file=sys.stderr)
+            if n:
+                print(f"transduce: {n} inputs are done, and their lines are whole", file=sys.stderr)
             raise
-    _end(job, n_errors, n)
+    _end(n_errors, n, job.UNUSABLE)
 
 
-def _end(job: Job, n_errors: int, n: int) -> None:
+def _end(n_errors: int, n: int, unusable: str) -> None:
     if n_errors:
-        print(f"transduce: {n_errors} of {n} {job.UNUSABLE}", file=sys.stderr)
+        print(f"transduce: {n_errors} of {n} {unusable}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -323,9 +311,7 @@ def merge(
     n_inputs = next(iter(parts.values())).n_total
     n_errors = sum(done.n_errors for done in parts.values())
     print(f"{output}: {len(parts)} parts, {n_inputs} inputs", file=sys.stderr)
-    if n_errors:
-        print(f"transduce: {n_errors} of {n_inputs} inputs could not be used", file=sys.stderr)
-        sys.exit(1)
+    _end(n_errors, n_inputs, Job.UNUSABLE)
 
 
 def _parts(output: Path) -> dict[Path, Done]:
@@ -372,7 +358,7 @@ def _read_done(rows: Path) -> Done:
 
     progress = progress_file(rows)
     done = from_dict(Done, read_json(progress), str(progress))
-    start, stop = done.span
+    start, stop = done.part.span(done.n_total)
     if done.n_inputs != stop - start or rows.stat().st_size != done.n_bytes:
         raise InputError(
             f"{rows} must have the rows of {stop - start} inputs, but it has those of "
