@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger("transduce")
 
@@ -162,8 +163,19 @@ def required() -> ctypes.CDLL:
     return kernels
 
 
+class Pointer:
+    """The type of an argument that is a structure, a contiguous tensor, or None."""
+
+    @staticmethod
+    def from_param(value: Any) -> Any:
+        """What ctypes passes on."""
+        if isinstance(value, ctypes.Structure):
+            return ctypes.byref(value)
+        return ctypes.c_void_p(None if value is None else value.data_ptr())
+
+
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
-    size, flag, pointer = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
+    size, flag, pointer = ctypes.c_int64, ctypes.c_int32, Pointer
     arguments = {
         "use_threads": [flag],
         "linear_map": [pointer, pointer, size, pointer, flag],

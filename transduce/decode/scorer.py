@@ -219,7 +219,7 @@ def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     """log of the sum of exp(logits) of every row; log_softmax is the logits minus it."""
     if (cpp := in_cpp(logits)) is not None:
         out = logits.new_empty(len(logits))
-        cpp.log_sum_exp(logits.data_ptr(), *logits.shape, out.data_ptr(), torch.get_num_threads())
+        cpp.log_sum_exp(logits, *logits.shape, out, torch.get_num_threads())
         return out
     return logits.logsumexp(-1)
 
@@ -237,10 +237,9 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
     if (cpp := in_cpp(scores)) is not None:
         values = scores.new_empty(n_sentences, n)
         tokens, rows = (torch.empty(n_sentences, n, dtype=torch.long) for _ in range(2))
-        outputs = (each.data_ptr() for each in (values, tokens, rows))
-        offset = offset.contiguous()
         size = (n_sentences, n_rows, vocab_size, n)
-        cpp.top_k(scores.data_ptr(), offset.data_ptr(), *size, *outputs, torch.get_num_threads())
+        outputs = (values, tokens, rows)
+        cpp.top_k(scores, offset.contiguous(), *size, *outputs, torch.get_num_threads())
         return Continuations(values, tokens, rows)
     if n == n_rows == 1:
         value, token = scores.max(-1, keepdim=True)  # the first of equal ones

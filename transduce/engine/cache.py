@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.engine.stack import CacheStruct, address
+from transduce.engine.stack import CacheStruct
 
 CAPACITY = 32
 """Positions of a new cache."""
@@ -65,11 +65,11 @@ class KVCache:
         past, memory = self.past, self.memory
         assert past is not None
         return CacheStruct(
-            past.data_ptr(),
-            self.slots.data_ptr(),
-            address(memory),
-            self.memory_slots.data_ptr(),
-            address(self.memory_lengths),
+            past,
+            self.slots,
+            memory,
+            self.memory_slots,
+            self.memory_lengths,
             len(self.slots),
             past.size(1),
             self.stored,

@@ -18,7 +18,6 @@ from transduce.engine.stack import (
     EmbeddingStruct,
     GreedyStruct,
     Matrix,
-    address,
     vectors,
 )
 from transduce.engine.support import by_layers, unsupported
@@ -59,7 +58,7 @@ class CPUEngine:
             self.decoder = CPUStack(model.decoder, config, int8=int8)
             table = model.target_input
             assert isinstance(table, TokenInput)
-            self.embedding = EmbeddingStruct(address(table.weight), len(table.weight), table.scale)
+            self.embedding = EmbeddingStruct(table.weight, len(table.weight), table.scale)
         self.output = None
         if model.output is not None:
             self.output = Matrix(model.output[: model.vocab_size], model.output_bias, int8=int8)
@@ -109,14 +108,9 @@ class CPUEngine:
         x = self.encoder.positions(x).clone(memory_format=torch.contiguous_format)
         inside = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
         positions = self.encoder.position_struct(0, x.size(1))
-        pointers = (
-            ctypes.byref(self.encoder.struct),
-            x.data_ptr(),
-            len(x),
-            x.size(1),
-            address(inside),
+        required().encoder_states(
+            self.encoder.struct, x, *x.shape[:2], inside, positions, torch.get_num_threads()
         )
-        required().encoder_states(*pointers, ctypes.byref(positions), torch.get_num_threads())
         return Memory(x, lengths)
 
     def new_cache(self) -> KVCache | Cache:
@@ -153,10 +147,7 @@ class CPUEngine:
         x = past.new_empty(n_rows, n_new, self.config.d_model)
         positions = self.decoder.position_struct(cache.length, cache.length + n_new)
         structs = (self.decoder.struct, cache.struct(), self.embedding, positions)
-        pointers = tokens.data_ptr(), x.data_ptr()
-        if not required().decoder_states(
-            *map(ctypes.byref, structs), *pointers, n_new, torch.get_num_threads()
-        ):
+        if not required().decoder_states(*structs, tokens, x, n_new, torch.get_num_threads()):
             raise IndexError(
                 f"tokens are 0 to {self.embedding.rows - 1}, but there is {int(tokens.min())} or "
                 f"{int(tokens.max())}"
@@ -189,18 +180,21 @@ class CPUEngine:
         tokens = last[:, None]
         search = GreedyStruct(
             ctypes.addressof(self.output.linear),
-            suppressed.data_ptr(),
+            suppressed,
             len(suppressed),
             eos,
             1,
             1,
-            *(address(each) for each in (bounds, None, rows, log_prob)),
+            bounds,
+            None,
+            rows,
+            log_prob,
         )
 
         def enlarge(size: int) -> None:
             nonlocal tokens
             tokens = F.pad(tokens, (0, size - tokens.size(1)), value=eos)
-            search.tokens = address(tokens)
+            search.tokens = tokens
 
         self._steps(
             required().greedy_steps, search, cache, (len(rows), 1), int(bounds.max()), enlarge
@@ -231,28 +225,20 @@ class CPUEngine:
         tables = [table.contiguous() for table in hypotheses]
         n_sentences, beam, length = tables[0].shape
         sentences, lengths = torch.arange(n_sentences), torch.full_like(bounds, length)
-        parents, penalties = sentences.new_empty(n_sentences, beam), torch.empty(0)
+        parents = sentences.new_empty(n_sentences, beam)
         eos = -1 if eos_id is None else eos_id
+        output = ctypes.addressof(self.output.linear)
+        sizes = len(suppressed), eos, length, length, beam, n_sentences
         search = BeamStruct(
-            ctypes.addressof(self.output.linear),
-            suppressed.data_ptr(),
-            len(suppressed),
-            eos,
-            length,
-            length,
-            beam,
-            n_sentences,
-            *(address(each) for each in (bounds, penalties, sentences, lengths, parents)),
-            *map(address, tables),
+            output, suppressed, *sizes, bounds, None, sentences, lengths, parents, *tables
         )
 
         def enlarge(size: int) -> None:
-            nonlocal penalties
             for i in (0, 3):
                 tables[i] = F.pad(tables[i], (0, size - tables[i].size(2)), value=eos)
-            search.active_tokens, search.finished_tokens = address(tables[0]), address(tables[3])
-            penalties = torch.tensor([1.0, *map(penalty, range(1, size + 1))])
-            search.penalties = address(penalties)
+            search.active_tokens = tables[0]
+            search.finished_tokens = tables[3]
+            search.penalties = torch.tensor([1.0, *map(penalty, range(1, size + 1))])
 
         size = n_sentences, beam
         self._steps(required().beam_steps, search, cache, size, int(bounds.max()), enlarge)
@@ -289,7 +275,7 @@ class CPUEngine:
             positions = self.decoder.position_struct(start, start + n_steps)
             structs = (self.decoder.struct, places, self.embedding, positions, search)
             x = past.new_empty(n_sentences * n_each, self.config.d_model)
-            steps(*map(ctypes.byref, structs), x.data_ptr(), n_steps, torch.get_num_threads())
+            steps(*structs, x, n_steps, torch.get_num_threads())
             cache.advance(places.length - cache.stored)
             n_sentences = places.n_rows // n_each
             cache.reorder(torch.arange(places.n_rows))
@@ -330,8 +316,10 @@ class CPUEngine:
         cache.memory_lengths = memory.lengths
         if memory.lengths is not None:
             cache.memory_lengths = memory.lengths.to(torch.long, copy=True)
-        pointers = ctypes.byref(self.decoder.struct), states.data_ptr(), n_sentences * length
-        required().project_memory(*pointers, cache.memory.data_ptr(), torch.get_num_threads())
+        n_states = n_sentences * length
+        required().project_memory(
+            self.decoder.struct, states, n_states, cache.memory, torch.get_num_threads()
+        )
 
     def decode(
         self,

@@ -18,24 +18,24 @@ from transduce.model.transformer import Stack
 POINTER, SIZE, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
-def structure(name: str, **fields: Any) -> type[ctypes.Structure]:
-    """A structure of kernels.cpp, by its fields in their order."""
-    return type(
-        name, (ctypes.Structure,), {"_fields_": list(fields.items()), "__doc__": "See kernels.cpp."}
-    )
+class Struct(ctypes.Structure):
+    """A structure of kernels.cpp. A contiguous tensor stands for the address of its numbers, and
+    stays as long as the structure points to it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            super().__setattr__(f"{name}_tensor", value)
+            value = value.data_ptr()
+        super().__setattr__(name, value)
 
 
-LinearStruct = structure(
-    "Linear",
-    **dict.fromkeys(("panels", "bias", "scale", "sums"), POINTER),
-    inputs=SIZE,
-    outputs=SIZE,
-)
+def structure(*fields: tuple[Any, str]) -> type[Struct]:
+    """A structure of kernels.cpp, by the types and names of its fields in their order."""
+    pairs = [(name, kind) for kind, names in fields for name in names.split()]
+    return type("Struct", (Struct,), {"_fields_": pairs, "__doc__": "See kernels.cpp."})
 
 
-def address(tensor: Tensor | None) -> int | None:
-    """Where the numbers of a contiguous tensor begin."""
-    return None if tensor is None else tensor.data_ptr()
+LinearStruct = structure((POINTER, "panels bias scale sums"), (SIZE, "inputs outputs"))
 
 
 class Matrix:
@@ -69,21 +69,17 @@ class Matrix:
             missing = (0, -len(weight) % constant("wide"))
             sums = F.pad(weight.sum(dim=1, dtype=torch.int32), missing)
             scale = F.pad(scale, missing)
-        panels = _in_panels(weight)
         self.int8 = int8
-        self.tensors = panels, bias, scale, sums
-        """What `linear` points to."""
-        self.linear = LinearStruct(*map(address, self.tensors), weight.size(1), weight.size(0))
+        n_outputs, n_inputs = weight.shape
+        panels = _in_panels(weight)
+        self.linear = LinearStruct(panels, bias, scale, sums, n_inputs, n_outputs)
 
     def __call__(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         """x W^T + b; see `vectors`."""
         x = vectors(x, self.linear.inputs)
         y = x.new_empty(*x.shape[:-1], self.linear.outputs)
         n_rows = x.numel() // self.linear.inputs
-        library = required()
-        library.linear_map(
-            ctypes.byref(self.linear), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads()
-        )
+        required().linear_map(self.linear, x, n_rows, y, torch.get_num_threads())
         return y
 
 
@@ -115,49 +111,36 @@ def constant(name: str) -> int:
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4}
 """As in kernels.cpp."""
 
-NormStruct = structure("Norm", weight=POINTER, bias=POINTER, eps=ctypes.c_float, rms=FLAG)
-MAPS = ("qkv", "output", "cross_q", "cross_kv", "cross_output", "wide", "narrow")
-NORMS = (
-    "norm",
-    "cross_norm",
-    "feed_forward_norm",
-    "query_norm",
-    "key_norm",
-    "cross_query_norm",
-    "cross_key_norm",
-)
+NormStruct = structure((POINTER, "weight bias"), (ctypes.c_float, "eps"), (FLAG, "rms"))
 LayerStruct = structure(
-    "Layer", **dict.fromkeys(MAPS, LinearStruct), **dict.fromkeys(NORMS, NormStruct)
+    (LinearStruct, "qkv output cross_q cross_kv cross_output wide narrow"),
+    (NormStruct, "norm cross_norm feed_forward_norm query_norm key_norm"),
+    (NormStruct, "cross_query_norm cross_key_norm"),
 )
 StackStruct = structure(
-    "Stack",
-    **dict.fromkeys(("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "window"), SIZE),
-    **dict.fromkeys(("pre", "activation", "gated", "cross"), FLAG),
-    layers=POINTER,
-    embedding_norm=NormStruct,
-    norm=NormStruct,
+    (SIZE, "n_layers d_model n_heads n_kv_heads d_head window"),
+    (FLAG, "pre activation gated cross"),
+    (POINTER, "layers"),
+    (NormStruct, "embedding_norm norm"),
 )
-EmbeddingStruct = structure("Embedding", weight=POINTER, rows=SIZE, scale=ctypes.c_float)
-PositionsStruct = structure("Positions", added=POINTER, cosines=POINTER, sines=POINTER)
+EmbeddingStruct = structure((POINTER, "weight"), (SIZE, "rows"), (ctypes.c_float, "scale"))
+PositionsStruct = structure((POINTER, "added cosines sines"))
 CacheStruct = structure(
-    "KVCache",
-    **dict.fromkeys(("past", "slots", "memory", "memory_slots", "memory_lengths"), POINTER),
-    **dict.fromkeys(("n_rows", "n_slots", "length", "capacity"), SIZE),
-    **dict.fromkeys(("n_sentences", "n_memory_slots", "memory_length"), SIZE),
+    (POINTER, "past slots memory memory_slots memory_lengths"),
+    (SIZE, "n_rows n_slots length capacity"),
+    (SIZE, "n_sentences n_memory_slots memory_length"),
 )
 BeamStruct = structure(
-    "BeamSearch",
-    **dict.fromkeys(("output", "suppressed"), POINTER),
-    **dict.fromkeys(("n_suppressed", "eos", "longest", "length", "beam", "n_sentences"), SIZE),
-    **dict.fromkeys(("bounds", "penalties", "sentences", "lengths", "parents"), POINTER),
-    **dict.fromkeys(("active_tokens", "active_log_prob", "active_score"), POINTER),
-    **dict.fromkeys(("finished_tokens", "finished_log_prob", "finished_score"), POINTER),
+    (POINTER, "output suppressed"),
+    (SIZE, "n_suppressed eos longest length beam n_sentences"),
+    (POINTER, "bounds penalties sentences lengths parents"),
+    (POINTER, "active_tokens active_log_prob active_score"),
+    (POINTER, "finished_tokens finished_log_prob finished_score"),
 )
 GreedyStruct = structure(
-    "GreedySearch",
-    **dict.fromkeys(("output", "suppressed"), POINTER),
-    **dict.fromkeys(("n_suppressed", "eos", "longest", "length"), SIZE),
-    **dict.fromkeys(("bounds", "tokens", "rows", "log_prob"), POINTER),
+    (POINTER, "output suppressed"),
+    (SIZE, "n_suppressed eos longest length"),
+    (POINTER, "bounds tokens rows log_prob"),
 )
 
 
@@ -165,16 +148,8 @@ def norm_struct(norm: nn.Module | None) -> Any:
     """A LayerNorm or RMSNorm; anything else is none."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return NormStruct()
-    return NormStruct(
-        address(norm.weight),
-        address(getattr(norm, "bias", None)),
-        norm.eps,
-        isinstance(norm, nn.RMSNorm),
-    )
-
-
-PositionTable = tuple[int, Tensor | None, Tensor | None]
-"""A number of positions, what is added to vectors (T, D), and what rotates heads (2, T, E / 2)."""
+    bias = getattr(norm, "bias", None)
+    return NormStruct(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))
 
 
 class CPUStack:
@@ -202,7 +177,9 @@ class CPUStack:
             norm_struct(stack.embedding_norm),
             norm_struct(stack.norm),
         )
-        self.table: PositionTable = (0, None, None)
+        self.table: tuple[int, Tensor | None, Tensor | None] = (0, None, None)
+        """A number of positions, what is added to vectors (T, D), and what rotates heads
+        (2, T, E / 2)."""
 
     def _layer(self, layer: Layer) -> Any:
         feed_forward, attention, cross = layer.feed_forward, layer.attention, layer.cross
@@ -235,12 +212,12 @@ class CPUStack:
         self.matrices.append(Matrix(module.weight, module.bias, int8=self.int8))
         return self.matrices[-1].linear
 
-    def position_table(self, length: int) -> PositionTable:
-        """At least this many positions."""
+    def position_struct(self, start: int, stop: int) -> Any:
+        """The positions start ... stop - 1."""
         table = self.table  # another thread may replace it
-        if length > table[0]:
+        if stop > table[0]:
             end = math.inf if self.positions.learned is None else len(self.positions.learned)
-            size = max(length, int(min(end, max(64, 2 * length))))
+            size = max(stop, int(min(end, max(64, 2 * stop))))
             added = rotation = None
             if self.positions.kind == "rotary":
                 rotation = self.positions.rotation(0, size)
@@ -249,13 +226,6 @@ class CPUStack:
             elif self.positions.kind != "none":
                 added = self.positions(torch.zeros(1, size, self.struct.d_model))[0].contiguous()
             self.table = table = size, added, rotation
-        return table
-
-    def position_struct(self, start: int, stop: int) -> Any:
-        """The positions start ... stop - 1, in tensors that stay while the structure does."""
-        _, added, rotation = self.position_table(stop)
-        parts = (added, None, None) if rotation is None else (None, *rotation)
-        starts = (address(None if part is None else part[start:]) for part in parts)
-        positions = PositionsStruct(*starts)
-        positions.tensors = added, rotation
-        return positions
+        _, added, rotation = table
+        parts = [added] if rotation is None else [None, *rotation]
+        return PositionsStruct(*(None if part is None else part[start:] for part in parts))
