@@ -287,9 +287,8 @@ def _without_none(field: StructFieldSpec) -> StructFieldSpec:
     others = [each for each in get_args(kind) if each is not NoneType]
     if NoneType not in get_args(kind) or others not in ([int], [float], [str], [Path]):
         return field
-    hint = arg(metavar=others[0].__name__.upper())
-    if field.default is None:
-        hint = arg(metavar=others[0].__name__.upper(), help_behavior_hint="")
+    default = "" if field.default is None else None
+    hint = arg(metavar=others[0].__name__.upper(), help_behavior_hint=default)
     return replace(field, type=_annotated(kind, hint, *notes))
 
 
@@ -312,33 +311,31 @@ def _override_fields(
     """Flags for the fields of a configuration, None if not named; two for a bool."""
     fields: list[StructFieldSpec] = []
     off: dict[str, str] = {}
+    silent = arg(help_behavior_hint="")
     for field in _fields(kind.CONFIG):
         inner, notes = _split(field.type)
         if field.name in kind.WITHOUT:
             continue
-        hint = arg(
-            help_behavior_hint=""
-            if inner is bool
-            else kind.HINT.format(getattr(kind.CONFIG, field.name))
-        )
-        option = inner if inner is bool else inner | None
-        unnamed = False if inner is bool else None
-        fields.append(replace(field, type=_annotated(option, *notes, hint), default=unnamed))
-        if inner is bool:
-            without = f"Without --{field.name.replace('_', '-')}, which a run may have."
-            off[f"no_{field.name}"] = field.name
-            fields.append(
-                StructFieldSpec(f"no_{field.name}", _annotated(bool, hint), False, without)
-            )
+        if inner is not bool:
+            hint = arg(help_behavior_hint=kind.HINT.format(getattr(kind.CONFIG, field.name)))
+            option = _annotated(inner | None, *notes, hint)
+            fields.append(replace(field, type=option, default=None))
+            continue
+        flag = _annotated(bool, *notes, silent)
+        without = f"Without --{field.name.replace('_', '-')}, which a run may have."
+        off[f"no_{field.name}"] = field.name
+        fields += [
+            replace(field, type=flag, default=False),
+            StructFieldSpec(f"no_{field.name}", _annotated(bool, silent), False, without),
+        ]
 
     def named(**values: Any) -> Overrides:
-        settings = {
-            name: value
-            for name, value in values.items()
-            if value is not None and value is not False
-        }
         return kind(
-            {off.get(name, name): name not in off and value for name, value in settings.items()}
+            {
+                off.get(name, name): name not in off and value
+                for name, value in values.items()
+                if value is not None and value is not False
+            }
         )
 
     return named, tuple(fields)

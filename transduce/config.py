@@ -87,18 +87,6 @@ def _reason(error: BaseException, kind: Any) -> str:
     return format_exception(error, kind).removeprefix("unknown error ")
 
 
-def structured(kind: Any, value: object) -> Any:
-    """Convert a value of JSON to one of this type.
-
-    Raises:
-        ValueError: it does not fit.
-    """
-    try:
-        return _converter().structure(value, kind)
-    except Exception as error:  # those of cattrs have no class in common
-        raise ValueError(f"{value!r} is no {kind}") from error
-
-
 def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turn {"a": {"b": 1}} into {"a.b": 1}."""
     flat: dict[str, Any] = {}
@@ -267,18 +255,11 @@ def _type_hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-@cache
-def _choices(kind: type) -> dict[str, tuple[Any, ...]]:
-    """The values that each field of a Literal type may have."""
-    hints = _type_hints(kind)
-    return {name: get_args(each) for name, each in hints.items() if get_origin(each) is Literal}
-
-
 def check_choices(config: Any) -> None:
     """Raise InputError unless every field of a Literal type holds one of its values."""
-    for name, choices in _choices(config.__class__).items():
-        value = getattr(config, name)
-        if value not in choices:
+    for name, hint in _type_hints(config.__class__).items():
+        choices, value = get_args(hint), getattr(config, name)
+        if get_origin(hint) is Literal and value not in choices:
             names = ", ".join(map(str, choices))
             raise InputError(f"{name} must be one of {names}, but {name}={value!r}")
 
@@ -340,8 +321,8 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
     pairs = [*value.items()] if isinstance(value, dict) else value
     for kind in kinds:
         if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
-            with suppress(ValueError):
-                return structured(kind, pairs)
+            with suppress(Exception):  # those of cattrs have no class in common
+                return _converter().structure(pairs, kind)
     raise InputError(
         f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}"
     )

@@ -12,7 +12,6 @@ import torch
 from transduce.config import environment_count
 from transduce.errors import InputError
 
-Precision = Literal["fp32", "bf16"]
 TrainingPrecision = Literal["fp32", "bf16", "fp16"]
 
 Device = torch.device | str

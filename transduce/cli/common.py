@@ -130,11 +130,15 @@ class SearchOptions:
             InputError: some do not go together, or - stands for two files.
         """
         check_stdin([*files, *filter(None, (self.forbid, self.glossary))])
-        others = [n for n, value in GREEDY.items() if self.settings.get(n, value) != value]
+        others = [
+            f"--{name.replace('_', '-')}"
+            for name, value in GREEDY.items()
+            if self.settings.get(name, value) != value
+        ]
         if self.greedy and others:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
             raise InputError(
-                f"--greedy takes the likeliest token each time, so leave it or {flags} out"
+                "--greedy takes the likeliest token each time, so leave it or "
+                f"{', '.join(others)} out"
             )
         settings = with_phrases(self.settings | (GREEDY if self.greedy else {}), self.forbid)
         if self.glossary:
@@ -176,7 +180,7 @@ class Columns:
     def __bool__(self) -> bool:
         return self.prefix or self.require
 
-    def split(self, line: str, number: int, what: str) -> tuple[str, str, list[str]]:
+    def split(self, line: Any, number: int, what: str) -> tuple[Any, str, list[str]]:
         """The input, the prefix and the phrases of a line.
 
         Raises:

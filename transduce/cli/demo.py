@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli import serve as serving
 from transduce.cli.common import Flag, Machine, interact
-from transduce.errors import InputError, require
+from transduce.errors import InputError
 from transduce.serve import ServeConfig
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def demo(
         serve: Open the models in a browser, in place of the prompt.
     """
     if serve:
-        for library in serving.LIBRARIES:
-            require(library, "--serve", "serve")
+        serving.require_server("--serve")
     runs = [_translator(folder / "translation")]
     if speech:
         runs.append(_recognizer(folder / "speech"))

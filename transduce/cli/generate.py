@@ -131,24 +131,21 @@ def generate(
         )
     if source.interactive:
         check_interactive({"FILE": files, "--prompt": source.prompt})
+    texts = files or (STDIN,)
     # what no run can do is refused before one is loaded
-    settings = generation.overrides(() if source.prompt else files or [STDIN])
-    job = Generation(
-        run=local(run),
-        machine=machine,
-        settings=settings,
-        output=output,
-    )
+    settings = generation.overrides(() if source.prompt else texts)
+    job = Generation(run=local(run), machine=machine, settings=settings, output=output)
     if source.interactive:
         generator = job.load()
         return interact(lambda prompt, number: job.print_texts(generator, [prompt], number))
-    is_file = source.prompt or files or division.output
-    prompts = (source.prompt or Lines(*files or [STDIN])) if is_file else lines_or_errors(STDIN)
-    for prompt in prompts if is_file else ():
-        checked(prompt)  # refused before anything is written
+    prompts: Iterable[str | InputError] = lines_or_errors(STDIN)
+    if source.prompt or files or division.output:
+        prompts = source.prompt or Lines(*texts)
+        for prompt in prompts:
+            checked(prompt)  # refused before anything is written
     if output.stream:
         return job.print_texts(job.load(), map(checked, prompts))
-    carry_out(job, prompts, division, inputs=files or [STDIN])
+    carry_out(job, prompts, division, inputs=files)
 
 
 @dataclass(frozen=True, kw_only=True)

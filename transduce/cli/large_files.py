@@ -228,7 +228,7 @@ def carry_out(
         if not division.part:
             path.replace(output)
             progress_file(path).unlink()
-    _end(rows.done.n_errors, rows.done.n_inputs, job.UNUSABLE)
+    end(rows.done.n_errors, rows.done.n_inputs, job.UNUSABLE)
 
 
 def _complete(
@@ -282,10 +282,11 @@ def _print(
             if n:
                 print(f"transduce: {n} inputs are done, and their lines are whole", file=sys.stderr)
             raise
-    _end(n_errors, n, job.UNUSABLE)
+    end(n_errors, n, job.UNUSABLE)
 
 
-def _end(n_errors: int, n: int, unusable: str) -> None:
+def end(n_errors: int, n: int, unusable: str) -> None:
+    """Exit with 1 if some of n inputs could not be used."""
     if n_errors:
         print(f"transduce: {n_errors} of {n} {unusable}", file=sys.stderr)
         sys.exit(1)
@@ -311,7 +312,7 @@ def merge(
     n_inputs = next(iter(parts.values())).n_total
     n_errors = sum(done.n_errors for done in parts.values())
     print(f"{output}: {len(parts)} parts, {n_inputs} inputs", file=sys.stderr)
-    _end(n_errors, n_inputs, Job.UNUSABLE)
+    end(n_errors, n_inputs, Job.UNUSABLE)
 
 
 def _parts(output: Path) -> dict[Path, Done]:

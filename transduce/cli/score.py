@@ -193,9 +193,7 @@ def score_per(
 def _score_transcripts(
     measure: ErrorRateMeasure, hypotheses: Path, reference: Path, scoring: TranscriptOptions
 ) -> None:
-    systems = _systems(
-        hypotheses, scoring, [reference, *([scoring.manifest] if scoring.manifest else [])]
-    )
+    systems = _systems(hypotheses, scoring, [*filter(None, (reference, scoring.manifest))])
     right, table = _read_reference(reference, scoring.column)
     if scoring.manifest is not None:
         table = _read_table(scoring.manifest)
@@ -223,7 +221,7 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
         InputError: - stands for more than one of these and the `others`, or a file is named as one
             of the formats of `transcribe` that are not a text a line.
     """
-    systems = [hypotheses, *([scoring.paired] if scoring.paired else [])]
+    systems = [*filter(None, (hypotheses, scoring.paired))]
     check_stdin([*systems, *others])
     for path in systems:
         kind = Path(path.name.removesuffix(".gz")).suffix

@@ -109,8 +109,7 @@ def serve(
             languages, pairs with commas between them.
         beam_size: Beam of all searches; the runs' own if not given.
     """
-    for library in LIBRARIES:
-        require(library, "a server", "serve")
+    require_server("a server")
     if not runs:
         raise InputError("a server needs a run, but none is named; say transduce serve RUN")
     host, wyoming_port = access.host, access.wyoming_port
@@ -135,14 +134,19 @@ def serve(
         run_server(app, listening, limits, ", ".join(each.name for each in served))
 
 
+def require_server(feature: str) -> None:
+    """Raise InputError unless the libraries of a server, which a feature needs, are installed."""
+    for library in LIBRARIES:
+        require(library, feature, "serve")
+
+
 def watch(run: OwnRun, *, port: int = 8080) -> None:
     """Show the training of a run in a browser of this machine, as it goes on, until Ctrl-C.
 
     Args:
         port: Port of 127.0.0.1 to listen at; 0: any free one.
     """
-    for library in LIBRARIES:
-        require(library, "this page", "serve")
+    require_server("this page")
     within("[0, 65535]", port=port)
     from transduce.run import load_run
     from transduce.serve.app import create_app

@@ -20,7 +20,6 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import OptionalFile
 from transduce.config import at_least
-from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.language import CUT, encode_text, read_header, read_text, write_shard
 from transduce.data.lines import check_text, decode_lines
 from transduce.data.parallel_text import Pair, PairFiles, has_text
@@ -239,7 +238,7 @@ def shards(
     at_least(1, shard_bytes=shard_bytes, processes=processes)
     pieces = _pieces(output, {"train": train, "valid": valid}, shard_bytes)
     path = _write_tokenizer(output, tokenizer, kind, vocab_size, train)
-    make = partial(write, tokenizer=path, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    make = partial(write, tokenizer=path)
     context = multiprocessing.get_context("spawn")
     if processes > 1:
         with ProcessPoolExecutor(min(processes, len(pieces)), mp_context=context) as pool:
@@ -294,20 +293,15 @@ def _may_be_cut(line: bytes, after: bytes) -> bool:
     return CUT.search(border.decode(errors="ignore")) is not None
 
 
-@cache
-def _tokenizer_at(path: Path, sha256: str) -> Tokenizer:
-    """Read it once in every process; another hash, another tokenizer."""
-    return load_tokenizer(path)
-
-
-def write(piece: Piece, *, tokenizer: Path, sha256: str) -> bool:
+def write(piece: Piece, *, tokenizer: Path) -> bool:
     """Write a shard; False where it is there already."""
     text, source = piece.read()
     if all(piece.shard.with_suffix(suffix).is_file() for suffix in (".bin", ".json")):
         header = read_header(piece.shard)
+        sha256 = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
         if (header.source, header.tokenizer) == (source, sha256):
             return False
-    loaded = _tokenizer_at(tokenizer, sha256)
+    loaded = load_tokenizer(tokenizer)
     ids = encode_text(loaded, text)
     if piece.start and loaded.bos_id is not None and loaded.bos_id == loaded.eos_id:
         ids = ids[1:]  # no text begins here

@@ -22,7 +22,7 @@ from transduce.cli.common import (
     local,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
-from transduce.cli.large_files import Division, carry_out
+from transduce.cli.large_files import Division, carry_out, end
 from transduce.cli.recordings import NamedSound, listed, recorded, sounds_of, stems_of
 from transduce.config import Common, differences
 from transduce.errors import InputError, require
@@ -247,9 +247,7 @@ def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
                 row = srt(transcript, n_cues) if format == "srt" else write(transcript)
                 n_cues += row.count(" --> ")
                 print(row, end="", flush=True)
-    if n_bad:
-        print(f"transduce: {n_bad} of {len(files)} {job.UNUSABLE}", file=sys.stderr)
-        raise SystemExit(1)
+    end(n_bad, len(files), job.UNUSABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,9 +286,7 @@ class Transcription(SearchJob):
         self, transcriber: "Transcriber", files: "Sequence[Audio]", start: int = 0
     ) -> "Iterator[Sound]":
         """Read sounds one after the other; `start` came before the first one."""
-        if not self.columns:
-            return transcriber.read(files, first_sound=start)
-        parts = [self.columns.split(str(line), i, "SOUND") for i, line in enumerate(files, 1)]
+        parts = [self.columns.split(line, i, "SOUND") for i, line in enumerate(files, 1)]
         return transcriber.read(
             [sound for sound, _, _ in parts],
             prefix=[prefix for _, prefix, _ in parts],
@@ -344,10 +340,7 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
     from transduce.files import read_json, write_file
 
     key, _, _ = job.key(())
-    for name in ("format", "output_dir"):
-        del key["output"][name]
-    for name in ("inputs", "stems"):
-        del key[name]
+    del key["inputs"], key["stems"], key["output"]["format"], key["output"]["output_dir"]
     record = directory / RECORD
     if record.exists():
         if changed := differences(read_json(record), key):
@@ -364,14 +357,13 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
     write_file(record, json.dumps(key, indent=2) + "\n")
 
     def is_done(sound: Path) -> bool:
-        return all(
+        return os.path.isfile(sound) and all(
             path.is_file() and path.stat().st_mtime >= sound.stat().st_mtime
             for path in job.files(sound).values()
         )
 
-    paths = list(map(Path, job.stems))
-    left = [path for path in paths if not (os.path.isfile(path) and is_done(path))]
-    n_done = len(paths) - len(left)
-    if n_done:
-        print(f"transduce: {n_done} of {len(paths)} are done, in {directory}", file=sys.stderr)
+    left = [sound for sound in map(Path, job.stems) if not is_done(sound)]
+    n = len(job.stems)
+    if n_done := n - len(left):
+        print(f"transduce: {n_done} of {n} are done, in {directory}", file=sys.stderr)
     return left

@@ -122,22 +122,24 @@ def translate(
     """
     if interactive:
         check_interactive({"FILE": files, "--output": division.output})
+    texts = files or (STDIN,)
     job = Translation(
         run=local(run),
         lm=search.lm and local(search.lm),
         machine=machine,
-        settings=search.overrides(files or [STDIN]),
+        settings=search.overrides(texts),
         output=output,
         columns=columns,
     )
     if output.format in ("html", "srt", "vtt"):
-        others = (interactive, output.scores, output.alignments, columns, division.output)
-        if any((*others, division.part, division.workers, search.settings.get("n_best", 1) > 1)):
+        alone = TranslationOutput(format=output.format)
+        others = interactive, columns, search.settings.get("n_best", 1) > 1
+        if output != alone or division != Division() or any(others):
             raise InputError(
                 f"a text in {output.format} is translated in one piece to standard output, so give "
                 "--format alone or with settings of the search"
             )
-        return job.print_markup(files or [STDIN])
+        return job.print_markup(texts)
     if interactive:
         translator = job.load()
 
@@ -145,9 +147,9 @@ def translate(
             print(job.rows(translator, number, [line], lambda *_: None).text, end="", flush=True)
 
         return interact(answer)
-    if files or division.output:  # to go on where it was stopped takes the whole input
-        return carry_out(job, Lines(*files or [STDIN]), division, inputs=files or [STDIN])
-    carry_out(job, lines_or_errors(STDIN), division)
+    # to go on where it was stopped takes the whole input
+    lines = Lines(*texts) if files or division.output else lines_or_errors(STDIN)
+    carry_out(job, lines, division, inputs=files)
 
 
 @dataclass(frozen=True, kw_only=True)
