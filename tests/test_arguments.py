@@ -46,6 +46,11 @@ def wrong(monkeypatch, capsys):
             "translate a --beam 3",
             "there is no flag --beam; here it is --beam-size",
         ),
+        (
+            "translate a --min 4 b.txt",
+            "Unrecognized options: --min; Perhaps you meant: --min-length INT or --min-p FLOAT; "
+            "transduce translate --help says more",
+        ),
         ("describe a -x", "Unrecognized options: -x; transduce describe --help says more"),
         (
             "export a b --to gpt3",
@@ -82,7 +87,7 @@ def test_a_wrong_use_of_a_command_is_one_line(capsys, words, message):
         ("translate a --beam-size 1.5", ["--beam-size", "'1.5'"]),
         ("translate a --precision fp8", ["--precision", "'fp32', 'bf16', 'int8'", "'fp8'"]),
         ("translate a --max-seconds 3", ["Unrecognized options: --max-seconds"]),  # transcribe has it
-        ("translate a --wave 3 --beam-sise 2", ["--wave, 3, --beam-sise", "--beam-size INT"]),
+        ("translate a --wave 3 --beam-sise 2", ["--wave, --beam-sise;", "--beam-size INT"]),
     ],
 )
 def test_other_wrong_uses_name_the_word(capsys, words, told):
@@ -98,8 +103,8 @@ def test_other_wrong_uses_name_the_word(capsys, words, told):
         ("abc", ["abc;", "python recipe.py commands --help-all says more"]),
         ("--training.max-minutes abc", ["--training.max-minutes", "FLOAT", "'abc'"]),
         ("--training.optim.betas 0.9", ["--training.optim.betas", "Expected 2 values"]),
-        ("--training.lora 3", ["--training.lora,", "--training.lora.rank INT", "--training.lora.alpha FLOAT"]),
-        ("--training.patiense 3", ["--training.patiense,", "--training.patience INT"]),
+        ("--training.lora 3", ["--training.lora;", "--training.lora.rank INT", "--training.lora.alpha FLOAT"]),
+        ("--training.patiense 3", ["--training.patiense;", "--training.patience INT"]),
         ("--training.no-compil", ["--training.no-compil;", "--training.no-compile"]),
         ("--qqq", ["--qqq;", "python recipe.py commands --help-all says more"]),
     ],
@@ -112,7 +117,7 @@ def test_a_wrong_use_of_a_recipe_names_the_word(wrong, words, told):
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
 def test_every_recipe_tells_its_wrong_uses_in_one_line(wrong, recipe):
     assert wrong(recipe, "--training.max-update 3").startswith(
-        "Unrecognized options: --training.max-update, 3; Perhaps you meant: --training.max-updates INT"
+        "Unrecognized options: --training.max-update; Perhaps you meant: --training.max-updates INT"
     )
 
 

@@ -169,6 +169,13 @@ def _in_one_line(page: str) -> str:
             parts.append("")
         elif not text.startswith(HELP_INDENT):
             parts[-1] += f" {text.strip()}"
+    # a flag without the values and files behind it, which tyro takes for options, too
+    parts[0] = re.sub(r"(--[\w.-]+)(, [^-,][^,]*)+", r"\1", parts[0])
+    alike = (" Perhaps", " Arguments similar to")
+    parts = [
+        re.sub(r"(?<![:,])(?<! to) --", " or --", part) if part.startswith(alike) else part
+        for part in parts
+    ]
     return "; ".join(part.strip(" .") for part in parts if part)
 
 

@@ -17,10 +17,7 @@ from transduce.serve import ServeConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.outputs import WordAlignment
-    from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.translate import Translator
-else:  # torch takes seconds to import, and --help does without
-    Transcriber = Translator = WordAlignment = Any
 
 EXAMPLES = 3
 """Sentences and recordings of the test data that are shown first."""
@@ -119,14 +116,14 @@ def _done(run: Path) -> Path:
     return run
 
 
-def _show_translation(translator: Translator, line: str) -> None:
+def _show_translation(translator: "Translator", line: str) -> None:
     """Print the translation, and below each of its words the source word with most attention."""
     ((output,),) = translator.translate([line], n_best=1, alignments=True)
     print("\n".join(_two_rows(output.alignment)) if output.alignment else output.text)
     print()
 
 
-def _two_rows(alignment: WordAlignment) -> tuple[str, str]:
+def _two_rows(alignment: "WordAlignment") -> tuple[str, str]:
     columns = [
         (alignment.target[target], alignment.source[source]) for source, target in alignment.pairs
     ]

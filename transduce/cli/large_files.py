@@ -89,13 +89,13 @@ def progress_file(rows: Path) -> Path:
     return rows.with_name(f"{rows.name}.progress")
 
 
+@dataclass
 class Unfinished:
     """Rows that are being written, and how much of the job they are; see `open_unfinished`."""
 
-    def __init__(self, path: Path, file: BinaryIO, done: Done) -> None:
-        self.path = path
-        self.file = file
-        self.done = done
+    path: Path
+    file: BinaryIO
+    done: Done
 
     def append(self, n_inputs: int, text: str, n_errors: int) -> None:
         """Write rows, and wait for the disk."""
