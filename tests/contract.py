@@ -81,12 +81,18 @@ def same(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
 
 
+def decode(model: Transformer, target: Tensor, **more: object) -> Tensor:
+    """Logits at every position of `target`; an engine has no such method."""
+    return model.project(model.decoder_states(target, **more))
+
+
 def in_pieces(model: Transformer, target: Tensor, memory: Memory | None, pieces: Sequence[int]) -> Tensor:
     """Logits of `target` decoded with a cache, pieces[i] positions at a time."""
     assert sum(pieces) == target.size(1)
     cache, logits, done = model.new_cache(), [], 0
     for piece in pieces:
-        logits.append(model.decode(target[:, done : done + piece], memory=memory if done == 0 else None, cache=cache))
+        piece_of_target = target[:, done : done + piece]
+        logits.append(decode(model, piece_of_target, memory=memory if done == 0 else None, cache=cache))
         done += piece
         assert cache.length == done
     return torch.cat(logits, dim=1)

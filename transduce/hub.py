@@ -83,7 +83,7 @@ class _TerminalBar(tqdm):
 
 
 def upload(
-    name: str,
+    identifier: str,
     files: Mapping[str, Path],
     *,
     known: Collection[str],
@@ -94,6 +94,7 @@ def upload(
     """Write files into a repository, made where there is none, as one commit; return its address.
 
     Args:
+        identifier: USER/NAME.
         files: paths by their names in the repository.
         known: names of the files of a run: those that `files` lacks are deleted.
         keeps: whether a README.md of this text that is there already stays.
@@ -104,7 +105,6 @@ def upload(
         InputError: huggingface_hub is not installed, there is no token, the hub refuses it or
             cannot be reached, or a repository that should be private is public.
     """
-    identifier, _ = repository(name)
     with _errors(f"{PREFIX}{identifier}"):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 

@@ -78,7 +78,11 @@ def logits(engine, example):
     memory = None
     if source is not None:
         memory = engine.encode(source.float() if source.is_floating_point() else source, example.source_lengths)
-    return engine.project(memory.states) if example.target is None else engine.decode(example.target, memory=memory)
+    return (
+        engine.project(memory.states)
+        if example.target is None
+        else contract.decode(engine, example.target, memory=memory)
+    )
 
 
 def pieces_are_the_whole(config, rng, pieces=((1,) * contract.TARGET, (5, 1, 11, 2), (18, 1))):
@@ -89,7 +93,7 @@ def pieces_are_the_whole(config, rng, pieces=((1,) * contract.TARGET, (5, 1, 11,
     with torch.inference_mode():
         for each in pieces:
             near(contract.in_pieces(engine, example.target, single(memory), each), want)
-        near(engine.decode(example.target, memory=single(memory)), want)
+        near(contract.decode(engine, example.target, memory=single(memory)), want)
     assert engine.calls == sum(map(len, pieces)) + 1
 
 
@@ -343,22 +347,22 @@ def test_a_copy_has_weights_of_its_own(rng):
 def test_tokens_that_are_none_are_refused(rng):
     _, engine = both(LANGUAGE, rng)
     with pytest.raises(IndexError, match=r"tokens are 0 to \d+, but there is -1 or 99999"):
-        engine.decode(torch.tensor([[-1], [99999]]), cache=engine.new_cache())
+        contract.decode(engine, torch.tensor([[-1], [99999]]), cache=engine.new_cache())
 
 
 def test_what_c_would_read_wrongly_is_refused(rng):
     plain, engine = both(TEXT, rng)
     memory, cache = single(contract.random_example(TEXT, rng).memory(plain)), engine.new_cache()
     three = torch.tensor([[1], [2], [3]])
-    engine.decode(three, memory=memory, cache=cache)
+    contract.decode(engine, three, memory=memory, cache=cache)
     with pytest.raises(
         ValueError, match=r"rows must be those of the cache, and as many for each of 3 sentences, .* are 2"
     ):
-        engine.decode(three[:2], cache=cache)
+        contract.decode(engine, three[:2], cache=cache)
     with pytest.raises(ValueError, match=r"x must be float32 \(\.\.\., \d+\), but it is torch\.float64 \(3, 23, \d+\)"):
-        engine.decode(three, memory=memory._replace(states=memory.states.double()), cache=engine.new_cache())
+        contract.decode(engine, three, memory=memory._replace(states=memory.states.double()), cache=engine.new_cache())
     with pytest.raises(ValueError, match="needs a memory, but memory=None"):
-        engine.decode(three)
+        contract.decode(engine, three)
     frames = next(config for config in ENCODERS.values() if not isinstance(config.encoder.input, Tokens))
     _, engine = both(frames, rng)
     with pytest.raises((ValueError, RuntimeError), match=r"float32|dtype"):

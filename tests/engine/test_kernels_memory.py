@@ -47,7 +47,7 @@ ids = torch.ones(12800, 1, dtype=torch.long)
 memory = model.encode(ids[:3].T)
 calls = {
     "encoder_states": lambda: model.encode(many),
-    "decoder_states": lambda: model.decode(ids, memory=memory, cache=model.new_cache()),
+    "decoder_states": lambda: model.decoder_states(ids, memory=memory, cache=model.new_cache()),
 }
 want = model.encode(few).states
 limit = status("VmSize") + (200 << 20)
@@ -95,7 +95,8 @@ ids = torch.randint(50, (64, 40), generator=torch.Generator().manual_seed(1))
 
 def work():
     with torch.inference_mode():
-        return model.decode(ids[:, :1], memory=model.encode(ids), cache=model.new_cache()).sum().item()
+        states = model.decoder_states(ids[:, :1], memory=model.encode(ids), cache=model.new_cache())
+        return model.project(states).sum().item()
 
 def by_fork():
     want = work()

@@ -45,7 +45,7 @@ def test_relu_of_what_is_not_finite_is_pytorchs(rng, value):
     fast, example = CPUEngine(deepcopy(plain)), contract.random_example(config, rng)
     memory = plain.encode(example.source, example.source_lengths)
     with torch.inference_mode():
-        want, got = (each.decode(example.target, memory=memory) for each in (plain, fast))
+        want, got = (contract.decode(each, example.target, memory=memory) for each in (plain, fast))
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, OptionalFile
-from transduce.cli.jobs import Chunk, Job, cut, default_workers, results
+from transduce.cli.jobs import Chunk, Job, Rows, cut, default_workers, results
 from transduce.config import Common, at_least, differences, from_dict, to_dict
 from transduce.errors import InputError
 
@@ -97,16 +97,16 @@ class Unfinished:
     file: BinaryIO
     done: Done
 
-    def append(self, n_inputs: int, text: str, n_errors: int) -> None:
-        """Write rows, and wait for the disk."""
+    def append(self, n_inputs: int, rows: Rows) -> None:
+        """Write the rows of inputs, and wait for the disk."""
         from transduce.files import write_file
 
-        self.file.write(text.encode())
+        self.file.write(rows.text.encode())
         self.file.flush()
         os.fsync(self.file.fileno())
         self.done.n_inputs += n_inputs
         self.done.n_bytes = self.file.tell()
-        self.done.n_errors += n_errors
+        self.done.n_errors += len(rows.errors)
         write_file(progress_file(self.path), json.dumps(to_dict(self.done)))
 
 
@@ -252,7 +252,7 @@ def _complete(
     try:
         with closing(results(job, chunks, n_workers, n, done.n_inputs)) as finished:
             for n_inputs, rows in finished:
-                unfinished.append(n_inputs, rows.text, len(rows.errors))
+                unfinished.append(n_inputs, rows)
     except KeyboardInterrupt:
         report("; the same command goes on from there")
         raise

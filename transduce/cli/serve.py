@@ -23,7 +23,6 @@ from transduce.arguments import Group
 from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run
 from transduce.config import Common, within
 from transduce.errors import InputError, require
-from transduce.process import keep_memory
 from transduce.serve import ServeConfig
 
 if TYPE_CHECKING:
@@ -260,11 +259,9 @@ def load_served(
     Raises:
         InputError: one of them cannot be, or names or languages are wrong.
     """
-    from transduce.device import DTYPES
     from transduce.run import load_run, on_disk
     from transduce.serve.app import serve_run
     from transduce.serve.translation import languages_of
-    from transduce.tasks.load import load
     from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.translate import Translator
 
@@ -276,14 +273,13 @@ def load_served(
         if name in [each.name for each in served]:
             rule = "runs are asked for by their names"
             raise InputError(f"{rule}, but two are called {name}; rename one directory")
-        task = load(directories, machine.device, DTYPES[machine.precision])
+        task = machine.load(object, run)
         if beam_size is not None and isinstance(task, Translator | Transcriber):
             task.decoding = task.decoding.changed(beam_size=beam_size)
         pairs: tuple[Languages, ...] = ()
         if isinstance(task, Translator):
             pairs = languages_of(load_run(directories[0]).experiment, codes.pop(0) if codes else "")
         served.append(serve_run(name, task, limits, pairs, on_disk(directories[0])))
-    keep_memory()
     if codes:
         rule = "--languages are those of runs that translate"
         raise InputError(f"{rule}, but {', '.join(codes)} are too many; leave them out")

@@ -37,14 +37,12 @@ class KVCache:
         self.memory_slots: Int[Tensor, " B"] = torch.empty(0, dtype=torch.long)
         self.memory_lengths: Int[Tensor, " B"] | None = None
 
-    def make_room(
-        self, n_rows: int, n_new: int, like: Tensor, shape: tuple[int, int, int]
-    ) -> Tensor:
+    def make_room(self, n_rows: int, n_new: int, shape: tuple[int, int, int]) -> Tensor:
         """Return `past` with a slot for every row and capacity for n_new positions more, of
         (layers, heads, width); it is made by the first call."""
         n_layers, *heads = shape
         if self.past is None:
-            self.past = like.new_empty(n_layers, 0, 0, 2, *heads)
+            self.past = torch.empty(n_layers, 0, 0, 2, *heads, dtype=torch.float32)
             self.slots = torch.empty(n_rows, 0, dtype=torch.long)
         dropped = 0 if self.window is None else max(0, self.stored - self.window + 1)
         needed = self.stored - dropped + n_new

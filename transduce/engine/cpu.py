@@ -284,10 +284,8 @@ class CPUEngine:
     def _fill(self, cache: KVCache, memory: Memory | None, n_rows: int, n_new: int) -> Tensor:
         """Check the rows, make room for the new positions, and project the memory where it is not
         there yet."""
-        assert self.decoder is not None and self.model.target_input is not None
+        assert self.decoder is not None
         raise_if_cancelled()
-        weight = self.model.target_input.weight
-        assert isinstance(weight, Tensor)
         if self.decoder.struct.cross and cache.memory is None:
             if memory is None:
                 raise InputError(
@@ -303,7 +301,7 @@ class CPUEngine:
             )
         config = self.config
         shape = (len(self.decoder.layers), config.kv_heads, config.d_head)
-        return cache.make_room(n_rows, n_new, weight, shape)
+        return cache.make_room(n_rows, n_new, shape)
 
     def _project_memory(self, cache: KVCache, memory: Memory) -> None:
         """Put the keys and values of the memory for every layer into the cache."""
@@ -320,16 +318,6 @@ class CPUEngine:
         required().project_memory(
             self.decoder.struct, states, n_states, cache.memory, torch.get_num_threads()
         )
-
-    def decode(
-        self,
-        target_in: Int[Tensor, "N T"],
-        *,
-        memory: Memory | None = None,
-        cache: KVCache | Cache | None = None,
-    ) -> Float[Tensor, "N T V"]:
-        """Logits at every position of `target_in`, as Transformer.decode."""
-        return self.project(self.decoder_states(target_in, memory=memory, cache=cache))
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """States to logits, as Transformer.project."""
