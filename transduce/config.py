@@ -48,9 +48,7 @@ def _exactly(value: Any, kind: type) -> Any:
             raise InputError("it is too large for a float") from error
     if type(value) is kind:
         return value
-    shown_value = (
-        json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.60}"
-    )
+    shown_value = json.dumps(value) if isinstance(value, bool | NoneType) else f"{value!r:.60}"
     raise InputError(f"it must be {NAMES[kind]}, but it is {shown_value}")
 
 

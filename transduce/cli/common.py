@@ -129,7 +129,7 @@ class SearchOptions:
         Raises:
             InputError: some do not go together, or - stands for two files.
         """
-        check_stdin([*files, *filter(None, (self.forbid, self.glossary))])
+        check_stdin([*files, self.forbid, self.glossary])
         others = [
             f"--{name.replace('_', '-')}"
             for name, value in GREEDY.items()
@@ -160,8 +160,7 @@ def with_phrases(settings: dict[str, Any], forbid: Path | None) -> dict[str, Any
     """Add the forbidden phrases of a file, one a line, to settings."""
     if forbid is None:
         return settings
-    lines = (line.removesuffix("\r") for line in read_side(forbid))
-    return {**settings, "forbid": [line for line in lines if line.strip()]}
+    return {**settings, "forbid": [line for line in read_side(forbid) if line.strip()]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,9 +240,9 @@ def checked(item: ItemT | InputError) -> ItemT:
     return item
 
 
-def check_stdin(paths: Sequence[Path]) -> None:
+def check_stdin(paths: Sequence[Path | None]) -> None:
     """Raise InputError where - stands for several files."""
-    if (n := list(paths).count(STDIN)) > 1:
+    if (n := paths.count(STDIN)) > 1:
         raise InputError(
             f"standard input can be read once, but - stands for {n} files; name the others"
         )

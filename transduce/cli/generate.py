@@ -63,7 +63,7 @@ class GenerationOptions:
         Raises:
             InputError: no run can have them, or - stands for two files.
         """
-        check_stdin([*files, *filter(None, [self.forbid])])
+        check_stdin([*files, self.forbid])
         GenerationConfig(max_length=LONGEST).changed(**self.settings)
         return with_phrases(self.settings, self.forbid)
 

@@ -224,17 +224,15 @@ def by_workers(
             first = list(islice(chunks, 2 * n_workers))
             # workers inherit that they ignore Ctrl-C, which a terminal sends to the whole group
             handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            pending = deque((len(chunk[1]), pool.submit(_work, *chunk)) for chunk in first)
+            pending = deque(pool.submit(_work, *chunk) for chunk in first)
             signal.signal(signal.SIGINT, handler)
             while pending:
-                n, future = pending.popleft()
-                rows, warnings = future.result()
+                n, rows, warnings = pending.popleft().result()
                 for warning in warnings:
                     logger.warning("%s", warning)
                 progress(n, 0)
                 yield n, rows
-                for chunk in islice(chunks, 1):
-                    pending.append((len(chunk[1]), pool.submit(_work, *chunk)))
+                pending += (pool.submit(_work, *chunk) for chunk in islice(chunks, 1))
         except BrokenProcessPool as error:
             raise ChildProcessError(
                 "workers must live until all is done, but one was killed, mostly for lack of "
@@ -270,12 +268,12 @@ def _task() -> Any:
     return _job.load()
 
 
-def _work(start: int, items: list[Any]) -> tuple[Rows, list[str]]:
-    """The rows of a chunk, and the warnings that came with it."""
+def _work(start: int, items: list[Any]) -> tuple[int, Rows, list[str]]:
+    """The number of inputs of a chunk, their rows, and the warnings that came with them."""
     rows = _job.rows(_task(), start, items, lambda *_: None)
     warnings = [record.getMessage() for record in _warnings.buffer]
     _warnings.flush()  # empties the buffer
-    return rows, warnings
+    return len(items), rows, warnings
 
 
 def cut(

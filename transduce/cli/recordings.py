@@ -98,7 +98,6 @@ def listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
                 raise InputError(
                     f"{line}; with --prefix or --require, a FILE is a list that names sound"
                 )
-            line = line.removesuffix("\r")
             try:
                 name, _, _ = columns.split(line, number, "SOUND")
             except InputError as error:

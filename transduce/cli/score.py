@@ -193,7 +193,7 @@ def score_per(
 def _score_transcripts(
     measure: ErrorRateMeasure, hypotheses: Path, reference: Path, scoring: TranscriptOptions
 ) -> None:
-    systems = _systems(hypotheses, scoring, [*filter(None, (reference, scoring.manifest))])
+    systems = _systems(hypotheses, scoring, [reference, scoring.manifest])
     right, table = _read_reference(reference, scoring.column)
     if scoring.manifest is not None:
         table = _read_table(scoring.manifest)
@@ -214,7 +214,7 @@ def _score_transcripts(
         scoring.report.write_text(head + errors, encoding="utf-8", newline="\n")
 
 
-def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list[Path]:
+def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path | None]) -> list[Path]:
     """The file to score, and the one to compare it with, if any.
 
     Raises:
