@@ -46,7 +46,7 @@ class Division:
     workers: Common[Count] = None
     """Processes on this machine, each with the model and its share of the cores. If not given: one
     per core where a CPU computes and the input is large, else one."""
-    part: Common[Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")]] = None
+    part: Common[Annotated[str | None, arg(metavar="I/N")]] = None
     """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. In a SLURM array:
     --part $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT."""
 

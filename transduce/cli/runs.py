@@ -32,7 +32,6 @@ SCREEN = 36
 
 BEFORE = "model.before.safetensors"
 
-Text = Annotated[Path, arg(metavar="FILE")]
 Name = Annotated[
     str,
     arg(metavar="USER/NAME[@BRANCH]", help="The repository and branch, made where there is none."),

@@ -58,7 +58,7 @@ Reference = Positional[
 class Options:
     """Options of every score."""
 
-    paired: Annotated[Path | None, arg(metavar="OTHER_HYP", help_behavior_hint="")] = None
+    paired: Annotated[Path | None, arg(metavar="OTHER_HYP")] = None
     """Another system's output, to compare HYP with."""
     resamples: int = 1000
     """Bootstrap draws for the interval and for --paired; 0 for no interval."""
@@ -102,10 +102,10 @@ class TranscriptOptions(Options):
     english: bool = False
     """Whisper's normalization of English instead: numbers, contractions and spelling too; needs
     pip install whisper-normalizer."""
-    by: Annotated[str | None, arg(metavar="COLUMN[:WIDTH]", help_behavior_hint="")] = None
+    by: Annotated[str | None, arg(metavar="COLUMN[:WIDTH]")] = None
     """A table of the rates by a column of the manifest, such as speaker; age:10 puts ages into
     tens."""
-    manifest: Annotated[Path | None, arg(metavar="M.tsv", help_behavior_hint="")] = None
+    manifest: Annotated[Path | None, arg(metavar="M.tsv")] = None
     """Where --by finds its column, if REF is a text file."""
     column: str = TEXT
     """The column of REF that has the text, if REF is a manifest."""

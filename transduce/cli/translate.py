@@ -5,15 +5,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from tyro.conf import arg
+from typing import TYPE_CHECKING, Literal
 
 from transduce.arguments import Group, Overrides
 from transduce.cli.common import (
     STDIN,
     Columns,
     Files,
+    Flag,
     Lines,
     Machine,
     Runs,
@@ -104,7 +103,7 @@ def translate(
     run: Runs,
     files: Files = (),
     *,
-    interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
+    interactive: Flag = False,
     output: Group[TranslationOutput],
     columns: Group[Columns],
     search: Group[TranslationSearch],
