@@ -13,11 +13,6 @@ from transduce.errors import InputError, require
 
 PREFIX = "hub:"
 
-NOT_A_RUN = (
-    "{} must be a run that transduce publish wrote, but it is not; models of transformers are "
-    "downloaded and imported: transduce import HF_DIRECTORY RUN"
-)
-
 CARD = "README.md"
 """The file that the hub shows of a repository."""
 
@@ -71,7 +66,10 @@ def download(name: Path | str, files: Sequence[str]) -> Path:
         except (FileNotFoundError, TypeError, ValueError, RecursionError):
             is_run = False
         if not is_run:
-            raise InputError(NOT_A_RUN.format(name))
+            raise InputError(
+                f"{name} must be a run that transduce publish wrote, but it is not; models of "
+                "transformers are downloaded and imported: transduce import HF_DIRECTORY RUN"
+            )
         return fetch(folder.name, files)
 
 

@@ -1,6 +1,5 @@
 """`transduce generate`: prompts in, texts out that go on from them."""
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from transduce.cli.large_files import Division, carry_out
 from transduce.config import Common
 from transduce.errors import InputError
 from transduce.tasks.config import LONGEST, GenerationConfig
-from transduce.tasks.formats import plain_output
+from transduce.tasks.formats import json_line, plain_output
 
 if TYPE_CHECKING:
     from transduce.tasks.generate import Generator
@@ -181,8 +180,8 @@ class Generation(SearchJob):
             for output in outputs
         ]
         if self.output.format == "json":
-            rows = [{"prompt": prompt, **plain_output(output)} for prompt, output in pairs]
-            return Rows("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            rows = ({"prompt": prompt, **plain_output(output)} for prompt, output in pairs)
+            return Rows("".join(map(json_line, rows)))
         rule = RULE if start and pairs else ""
         return Rows(rule + RULE.join(f"{prompt}{output.text}\n" for prompt, output in pairs))
 

@@ -1,6 +1,5 @@
 """`transduce score likelihood` and `score perplexity`: scores of texts by a run."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from transduce.cli.jobs import Job, Progress, Rows
 from transduce.cli.large_files import Division, carry_out
 from transduce.data.manifest import manifest_audio
 from transduce.errors import InputError
-from transduce.tasks.formats import plain_tokens
+from transduce.tasks.formats import json_line, plain_tokens
 
 if TYPE_CHECKING:
     from transduce.run import Run as Contents
@@ -241,13 +240,11 @@ class Likelihood(Job):
         return scores
 
     def _row(self, result: "TokenScores | InputError") -> str:
-        plain: dict[str, object]
+        is_text = self.format == "text"
         if isinstance(result, InputError):
-            if self.format == "text":
+            if is_text:
                 return "\n"
-            plain = {"log_prob": None, "tokens": [], "error": str(result)}
-        elif self.format == "text":
+            return json_line({"log_prob": None, "tokens": [], "error": str(result)})
+        if is_text:
             return f"{result.log_prob:.4f}\t{len(result.tokens)}\n"
-        else:
-            plain = {"log_prob": result.log_prob, "tokens": plain_tokens(result)}
-        return json.dumps(plain, ensure_ascii=False) + "\n"
+        return json_line({"log_prob": result.log_prob, "tokens": plain_tokens(result)})

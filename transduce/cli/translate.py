@@ -1,6 +1,5 @@
 """`transduce translate`: lines or markup in, translations out."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from transduce.cli.large_files import Division, carry_out
 from transduce.config import Common
 from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.formats import plain_output
+from transduce.tasks.formats import json_line, plain_output
 
 if TYPE_CHECKING:
     from transduce.tasks.outputs import Output
@@ -88,8 +87,7 @@ class TranslationOutput:
     def row(self, line: str, outputs: "list[Output]") -> str:
         """What is written of a line and its outputs."""
         if self.format == "json":
-            plain = {"source": line, "outputs": [plain_output(each) for each in outputs]}
-            return json.dumps(plain, ensure_ascii=False) + "\n"
+            return json_line({"source": line, "outputs": [plain_output(each) for each in outputs]})
         return "".join(
             f"{each.score:.4f}\t" * self.scores
             + each.text

@@ -27,6 +27,11 @@ def plain_output(output: "Output") -> dict[str, object]:
     return plain
 
 
+def json_line(plain: object) -> str:
+    """An object as a line of JSON, with its letters as they are."""
+    return json.dumps(plain, ensure_ascii=False) + "\n"
+
+
 def plain_tokens(scores: "TokenScores") -> list[dict[str, object]]:
     """Scores of tokens as JSON has them."""
     pairs = zip(scores.tokens, scores.log_probs.tolist(), strict=True)
@@ -71,7 +76,7 @@ def _json(transcript: "Transcript") -> str:
     }
     if transcript.error:
         plain["error"] = _printable(transcript.error)
-    return json.dumps(plain, ensure_ascii=False) + "\n"
+    return json_line(plain)
 
 
 def _plain_segment(segment: "Segment") -> dict[str, object]:
