@@ -128,6 +128,7 @@ def test_what_is_wrong_is_named(run, capsys):
         ["--format", "json", "--stream"],
         ["--format", "json", "--interactive"],
         ["--stream", "--output", "a"],
+        ["--stream", "--part", "1/2"],
     ):
         assert main(["generate", str(run), *options]) == 2
     first, *others = capsys.readouterr().err.splitlines()
@@ -135,10 +136,10 @@ def test_what_is_wrong_is_named(run, capsys):
     assert (
         others
         == [
-            "transduce: text comes on standard output piece by piece, so leave out --format json, --output and --workers with "
-            "--stream and --interactive"
+            "transduce: text comes on standard output piece by piece, so leave out --format json, --output, --workers and "
+            "--part with --stream and --interactive"
         ]
-        * 3
+        * 4
     )
     assert main(["translate", str(run)]) == 2
     assert "is a language model; use transduce generate" in capsys.readouterr().err

@@ -214,10 +214,8 @@ class Lines:
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
-        self.known: dict[Path, list[str | InputError]] = {}
-        for path in paths:
-            if path not in self.known and not path.is_file():
-                self.known[path] = list(lines_or_errors(path))
+        pipes = (path for path in dict.fromkeys(paths) if not path.is_file())
+        self.known = {path: list(lines_or_errors(path)) for path in pipes}
 
     def __iter__(self) -> Iterator[str | InputError]:
         for path in self.paths:

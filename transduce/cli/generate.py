@@ -118,10 +118,10 @@ def generate(
             line begins from nothing.
     """
     at_once = output.stream or source.interactive
-    if at_once and (output.format == "json" or division.output or division.workers):
+    if at_once and (output.format == "json" or division != Division()):
         raise InputError(
-            "text comes on standard output piece by piece, so leave out --format json, --output "
-            "and --workers with --stream and --interactive"
+            "text comes on standard output piece by piece, so leave out --format json, --output, "
+            "--workers and --part with --stream and --interactive"
         )
     check_token_scores(output.token_scores, output.format)
     if files and source.prompt:

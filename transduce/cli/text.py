@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
@@ -164,11 +165,9 @@ class Filters:
 def _decoded_twice(text: str) -> bool:
     """Whether UTF-8 was read as Latin-1 or Windows-1252, and written as UTF-8 again."""
     for encoding in ("latin1", "cp1252"):
-        try:
-            if not text.isascii() and text.encode(encoding).decode():
-                return True
-        except UnicodeError:
-            continue
+        with suppress(UnicodeError):
+            text.encode(encoding).decode()
+            return not text.isascii()
     return False
 
 

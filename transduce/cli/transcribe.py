@@ -168,7 +168,7 @@ class Live:
                 "--prefix and --require are for lists of sound, but --microphone records; record "
                 "to a file, and name that in one"
             )
-        if self.stream and (division.output or division.workers or division.part):
+        if self.stream and division != Division():
             raise InputError(
                 "segments come on standard output, so leave out --output, --workers and --part "
                 "with --stream"
