@@ -198,15 +198,9 @@ def at_least(
         names: fields of `config` whose values are checked, too.
     """
     for name, value in _values(config, names, values).items():
-        limit = 2**62 if isinstance(value, int) else math.inf
+        limit, rule = (2**62, "below 2**62") if isinstance(value, int) else (math.inf, "finite")
         if value is not None and not low <= value < limit:
-            bound = (
-                ""
-                if not value >= limit
-                else " and finite"
-                if value == math.inf
-                else " and below 2**62"
-            )
+            bound = f" and {rule}" if value >= limit else ""
             raise InputError(f"{name} must be at least {low}{bound}, but {name}={value}")
 
 

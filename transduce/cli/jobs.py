@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from itertools import islice
 from logging.handlers import BufferingHandler
@@ -196,8 +196,8 @@ def results(
             n_threads = max(1, get_num_threads() // n_workers)
             finished = by_workers(job, chunks, progress, n_workers, n_threads)
         else:
-            rows_of = partial(job.rows, job.load())
-            finished = ((len(items), rows_of(n, items, progress)) for n, items in chunks)
+            task = job.load()
+            finished = ((len(items), job.rows(task, n, items, progress)) for n, items in chunks)
         with closing(finished):
             for n, rows in finished:
                 for error in filter(is_shown, rows.errors):

@@ -152,7 +152,7 @@ def publish(
             print(f"  {CARD} was changed there, and stays as it is", flush=True)
         return keep
 
-    address = f"{PREFIX}{identifier}{f'@{branch}' if branch else ''}"
+    address = f"{PREFIX}{name.removeprefix(PREFIX)}"
     print(f"to {address}:", flush=True)
     for each, path in files.items():
         print(f"  {each}  {path.stat().st_size / 1e6:,.1f} MB", flush=True)
