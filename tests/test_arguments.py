@@ -2,6 +2,7 @@
 
 import re
 import sys
+from io import BytesIO, TextIOWrapper
 from typing import get_args, get_type_hints
 
 import pytest
@@ -73,6 +74,22 @@ def wrong(monkeypatch, capsys):
 def test_a_wrong_use_of_a_command_is_one_line(capsys, words, message):
     assert main(words.split()) == 2
     assert capsys.readouterr() == ("", f"transduce: {message}\n")
+
+
+class Terminal(TextIOWrapper):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_wrong_use_is_one_plain_line_on_a_terminal_with_colours(monkeypatch, capsys, encoding):
+    """Where tyro's own page has colours, and a frame of other characters if the terminal lacks them."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", Terminal(BytesIO(), encoding))
+    assert main(["describe", "a", "--al"]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: Unrecognized options: --al; Perhaps you meant: --all; transduce describe --help says more\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import is_dataclass, replace
 from functools import partial, wraps
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -93,7 +93,7 @@ def call(
     if wants_help and get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
     page = StringIO()
-    out: Any = _Wrapping()
+    out: Any = _Wrapping() if wants_help else TextIOWrapper(BytesIO(), "utf-8")  # no colours
     try:
         with redirect_stderr(page), redirect_stdout(out):
             parsed: Any = tyro.cli(
