@@ -84,9 +84,8 @@ class PlainGPT(nn.Module):
 
 def endless(windows: TokenWindows, device: str) -> Iterator[Batch]:
     """Batches on the device, made beforehand."""
-    return prefetch(
-        lambda i: windows.epoch(0)[i].to(torch.device(device)), (i % len(windows.epoch(0)) for i in count())
-    )
+    batches = windows.epoch(0)
+    return prefetch(batches[i % len(batches)].to(torch.device(device)) for i in count())
 
 
 class Plain:

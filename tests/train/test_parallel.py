@@ -133,17 +133,17 @@ def test_the_clock_of_the_first_counts(tmp_path):
     saved: dict[int, list[int]] = {0: [], 1: []}
 
     def late(trainer: Trainer) -> None:
-        exchange, save, rank = trainer.parallel.exchange, trainer._save, trainer.world.rank
+        update, save, rank = trainer._update, trainer._save, trainer.world.rank
         write = trainer.store.save
         trainer.store.save = lambda *parts: (written.append(rank), write(*parts))
         trainer._save = lambda: (saved[rank].append(trainer.progress.update), save())
 
-        def shifted(*args: Any) -> Any:
+        def shifted(*args: Any, **more: Any) -> None:
             if trainer.progress.update == 0:
                 trainer.started -= 1000 if trainer.world.first else 5000
-            return exchange(*args)
+            update(*args, **more)
 
-        trainer.parallel.exchange = shifted
+        trainer._update = shifted
 
     shared = Shared(tmp_path, 2, spoil=late, max_updates=4, validate_every=4, save_every_minutes=10.0)
     in_threads(2, shared)

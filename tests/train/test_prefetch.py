@@ -14,8 +14,8 @@ from transduce.train.host import load_batches, prefetch
 
 
 def test_everything_comes_once_and_in_order():
-    assert list(prefetch(lambda i: i * i, [3, 1, 2, 0, 7])) == [9, 1, 4, 0, 49]
-    assert list(prefetch(lambda i: i, [], n=3)) == []
+    assert list(prefetch(iter([3, 1, 2, 0, 7]))) == [3, 1, 2, 0, 7]
+    assert list(prefetch(iter([]), n=3)) == []
 
 
 def test_a_thread_makes_them_while_the_first_is_used():
@@ -26,7 +26,7 @@ def test_a_thread_makes_them_while_the_first_is_used():
             made.set()
         return i
 
-    batches = prefetch(make, range(3), n=1)
+    batches = prefetch(map(make, range(3)), n=1)
     assert next(batches) == 0
     assert made.wait(timeout=10)  # nobody has asked for 1 yet
     assert list(batches) == [1, 2]
@@ -34,7 +34,7 @@ def test_a_thread_makes_them_while_the_first_is_used():
 
 def test_no_more_than_n_are_made_beforehand():
     made: list[int] = []
-    batches = prefetch(lambda i: made.append(i), range(100), n=2)
+    batches = prefetch(map(made.append, range(100)), n=2)
     next(batches)
     batches.close()
     assert max(made) <= 3
@@ -46,7 +46,7 @@ def test_an_error_comes_at_its_turn():
             raise ValueError("the second is bad")
         return i
 
-    batches = prefetch(make, range(3))
+    batches = prefetch(map(make, range(3)))
     assert next(batches) == 0
     with pytest.raises(ValueError, match="the second is bad"):
         next(batches)
@@ -54,7 +54,7 @@ def test_an_error_comes_at_its_turn():
 
 def test_the_cores_of_whoever_uses_them_stay_as_they_were():
     threads = torch.get_num_threads()
-    inside = list(prefetch(lambda i: torch.get_num_threads(), range(2)))
+    inside = list(prefetch(torch.get_num_threads() for _ in range(2)))
     assert inside == [1, 1] and torch.get_num_threads() == threads
 
 

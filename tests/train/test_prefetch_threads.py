@@ -27,9 +27,9 @@ def two_threads():
 
 
 def test_prefetching_computes_on_one_core_and_others_on_all():
-    inside = [(torch.get_num_threads(), threads_of_a_new_thread()) for _ in prefetch(lambda i: i, range(3))]
+    inside = [(torch.get_num_threads(), threads_of_a_new_thread()) for _ in prefetch(iter(range(3)))]
     assert inside == [(2, 2)] * 3
-    assert [*prefetch(lambda i: torch.get_num_threads(), range(3))] == [1, 1, 1]
+    assert [*prefetch(torch.get_num_threads() for _ in range(3))] == [1, 1, 1]
     assert (torch.get_num_threads(), threads_of_a_new_thread()) == (2, 2)
 
 

@@ -26,11 +26,11 @@ class OfOne(ShardedDataParallel):
         """As where another process has one batch more."""
         return [*group, group[0]]
 
-    def exchange(self, names, numbers, stop):
-        """Without the decisions, which a trainer of one process does not read."""
-        names, numbers = super().exchange(names, numbers, stop)
+    def exchange(self, names, numbers, more):
+        """Without what a trainer of one process does not read: whether to stop, and the seconds."""
+        names, numbers = super().exchange(names, numbers, more)
         *numbers, stopping, seconds = numbers
-        assert stopping == stop and seconds > 0
+        assert stopping == more[0] and seconds > 0
         return names, torch.stack(numbers)
 
 
@@ -148,13 +148,9 @@ def test_sums_and_norms_are_those_of_all_parts():
 
     def work(rank: int) -> tuple[list[str], list[float], float, float, list[float]]:
         parallel = object.__new__(ShardedDataParallel)
-        parallel.world, parallel.clock, parallel.model = (
-            World(rank, 2),
-            lambda: 7.0 + rank,
-            torch.nn.Linear(1, 1, bias=False),
-        )
+        parallel.world, parallel.model = World(rank, 2), torch.nn.Linear(1, 1, bias=False)
         parallel.model.weight.grad = torch.tensor([[3.0 + rank]])
-        names, numbers = parallel.exchange(["loss"], torch.tensor([10.0 + rank, 0.5]), rank == 1)
+        names, numbers = parallel.exchange(["loss"], torch.tensor([10.0 + rank, 0.5]), [rank, 7.0])
         norm = parallel.clip(1.0).item()
         return (
             names,
@@ -165,7 +161,7 @@ def test_sums_and_norms_are_those_of_all_parts():
         )
 
     for rank, (names, numbers, n_tokens, norm, gradient) in enumerate(in_threads(2, work)):
-        assert (names, numbers) == (["loss"], [21.0, 1.0, 1.0, 7.0])  # one is to stop; the first one's clock counts
+        assert (names, numbers) == (["loss"], [21.0, 1.0, 1.0, 14.0])
         assert (n_tokens, norm) == (21.0, 5.0) and gradient == pytest.approx([(3 + rank) / 5], rel=1e-6)
 
 

@@ -2,7 +2,7 @@
 be sharded."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,16 +16,11 @@ from transduce.train.state import local
 
 
 class DataParallel:
-    """Every process has all weights; one exchange after its last batch sums their gradients.
+    """Every process has all weights; one exchange after its last batch sums their gradients."""
 
-    Args:
-        clock: this process's count of the training's seconds.
-    """
-
-    def __init__(self, objective: Objective, world: World, clock: Callable[[], float]) -> None:
+    def __init__(self, objective: Objective, world: World) -> None:
         self.model = objective.model
         self.world = world
-        self.clock = clock
         self.names: list[str] | None = None  # of losses
 
     def share(self, group: Sequence[int]) -> Sequence[int]:
@@ -36,17 +31,18 @@ class DataParallel:
         """Return the number that divides the losses for the gradient, of this process's tokens."""
         return float(n_tokens)
 
-    def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
+    def exchange(
+        self, names: list[str], numbers: Tensor, more: Sequence[float]
+    ) -> tuple[list[str], Tensor]:
         """Sum gradients and losses over all processes, in one exchange.
 
         Args:
             names: those of the losses.
             numbers: the number of tokens, and sums of the losses over this process's batches.
-            stop: whether this process has been asked to stop.
+            more: other numbers to sum.
 
         Returns:
-            Names and sums; where there are several processes, behind them the number of those that
-            have been asked to stop, and the first one's seconds.
+            Names and sums; where there are several processes, behind them the sums of `more`.
         """
         if self.world.size == 1:
             return names, numbers
@@ -59,7 +55,7 @@ class DataParallel:
         gradients = [
             torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in parameters
         ]
-        numbers = torch.cat([numbers, self._decisions(numbers, stop), numbers.new_tensor(used)])
+        numbers = torch.cat([numbers, numbers.new_tensor([*more, *used])])
         flat = torch.cat([numbers, *(gradient.flatten() for gradient in gradients)])
         self.world.all_reduce(flat)
         sizes = [len(numbers) - len(used), len(used), len(flat) - len(numbers)]
@@ -70,9 +66,6 @@ class DataParallel:
         for p, part, is_used in zip(parameters, parts, used, strict=True):
             p.grad = part.view_as(p) if is_used else None  # the optimizer skips unused weights
         return self.names, numbers
-
-    def _decisions(self, numbers: Tensor, stop: bool) -> Tensor:
-        return numbers.new_tensor([float(stop), self.clock() if self.world.first else 0.0])
 
     def clip(self, limit: float) -> Tensor:
         """Scale the gradient to a norm of at most `limit`, 0: none; returns the norm before."""
@@ -95,11 +88,11 @@ class ShardedDataParallel(DataParallel):
     Under autocast a forward pass leaves a copy of all weights in bf16 for the backward pass.
     """
 
-    def __init__(self, objective: Objective, world: World, clock: Callable[[], float]) -> None:
+    def __init__(self, objective: Objective, world: World) -> None:
         from torch.distributed.device_mesh import init_device_mesh  # both take two seconds
         from torch.distributed.fsdp import fully_shard
 
-        super().__init__(objective, world, clock)
+        super().__init__(objective, world)
         modules = self.model.named_modules()
         layers = [module for name, module in modules if LAYER.fullmatch(f"{name}.")]
         mesh = init_device_mesh(next(self.model.parameters()).device.type, (world.size,))
@@ -123,9 +116,11 @@ class ShardedDataParallel(DataParallel):
         """Return the number of tokens that all processes have in an update."""
         return self.world.all_reduce_sum(n_tokens)[0]
 
-    def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
+    def exchange(
+        self, names: list[str], numbers: Tensor, more: Sequence[float]
+    ) -> tuple[list[str], Tensor]:
         """Sum losses as in DataParallel; FSDP has summed the gradients."""
-        numbers = torch.cat([numbers, self._decisions(numbers, stop)])
+        numbers = torch.cat([numbers, numbers.new_tensor(more)])
         self.world.all_reduce(numbers)
         return names, numbers
 

@@ -3,11 +3,11 @@
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -26,8 +26,8 @@ class HostCopy:
 
     def __init__(self, numbers: Float[Tensor, " n"]) -> None:
         self.numbers = numbers.to("cpu", non_blocking=True)
-        stream = cuda.current_stream(numbers.device) if numbers.is_cuda else None
-        self.arrived = None if stream is None else stream.record_event()
+        on_gpu = numbers.is_cuda
+        self.arrived = cuda.current_stream(numbers.device).record_event() if on_gpu else None
 
     def tolist(self) -> list[float]:
         """Return the numbers, once they have arrived."""
@@ -79,36 +79,34 @@ class Data(Protocol):
     def epoch(self, n: int) -> Sequence[Batch]: ...
 
 
-def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) -> Iterator[BatchT]:
-    """Yield make(i) for every i in order; a thread makes up to n of them ahead.
+def prefetch(batches: Iterator[BatchT], n: int = 2) -> Iterator[BatchT]:
+    """Yield the batches of an iterator; a thread takes up to n of them ahead.
 
     An error is raised when its turn comes. The thread computes on one core and leaves the others
     to the model.
     """
-    with ThreadPoolExecutor(max_workers=1, initializer=use_one_core) as pool:
-        waiting: deque[Future[BatchT]] = deque()
-        try:
-            for i in order:
-                waiting.append(pool.submit(make, i))
-                if len(waiting) > n:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    pool = ThreadPoolExecutor(max_workers=1, initializer=use_one_core)
+    try:
+        waiting = deque(pool.submit(next, batches) for _ in range(n))
+        while True:
+            waiting.append(pool.submit(next, batches))
+            yield waiting.popleft().result()
+    except StopIteration:  # of `next`
+        return
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
-class _Results(Generic[BatchT]):
+class _Results:
     """Items of a sequence, or the errors that they end in.
 
     A DataLoader would add a traceback to the message of an error.
     """
 
-    batches: Sequence[BatchT]
+    batches: Sequence[Any]
 
-    def __getitem__(self, i: int) -> BatchT | Exception:
+    def __getitem__(self, i: int) -> Any:
         try:
             return self.batches[i]
         except Exception as error:

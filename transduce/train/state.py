@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,6 @@ from transduce.train.optim import is_part, merged, merged_name
 
 NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
 """The files of a checkpoint that a training resumes from, if it has no manifest (version 0.1)."""
-
-EMPTY: Mapping[str, Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,6 @@ class Progress:
         losses = [*[math.inf] * missing, *self.losses]
         return [(-score, loss) for (_, score), loss in zip(self.validations, losses, strict=True)]
 
-    def ranked(self) -> list[int]:
-        """Return positions in `validations`, best first; of equal ones the latest is first."""
-        keys = self._keys()
-        return sorted(range(len(keys)), key=lambda i: (keys[i], -i))
-
     @property
     def validations_since_best(self) -> int:
         """Number of validations after the first of the best ones."""
@@ -101,8 +94,10 @@ class Progress:
         return [update for update, _ in self.validations[-k:]]
 
     def best(self, k: int) -> list[int]:
-        """Return the updates of the k best validations, best first."""
-        return [self.validations[i][0] for i in self.ranked()[:k]]
+        """Return the updates of the k best validations, best first; of equal ones the latest."""
+        keys = self._keys()
+        ranked = sorted(range(len(keys)), key=lambda i: (keys[i], -i))
+        return [self.validations[i][0] for i in ranked[:k]]
 
 
 class Store:
@@ -234,13 +229,12 @@ def _set_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """Return the part of a tensor that this process has: all of it, unless it is sharded."""
-    part: Tensor = cast(Any, tensor).to_local() if _is_sharded(tensor) else tensor
-    return part
+    return tensor.to_local() if _is_sharded(tensor) else tensor
 
 
-def gathered(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
+def gathered(tensors: Mapping[str, Any], *, keep: bool = True) -> dict[str, Tensor]:
     """Gather sharded tensors on the CPU, one by one; all processes must call it.
 
     Args:
@@ -248,7 +242,7 @@ def gathered(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, T
     """
     result = {}
     for name, tensor in tensors.items():
-        full = cast(Any, tensor.detach()).full_tensor().cpu() if _is_sharded(tensor) else tensor
+        full = tensor.detach().full_tensor().cpu() if _is_sharded(tensor) else tensor
         if keep:
             result[name] = full
     return result

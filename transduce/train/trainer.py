@@ -84,7 +84,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.started = time.monotonic()  # earlier, by the time of its former parts, if resumed
         kind = ShardedDataParallel if config.shard else DataParallel
-        self.parallel = kind(objective, self.world, lambda: time.monotonic() - self.started)
+        self.parallel = kind(objective, self.world)
         self.optimizer = optimizer(self.model, config.optim)
         self.store = Store(
             directory,
@@ -151,7 +151,7 @@ class Trainer:
         groups = [range(start, min(start + size, len(batches))) for start in starts]
         order = [i for group in groups for i in self.parallel.share(group)]
         loaded = load_batches(self.config.data_workers, batches, order)
-        queue = prefetch(lambda _: next(loaded).to(self.device), order)
+        queue = prefetch(batch.to(self.device) for batch in loaded)
         for group in groups:
             n_batches = len(self.parallel.share(group))
             idle = n_batches - len(self.world.share(group))
@@ -210,7 +210,8 @@ class Trainer:
         names = list(losses[0]) if losses else []
         sums = [torch.stack([each[name] for each in losses]).sum() for name in names]
         numbers = torch.stack([torch.full((), float(n_tokens), device=self.device), *sums])
-        names, numbers = self.parallel.exchange(names, numbers, stop)
+        seconds = time.monotonic() - self.started if self.world.first else 0.0
+        names, numbers = self.parallel.exchange(names, numbers, [float(stop), seconds])
         self.scaler.unscale_(self.optimizer)
         norm = self.parallel.clip(self.config.optim.clip_norm)
         numbers = torch.cat([norm[None], scale, numbers])
