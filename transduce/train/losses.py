@@ -1,6 +1,7 @@
 """Losses of tokens, fused with the output projection, and of alignments (CTC)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -239,11 +240,8 @@ def ctc_consistency(
     """
     with torch.autocast(first.device.type, enabled=False):
         log_p, log_q = _log_probabilities(first), _log_probabilities(second)
-        ways = (
-            F.kl_div(student, teacher.detach(), reduction="none", log_target=True).sum(-1)
-            for student, teacher in ((log_q, log_p), (log_p, log_q))
-        )
-        divergence = sum(ways, start=log_p.new_zeros(()))
+        kl = partial(F.kl_div, reduction="none", log_target=True)
+        divergence = kl(log_q, log_p.detach()).sum(-1) + kl(log_p, log_q.detach()).sum(-1)
     if lengths is not None:
         padding = torch.arange(first.size(1), device=first.device) >= lengths[:, None]
         divergence = divergence.masked_fill(padding, 0.0)

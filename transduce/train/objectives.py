@@ -1,9 +1,9 @@
 """Objectives: modules that own the model to train and compute the loss of a batch."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,6 @@ from transduce.train.losses import (
     distilled_cross_entropy,
     projected_loss,
 )
-
-BatchT = TypeVar("BatchT")
 
 
 class Loss(NamedTuple):
@@ -257,25 +255,19 @@ class HybridCTC(CrossEntropy):
         )
 
 
-def two_views(batch: BatchT) -> BatchT:
+def two_views(batch: Any) -> Any:
     """Return a batch of all rows twice, the second time with `second_source` if there is one.
 
     Args:
         batch: a dataclass whose tensors have a row for each example (data/batch.py).
     """
-    source: Any = batch
-    tensors = {
-        f.name: t for f in fields(source) if isinstance(t := getattr(source, f.name), Tensor)
-    }
-    second_source = tensors.pop("second_source", None)
-    second = tensors if second_source is None else tensors | {"source": second_source}
-    changes: dict[str, Any] = {name: torch.cat((t, second[name])) for name, t in tensors.items()}
-    if source.host_lengths is not None:
-        changes["host_lengths"] = tuple(
-            None if t is None else t.repeat(2) for t in source.host_lengths
-        )
-    changes |= {"second_source": None, "n_tokens": 2 * source.n_tokens}
-    return cast(BatchT, replace(source, **changes))
+    tensors = {name: t for name, t in vars(batch).items() if isinstance(t, Tensor)}
+    second_source = tensors.pop("second_source", batch.source)
+    second = tensors | {"source": second_source}
+    views: dict[str, Any] = {name: torch.cat((t, second[name])) for name, t in tensors.items()}
+    if batch.host_lengths is not None:
+        views["host_lengths"] = tuple(t if t is None else t.repeat(2) for t in batch.host_lengths)
+    return replace(batch, **views, second_source=None, n_tokens=2 * batch.n_tokens)
 
 
 def with_bias(model: Any, states: Tensor) -> tuple[Tensor, Tensor]:

@@ -194,12 +194,12 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     Weight decay is for matrices alone, and each level has a factor on its rate.
     """
     above = levels(model) if config.layer_decay < 1 else {}
-    rows: dict[nn.Parameter, list[int]] = {}
+    rows: dict[nn.Parameter, list[int]] = defaultdict(list)
     """By the weight that Muon steps, the number of rows of each map in it."""
     for each in linear_maps(model) if config.optimizer == "muon" else ():
         weight = each.module.weight
         if LAYER.match(each.name) and isinstance(weight, nn.Parameter):  # with LoRA it is a sum
-            rows.setdefault(weight, []).append(len(each.rows))
+            rows[weight].append(len(each.rows))
     groups: list[dict[str, Any]] = []
     for level in sorted({0, *above.values()}):
         parameters = [
@@ -281,21 +281,20 @@ class Muon(torch.optim.AdamW):
     """
 
     momentum = 0.95
+    found_inf: Tensor
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step, unless `found_inf` is there and not 0; see `optim.step`."""
+        """One step, unless `found_inf` is not 0; only `optim.step` calls it."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if "rows" not in group]
         super().step()
         self.param_groups = groups
-        overflow = getattr(self, "found_inf", None)
-        finite = None if overflow is None else overflow == 0
         for group in groups:
             if "rows" in group:
-                self._step_maps(group, finite)
+                self._step_maps(group, self.found_inf == 0)
 
-    def _step_maps(self, group: dict[str, Any], finite: Tensor | None) -> None:
+    def _step_maps(self, group: dict[str, Any], finite: Bool[Tensor, ""]) -> None:
         """Step all maps of one shape at once: many small kernels would be slow on a GPU."""
         maps: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for p, rows in zip(group["params"], group["rows"], strict=True):
@@ -310,22 +309,14 @@ class Muon(torch.optim.AdamW):
             ):
                 maps[views[0].shape].append(views)
         for shape, all_of_shape in maps.items():
-            weight_views, gradient_views, momentum_views = map(
-                list, zip(*all_of_shape, strict=True)
-            )
-            weights, gradients, before = map(
-                torch.stack, (weight_views, gradient_views, momentum_views)
-            )
-            rate = group["lr"]
-            momentum = before.lerp(gradients, 1 - self.momentum)
-            if finite is not None:
-                momentum, gradients = (
-                    torch.where(finite, x, before) for x in (momentum, gradients)
-                )
-                rate = finite.to(weights) * rate
+            columns = list(zip(*all_of_shape, strict=True))
+            weights, gradients, before = map(torch.stack, columns)
+            momentum = torch.where(finite, before.lerp(gradients, 1 - self.momentum), before)
+            gradients = torch.where(finite, gradients, before)
             change = orthogonal(gradients.lerp(momentum, self.momentum)) * (
                 0.2 * math.sqrt(max(shape))
             )
+            rate = finite.to(weights) * group["lr"]
             weights -= rate * (change + group["weight_decay"] * weights)
-            torch._foreach_copy_(weight_views, list(weights))
-            torch._foreach_copy_(momentum_views, list(momentum))
+            torch._foreach_copy_(columns[0], weights.unbind())
+            torch._foreach_copy_(columns[2], momentum.unbind())
