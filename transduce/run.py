@@ -234,11 +234,10 @@ def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor 
         raise InputError(f"{path}: {error}") from error
 
 
-def validations(directory: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that validations wrote, oldest first."""
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, oldest first; none where there is no such file."""
     path = directory / METRICS
-    lines = read_json_lines(path) if path.is_file() else []
-    return [line for line in lines if line.get("kind") == "valid"]
+    return read_json_lines(path) if path.is_file() else []
 
 
 def load_model(directory: Path | str, device: Device = "cpu") -> Transformer:

@@ -89,12 +89,8 @@ def _exit_together(start: Callable[[], None]) -> None:
     Gloo's threads may abort an interpreter that ends while other processes are at work or gone.
     """
 
-    def start_together() -> None:
-        with _one_of_several():
-            start()
-
     try:
-        code = exit_code(start_together, interrupted=INTERRUPTED)
+        code = exit_code(_one_of_several()(start), interrupted=INTERRUPTED)
     except SystemExit as stop:
         code = int(stop.code or 0)
     except BaseException:
@@ -160,7 +156,7 @@ def choose(
     options, words = flags.parse_known_args(words)
     experiment = with_files(experiment, options.config)
     if start := _starting_run(words, experiment):
-        experiment = with_files(like_run(experiment, start), options.config)
+        experiment = with_files(_like_run(experiment, start), options.config)
     kind: Any = type(experiment)
     chosen: ExperimentT = call(
         kind, words, prog=f"{prog} {name}", default=experiment, description=summary, foot=FOOT
@@ -173,8 +169,8 @@ def choose(
 
 
 def _starting_run(words: list[str], x: Experiment) -> Path | None:
-    """The run of --start-from; where it is gone and the new run has begun, that one, which began
-    like it."""
+    """The config.json of --start-from's run; where that is gone and the new run has begun, that of
+    this one, which began like it."""
     flags = ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--start-from", "--start_from", nargs="?", type=Path, default=x.start_from)
     flags.add_argument("--run", nargs="?", type=Path, default=x.run)
@@ -183,8 +179,9 @@ def _starting_run(words: list[str], x: Experiment) -> Path | None:
         return None
     from transduce.run import on_disk
 
-    paths = [on_disk(path) for path in (options.start_from, options.run) if path is not None]
-    return next((path for path in paths if (path / "config.json").is_file()), None)
+    runs = (options.start_from, options.run)
+    paths = [on_disk(path) / "config.json" for path in runs if path is not None]
+    return next(filter(Path.is_file, paths), None)
 
 
 def _commented_yaml(config: Any, others: Sequence[Any], indent: str = "") -> Iterator[str]:
@@ -308,18 +305,17 @@ _Yaml.add_implicit_resolver(
 )
 
 
-def like_run(x: ExperimentT, run: Path) -> ExperimentT:
+def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
     """Take the model, and the features of sound, of another run that reads and writes the same.
 
-    Where there is no run, or one of another kind, such as a translator for a language model,
-    nothing changes.
+    Of a run of another kind, such as a translator for a language model, nothing is taken.
+
+    Args:
+        path: the run's config.json.
 
     Raises:
-        InputError: the run's config.json is not ours.
+        InputError: it is not ours.
     """
-    path = run / "config.json"
-    if not path.is_file():
-        return x
     try:
         plain = without_removed(json.loads(path.read_text("utf-8")), str(path), is_trained=True)
         names = [name for name in ("model", "features") if name in plain and hasattr(x, name)]

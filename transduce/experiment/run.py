@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -147,23 +148,22 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
 
 def _difference(teacher: Run, student: Run) -> str | None:
     """The difference between two runs for which one cannot teach the other."""
-    extractors = (teacher.feature_extractor, student.feature_extractor)
-    pairs: list[tuple[str, Any, Any, Callable[[Any, Any], bool]]] = [
-        ("source tokens", teacher.source_tokenizer, student.source_tokenizer, same_tokens),
-        ("target tokens", teacher.target_tokenizer, student.target_tokenizer, same_tokens),
-        ("features of sound", *extractors, same_features),
-        ("encoder", teacher.model.encoder, student.model.encoder, lambda a, b: True),
-        ("decoder", teacher.model.decoder, student.model.decoder, lambda a, b: True),
-    ]
-    for name, of_teacher, of_student, same in pairs:
-        if of_teacher is None and of_student is not None:
-            return f"no {name}"
-        if of_teacher is not None and of_student is None:
-            return {"encoder": "an encoder", "decoder": "a decoder"}.get(name, name)
-        if of_teacher is not None and not same(of_teacher, of_student):
+    parts: tuple[tuple[str, str, str, Callable[[Any, Any], bool]], ...] = (
+        ("", "source tokens", "source_tokenizer", same_tokens),
+        ("", "target tokens", "target_tokenizer", same_tokens),
+        ("", "features of sound", "feature_extractor", same_features),
+        ("an ", "encoder", "model.encoder", lambda *_: True),
+        ("a ", "decoder", "model.decoder", lambda *_: True),
+    )
+    for article, name, attribute, same in parts:
+        its, ours = map(attrgetter(attribute), (teacher, student))
+        if its is None or ours is None:
+            if its is not ours:
+                return f"{'no ' if its is None else article}{name}"
+        elif not same(its, ours):
             return f"other {name}"
-    sizes = teacher.model.vocab_size, student.model.vocab_size
-    return None if sizes[0] == sizes[1] else f"a vocabulary of {sizes[0]} instead of {sizes[1]}"
+    its, ours = teacher.model.vocab_size, student.model.vocab_size
+    return None if its == ours else f"a vocabulary of {its} instead of {ours}"
 
 
 class Reports(Sink):

@@ -17,13 +17,7 @@ from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
 from transduce.model.meta import n_parameters
 from transduce.plot import NAMES, curve_svg, curves
-from transduce.report.record import (
-    progress,
-    read_metrics,
-    read_samples,
-    read_scores,
-    score_files,
-)
+from transduce.report.record import progress, read_samples, read_scores, score_files
 from transduce.run import (
     CONFIG,
     ERRORS,
@@ -32,7 +26,7 @@ from transduce.run import (
     SAMPLES,
     Run,
     load_run,
-    validations,
+    read_metrics,
 )
 
 FIRST = (
@@ -145,7 +139,7 @@ def scores(run: Path) -> list[tuple[str, str]]:
         labelled += [(f"{path.stem}, {row.search}", row.score) for row in rows if row.search]
         if values := [f"{row.measure} {row.value:g}" for row in rows if not row.search]:
             labelled.append((path.stem, ", ".join(values)))
-    if lines := validations(run):
+    if lines := [line for line in read_metrics(run) if line.get("kind") == "valid"]:
         last = {name: x for name, x in lines[-1].items() if isinstance(x, int | float)}
         last.pop("skipped", None)
         if "epoch" in last:
@@ -162,9 +156,9 @@ def facts(run: Run) -> list[str]:
     lines = [
         f"{name} vocabulary: {side.vocab_size} tokens" for name, side in sides if side is not None
     ]
-    return lines + (
-        [f"input: {run.model.input_description}"] if run.feature_extractor is not None else []
-    )
+    if run.feature_extractor is not None:
+        lines.append(f"input: {run.model.input_description}")
+    return lines
 
 
 def fields_of(run: Run) -> dict[str, Any]:
@@ -176,14 +170,7 @@ def fields_of(run: Run) -> dict[str, Any]:
 def shown_first(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields that are neither off nor empty, those of FIRST first."""
     first = {name: fields[name] for name in FIRST if fields.get(name) is not None}
-    return {
-        **first,
-        **{
-            name: value
-            for name, value in fields.items()
-            if value not in (None, "", 0, False, [], ())
-        },
-    }
+    return first | {name: x for name, x in fields.items() if x not in (None, "", 0, False, [], ())}
 
 
 def plain(value: object) -> str:
@@ -192,9 +179,6 @@ def plain(value: object) -> str:
         return ", ".join(map(plain, value))
     text = " ".join(str(value).split())
     return Path(text).name if Path(text).is_absolute() else text[:200]
-
-
-templates.filters["plain"] = plain
 
 
 def about(directory: Path, run: Run) -> dict[str, Any]:
@@ -330,4 +314,4 @@ def _base64(content: bytes) -> str:
     return b64encode(content).decode()
 
 
-templates.filters |= {"base64": _base64, "code": _code, "shorten": _shorten}
+templates.filters |= {"plain": plain, "base64": _base64, "code": _code, "shorten": _shorten}

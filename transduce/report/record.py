@@ -10,9 +10,9 @@ from typing import Any
 
 from transduce.config import flatten, from_dict
 from transduce.errors import InputError
-from transduce.files import read_json, read_json_lines, regular
+from transduce.files import read_json, regular
 from transduce.plot import NAMES, Points, curves, spread
-from transduce.run import CONFIG, METRICS, SAMPLES
+from transduce.run import CONFIG, SAMPLES, read_metrics
 
 N_VALIDATIONS = 12
 """Validations whose samples are in a record, evenly spaced."""
@@ -90,12 +90,6 @@ def record(directory: Path) -> Record:
         read_samples(directory / SAMPLES),
         scores,
     )
-
-
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; none where there is no such file."""
-    path = directory / METRICS
-    return read_json_lines(path) if path.is_file() else []
 
 
 def progress(directory: Path, metrics: list[dict[str, Any]]) -> tuple[str, str]:
