@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from transduce.cli.main import main
-from transduce.score.wer import align, cer, error_report, per, wer
+from transduce.score.wer import cer, per, wer
 
 RIGHT = ["The cat sat\u2028on the mat.", "show me the money, please", "", "good morning to you all", "fine"]
 HEARD = ["the cart sat down on the", "show the money peas", "uh", "", "fine"]
@@ -127,10 +127,10 @@ def test_a_report_holds_the_rate_and_the_alignments_by_line_and_id(score, files)
     printed = score("wer", "hyp", "m.tsv", "--report", "report.txt")
     names = [f"line {i}, {row[0]}" for i, row in enumerate(ROWS, start=1)]
     report = (files / "report.txt").read_text(encoding="utf-8")
-    assert report == "\n".join(printed) + "\n\n" + error_report(align(HEARD, RIGHT), names)
+    assert report == "\n".join(printed) + "\n\n" + wer(HEARD, RIGHT, resamples=0).report(names)
     score("cer", "hyp", "ref", "--report", "report.txt")
     names = [f"line {i}" for i in range(1, 6)]
-    aligned = error_report(align(HEARD, RIGHT, unit="char"), names, unit="char")
+    aligned = cer(HEARD, RIGHT, resamples=0).report(names)
     assert (files / "report.txt").read_text(encoding="utf-8").endswith(aligned)
 
 

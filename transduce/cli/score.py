@@ -16,7 +16,7 @@ from transduce.data.tables import split_table
 from transduce.errors import InputError
 from transduce.score.measures import Tokenization, TranslationMeasure, bleu, chrf, comet, ter
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
-from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, error_report, per, wer
+from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
 
 TEXT = "text"
 
@@ -209,9 +209,8 @@ def _score_transcripts(
     if scoring.report is not None:
         ids = [f", {key}" for key in table.get("id", [])] or [""] * rate.n
         names = [f"line {i}{key}" for i, key in enumerate(ids, start=1)]
-        errors = error_report(rate.aligned, names, unit=rate.unit)
         head = f"{rate}\n{_extent(rate, scoring.resamples)}\n\n"
-        scoring.report.write_text(head + errors, encoding="utf-8", newline="\n")
+        scoring.report.write_text(head + rate.report(names), encoding="utf-8", newline="\n")
 
 
 def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path | None]) -> list[Path]:

@@ -13,7 +13,7 @@ from transduce.report.record import HeldOut
 from transduce.run import ERRORS
 from transduce.score.measures import Tokenization, chrf, get_measure
 from transduce.score.score import Measure, counted
-from transduce.score.wer import error_report, wer
+from transduce.score.wer import ErrorRate, wer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.load import load_as
 from transduce.tasks.transcribe import Transcriber
@@ -175,10 +175,10 @@ def _word_errors(
     frequent ones."""
     names, references = zip(*pairs, strict=True)
     rate = wer(outputs, references, resamples=0)
+    assert isinstance(rate, ErrorRate)
     speakers = [recording.speaker for recording in recordings]
     table = rate.table("speaker", speakers) + "\n\n" if len({*speakers}) > 1 else ""
-    errors = error_report(rate.aligned, names, unit=rate.unit, most=WORST, worst=WORST)
-    return f"{rate}\n{rate.extent}\n\n{table}{errors}"
+    return f"{rate}\n{rate.extent}\n\n{table}{rate.report(names, most=WORST, worst=WORST)}"
 
 
 def _worst_lines(pairs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> str:

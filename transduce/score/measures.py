@@ -81,20 +81,6 @@ def is_installed(name: Tokenization) -> bool:
     return name not in LIBRARIES or find_spec(LIBRARIES[name][0]) is not None
 
 
-def check_tokenization(name: Tokenization) -> None:
-    """Check that the library of a tokenization is installed.
-
-    Raises:
-        InputError: it is not.
-    """
-    if not is_installed(name):
-        module, extra = LIBRARIES[name]
-        raise InputError(
-            f"--tokenize {name} needs the library {module}, which is not installed; pip install "
-            f"'sacrebleu[{extra}]', or name --tokenize char"
-        )
-
-
 CHUNK = 200
 """Lines whose n-grams are in memory at a time: as many as fit into a CPU's caches."""
 
@@ -155,10 +141,6 @@ class BleuMeasure(TranslationMeasure):
     tokenize: Tokenization | None = None
     """How words are separated; None: as the script of the references demands (`tokenization`)."""
 
-    @cached_property
-    def metric(self) -> BLEU:
-        return BLEU(lowercase=self.lowercase, tokenize=self.tokenize or "13a")
-
     def with_references(self, references: Sequence[Lines]) -> "BleuMeasure":
         """BLEU with the tokenization of these references; warn if none is long enough.
 
@@ -167,10 +149,16 @@ class BleuMeasure(TranslationMeasure):
         """
         lines = [line for each in references for line in each]
         name = self.tokenize or tokenization(lines)
-        check_tokenization(name)
-        measure = replace(self, tokenize=name)
-        order = measure.metric.max_ngram_order
-        if all(len(measure.metric.tokenizer(line.rstrip()).split()) < order for line in lines):
+        if not is_installed(name):
+            module, extra = LIBRARIES[name]
+            raise InputError(
+                f"--tokenize {name} needs the library {module}, which is not installed; pip "
+                f"install 'sacrebleu[{extra}]', or name --tokenize char"
+            )
+        measure = replace(self, make=partial(BLEU, tokenize=name))
+        metric: Any = measure.metric
+        order = metric.max_ngram_order
+        if all(len(metric.tokenizer(line.rstrip()).split()) < order for line in lines):
             logger.warning(
                 "BLEU is 0 unless %d tokens in a row match, but no reference has so many (tok:%s); "
                 "score by chrF, or name another --tokenize",

@@ -106,49 +106,6 @@ def line_errors(hypotheses: Sequence[str], references: Sequence[str], unit: Unit
     return errors
 
 
-def error_report(
-    aligned: WordOutput | CharacterOutput,
-    names: Sequence[str],
-    *,
-    unit: Unit = "word",
-    most: int = 50,
-    worst: int | None = None,
-) -> str:
-    """Utterances with errors, aligned, the worst first; then a table of the frequent errors.
-
-    Args:
-        names: of the utterances, one for each.
-        most: how many different substitutions, insertions and deletions are listed; neighbouring
-            ones count as one.
-        worst: how many utterances are shown; None: all that have errors.
-    """
-    errors = [count_errors(chunks) for chunks in aligned.alignments]
-    with_errors = [i for i, each in enumerate(errors) if each.total]
-    with_errors.sort(key=lambda i: (-errors[i].rate, -errors[i].total))
-    references, hypotheses = (
-        [["␣" if token == " " else token for token in tokens] for tokens in side]
-        for side in (aligned.references, aligned.hypotheses)
-    )
-    blocks = [
-        f"{counted(len(with_errors), 'utterance')} of {len(errors)} with errors, the worst first\n"
-    ]
-    for i in with_errors[:worst]:
-        rate = f"{errors[i].rate:.2f} % of {counted(errors[i].n_reference, NOUN[unit])}"
-        one = replace(
-            aligned,
-            references=[references[i]],
-            hypotheses=[hypotheses[i]],
-            alignments=[aligned.alignments[i]],
-        )
-        page = jiwer.visualize_alignment(one, show_measures=False, line_width=LINE)
-        _, _, lines = page.split("\n", 2)
-        blocks.append(
-            f"{names[i]}: {rate if references[i] else 'nothing said'} ({errors[i]})\n{lines}"
-        )
-    everything = replace(aligned, references=references, hypotheses=hypotheses)
-    return "\n".join([*blocks, jiwer.visualize_error_counts(everything, top_k=most) + "\n"])
-
-
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 
 
@@ -162,11 +119,6 @@ class ErrorRate(Score):
     hypotheses: Lines = field(repr=False)
     references: Lines = field(repr=False)
     """Both as they were aligned, after normalization."""
-
-    @property
-    def aligned(self) -> WordOutput | CharacterOutput:
-        """The alignment of every utterance, computed anew, as it takes much memory."""
-        return align(self.hypotheses, self.references, unit=self.unit)
 
     @property
     def errors(self) -> Errors:
@@ -220,6 +172,43 @@ class ErrorRate(Score):
             + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
             for label, *cells in rows
         )
+
+    def report(self, names: Sequence[str], *, most: int = 50, worst: int | None = None) -> str:
+        """Utterances with errors, aligned, the worst first; then a table of the frequent errors.
+
+        Everything is aligned anew, as alignments take much memory.
+
+        Args:
+            names: of the utterances, one for each.
+            most: how many different substitutions, insertions and deletions are listed;
+                neighbouring ones count as one.
+            worst: how many utterances are shown; None: all that have errors.
+        """
+        aligned = align(self.hypotheses, self.references, unit=self.unit)
+        references, hypotheses = (
+            [["␣" if token == " " else token for token in tokens] for tokens in side]
+            for side in (aligned.references, aligned.hypotheses)
+        )
+        with_errors = [i for i, each in enumerate(self.utterances) if each.total]
+        with_errors.sort(key=lambda i: (-self.utterances[i].rate, -self.utterances[i].total))
+        n_wrong = counted(len(with_errors), "utterance")
+        blocks = [f"{n_wrong} of {self.n} with errors, the worst first\n"]
+        for i in with_errors[:worst]:
+            errors = self.utterances[i]
+            rate = f"{errors.rate:.2f} % of {counted(errors.n_reference, NOUN[self.unit])}"
+            one = replace(
+                aligned,
+                references=[references[i]],
+                hypotheses=[hypotheses[i]],
+                alignments=[aligned.alignments[i]],
+            )
+            page = jiwer.visualize_alignment(one, show_measures=False, line_width=LINE)
+            _, _, lines = page.split("\n", 2)
+            blocks.append(
+                f"{names[i]}: {rate if references[i] else 'nothing said'} ({errors})\n{lines}"
+            )
+        everything = replace(aligned, references=references, hypotheses=hypotheses)
+        return "\n".join([*blocks, jiwer.visualize_error_counts(everything, top_k=most) + "\n"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,14 +283,6 @@ class ErrorRateMeasure(Measure):
             hypotheses=hypotheses,
             references=references,
         )
-
-    def __call__(
-        self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000
-    ) -> ErrorRate:
-        """The rate of all utterances together, with its 95 % interval; see `Measure`."""
-        rate = super().__call__(hypotheses, references, *more, resamples=resamples)
-        assert isinstance(rate, ErrorRate)
-        return rate
 
 
 def normalized(text: str) -> str:
