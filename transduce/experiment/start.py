@@ -65,12 +65,13 @@ def saved_tokenizers(
             f"tokenizer is one file for both sides, or one for each, but there are {len(files)}"
         )
     begun = (directory / CONFIG).exists()
-    if begun:
-        tokenizers = _tokenizers_of(directory)
-    elif files or start_from is None:
+    origin = directory if begun else None if files else start_from
+    if origin is None:
         tokenizers = {load_tokenizer(path): path for path in files}
     else:
-        tokenizers = _tokenizers_of(start_from)
+        run = load_run(origin)
+        sides = (run.source_tokenizer, run.target_tokenizer)
+        tokenizers = {each: origin for each in sides if each is not None}
     if not tokenizers:
         return None
     if symbols and not begun:
@@ -138,14 +139,6 @@ def speech_pairs(
     two_views = max(x.training.consistency, x.ctc_consistency) > 0
     config = replace(config, augmentation=x.augmentation, two_views=two_views)
     return SpeechPairs(recordings, reader, tokenizer, config, x.model.frames.out_lengths)
-
-
-def _tokenizers_of(directory: Path) -> dict[Tokenizer, Path]:
-    """The tokenizers of a run, the source's first, and the run."""
-    run = load_run(directory)
-    return {
-        each: directory for each in (run.source_tokenizer, run.target_tokenizer) if each is not None
-    }
 
 
 def take_weights(

@@ -25,7 +25,7 @@ from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
 from transduce.report.documents import write_reports
 from transduce.score.measures import MEASURES, Tokenization, get_measure
-from transduce.score.score import Lines, Measure
+from transduce.score.score import Lines
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask, decode_masked
 from transduce.tasks.generate import Generator
@@ -103,9 +103,8 @@ def masked_accuracy(fill_mask: FillMask, batches: MaskedBatches) -> float:
     """The share of masked tokens that are predicted right."""
 
     def n_right(batch: Batch) -> int:
-        return int(
-            (_filled(fill_mask, batch) == batch.target_out[batch.target_out != IGNORE]).sum()
-        )
+        targets = batch.target_out[batch.target_out != IGNORE]
+        return int((_filled(fill_mask, batch) == targets).sum())
 
     return _per_token(batches, fill_mask.model.device, n_right)
 
@@ -120,13 +119,13 @@ def translation_validator(
     n_samples: int = 3,
 ) -> Validator:
     """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
-    measures = _measures(["bleu"], by, text.source, tokenize)
+    score = _scoring(["bleu"], by, text.source, tokenize)
     examples = {i: (text.source[i], text.target[i]) for i in _spread(len(text.source), n_samples)}
 
     def look(model: Transformer) -> Validation:
         outputs = world().gather(translator(world().share(text.source), GREEDY))
         samples = [(*example, outputs[i]) for i, example in examples.items()]
-        return Validation(_scores(measures, outputs, text.target), samples=samples)
+        return Validation(score(outputs, text.target), samples=samples)
 
     shortest = min(examples.values(), key=lambda pair: len(pair[0]) + len(pair[1]))
     return Validator(batches=batches, look=look, by=by, perplexity=True, example=shortest)
@@ -151,13 +150,13 @@ def speech_validator(
         canary: others, whose measures stand beside theirs, such as canary.wer.
     """
     scored = pairs.recordings if recordings is None else recordings
-    measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
+    score = _scoring(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
     shown = [pairs.recordings[i] for i in _spread(len(pairs.recordings), n_samples)]
 
     def transcripts(part: Sequence[Recording]) -> tuple[list[str], dict[str, float]]:
         texts = _transcripts(transcriber, world().share(part), pairs.reader, search)
         outputs = world().gather(texts)
-        return outputs, _scores(measures, outputs, [recording.text for recording in part])
+        return outputs, score(outputs, [recording.text for recording in part])
 
     def look(model: Transformer) -> Validation:
         outputs, metrics = transcripts(scored)
@@ -228,10 +227,8 @@ def language_validator(
             for i in (0, length)
         )
         drawn = generator(before, replace(generation, max_length=length))
-        samples = zip(
-            map(_one_line, before), map(_one_line, after), map(_one_line, drawn), strict=True
-        )
-        return Validation({}, samples=list(samples))
+        columns = (map(_one_line, texts) for texts in (before, after, drawn))
+        return Validation({}, samples=list(zip(*columns, strict=True)))
 
     return Validator(batches=batches, look=look, perplexity=True)
 
@@ -273,17 +270,16 @@ def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
     return fill_mask.likeliest(batch.source, batch.source_lengths, batch.target_out != IGNORE)
 
 
-def _measures(
+def _scoring(
     names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None
-) -> list[Measure]:
-    """Measures for outputs of these sources, with the one that decides."""
+) -> Callable[[Lines, Lines], dict[str, float]]:
+    """Scores outputs of these sources by these measures and the one that decides."""
     if by != "loss" and by not in names:
         names = [*names, by]
-    return [get_measure(name, tokenize).with_sources(sources) for name in names]
-
-
-def _scores(measures: Sequence[Measure], outputs: Lines, references: Lines) -> dict[str, float]:
-    return {measure.name: measure(outputs, references, resamples=0).value for measure in measures}
+    measures = [get_measure(name, tokenize).with_sources(sources) for name in names]
+    return lambda outputs, references: {
+        measure.name: measure(outputs, references, resamples=0).value for measure in measures
+    }
 
 
 def _spread(n: int, n_samples: int) -> range:

@@ -173,7 +173,6 @@ class Measure(ABC):
         Raises:
             InputError: no lines, different numbers of lines, or 0 < `resamples` < 100.
         """
-        check_resamples(resamples, compared=False)
         ((score, _),) = self._scores({"hypotheses": hypotheses}, [references, *more], resamples)
         return score
 
@@ -191,7 +190,6 @@ class Measure(ABC):
             InputError: as for a score, or `resamples` is below 100.
         Source: Koehn (2004), Statistical significance tests for machine translation evaluation.
         """
-        check_resamples(resamples, compared=True)
         systems = {"hypotheses": hypotheses, "other": other}
         (system, ours), (rival, theirs) = self._scores(systems, [references, *more], resamples)
         return Comparison(system, rival, p_value(system.value - rival.value, ours - theirs))
@@ -200,6 +198,7 @@ class Measure(ABC):
         self, systems: Mapping[str, Lines], references: Sequence[Lines], resamples: int
     ) -> list[tuple[Score, Values]]:
         """Each system's score, and its scores on the same bootstrap draws of the lines."""
+        check_resamples(resamples, compared=len(systems) > 1)
         several = len(references) > 1
         named = {
             f"reference {i}" if several else "references": lines

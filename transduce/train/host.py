@@ -5,8 +5,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -36,24 +36,18 @@ class HostCopy:
         return self.numbers.tolist()
 
 
-class StopRequest:
+class StopRequest(ExitStack):
     """While open, the first SIGINT or SIGTERM sets `requested`; a second one acts at once."""
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._handlers: dict[signal.Signals, Any] = {}
+    requested = False
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._request)
+                self.callback(signal.signal, number, signal.signal(number, self._request))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, *_: object) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

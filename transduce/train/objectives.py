@@ -94,8 +94,6 @@ class CrossEntropy(Objective):
     """
 
     eager: tuple[str, ...] = ("ragged_loss",)
-    ctc_inside = False
-    """Whether the loss reads the CTC head between layers."""
 
     def __init__(
         self,
@@ -119,7 +117,9 @@ class CrossEntropy(Objective):
 
     def loss(self, batch: Seq2SeqBatch) -> Loss:
         """Compute the loss of one pass over a batch, which may hold two views."""
-        taps = self.model.new_taps(balance_losses=self.model.training, ctc_logits=self.ctc_inside)
+        taps = self.model.new_taps(
+            balance_losses=self.model.training, ctc_logits=self.losses.ctc_weight > 0
+        )
         memory, states = _states(self.model, batch, taps)
         total, parts = self.terms(memory, states, batch, taps.ctc_logits or [])
         if taps.balance_losses:  # per token; only layers with experts have any
@@ -208,7 +208,6 @@ class HybridCTC(CrossEntropy):
     """
 
     eager = ("ragged_loss", "ctc")
-    ctc_inside = True
 
     def __init__(self, model: Any, losses: LossConfig) -> None:
         super().__init__(model, losses)

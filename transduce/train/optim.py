@@ -209,11 +209,10 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         ]
         matrices = [p for p in parameters if p.dim() >= 2 and p not in rows]
         vectors = [p for p in parameters if p.dim() < 2]
-        by_muon = [p for p in parameters if p in rows]
         shared = {"weight_decay": config.weight_decay, "factor": config.layer_decay**level}
         groups.append(shared | {"params": matrices})
         groups.append(shared | {"params": vectors, "weight_decay": 0.0})
-        if by_muon:
+        if by_muon := [p for p in parameters if p in rows]:
             groups.append(shared | {"params": by_muon, "rows": [rows[p] for p in by_muon]})
     kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
     return kind(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
