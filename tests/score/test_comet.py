@@ -83,7 +83,7 @@ def test_what_is_missing_is_told(judge, monkeypatch):
         comet(["a"], ["b"])
     monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError) as error:
-        validation._measures(["bleu"], "comet", SOURCES, None)
+        validation._scoring(["bleu"], "comet", SOURCES, None)
     assert str(error.value) == MISSING
 
 

@@ -2,7 +2,7 @@
 
 import math
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import jiwer
 import numpy as np
-from jiwer import AlignmentChunk, CharacterOutput, WordOutput
+from jiwer import CharacterOutput, WordOutput
 
 from transduce.errors import InputError
 from transduce.score.score import (
@@ -29,9 +29,6 @@ NOUN: dict[Unit, str] = {"word": "word", "char": "character", "phone": "phone"}
 
 LINE = 100
 """Columns that an aligned line of the report may fill."""
-
-CHUNK = 10_000
-"""Lines whose alignments are in memory at a time."""
 
 
 class Errors(NamedTuple):
@@ -83,27 +80,6 @@ def align(
         [" ".join(line.split()) for line in lines] for lines in (references, hypotheses)
     )
     return process(rights, outputs)
-
-
-def count_errors(chunks: Sequence[AlignmentChunk]) -> Errors:
-    """The errors of one aligned utterance."""
-    runs = Counter[str]()
-    for chunk in chunks:
-        runs[chunk.type] += max(
-            chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx
-        )
-    return Errors(runs["substitute"], runs["insert"], runs["delete"], runs["equal"])
-
-
-def line_errors(hypotheses: Sequence[str], references: Sequence[str], unit: Unit) -> list[Errors]:
-    """The errors of every line."""
-    errors = list[Errors]()
-    for start in range(0, len(references), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        errors += map(
-            count_errors, align(hypotheses[chunk], references[chunk], unit=unit).alignments
-        )
-    return errors
 
 
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
@@ -259,7 +235,10 @@ class ErrorRateMeasure(Measure):
 
     def statistics(self, hypotheses: Lines, references: Sequence[Lines]) -> Statistics:
         """The fields of the `Errors` of every utterance."""
-        return np.array(line_errors(hypotheses, references[0], self.unit), dtype=np.float64)
+        pairs = zip(hypotheses, references[0], strict=True)
+        each = (align([output], [right], unit=self.unit) for output, right in pairs)
+        rows = [(a.substitutions, a.insertions, a.deletions, a.hits) for a in each]
+        return np.array(rows, dtype=np.float64)
 
     def value(self, sums: Values) -> float:
         errors = Errors(*map(int, sums))
