@@ -244,13 +244,16 @@ class Case:
         else:
             read, memories = [BOS], [self._memory(model, self.inputs[i]) for model in models]
         target_in, pairs = torch.tensor([[*read, *ids[:-1]]]), list(zip(models, memories, strict=True))
-        tables = [model.decode(target_in, memory=memory)[0, len(read) - 1 :].double() for model, memory in pairs]
+        tables = [
+            model.project(model.decoder_states(target_in, memory=memory))[0, len(read) - 1 :].double()
+            for model, memory in pairs
+        ]
         if alone := len(models) == 1 and not self.ctc_weight and not self.lm_weight:
             total = tables[0]
         else:
             total = (1 - self.ctc_weight) * torch.stack([table.log_softmax(-1) for table in tables]).mean(dim=0)
             if self.lm_weight:
-                total += self.lm_weight * lm.decode(target_in)[0].double().log_softmax(-1)
+                total += self.lm_weight * lm.project(lm.decoder_states(target_in))[0].double().log_softmax(-1)
         for t in range(len(ids)):
             before = [*{*read, *ids[:t]}]
             old = total[t, before]
