@@ -74,10 +74,11 @@ def test_ctrl_c_stops_the_current_one_only(stdin, capsys):
 
 
 def test_it_reads_and_prints_at_the_terminal_alone(run, language, capsys):
-    assert main(["translate", str(run), "a", "--interactive", "--output", "b"]) == 2
+    assert main(["translate", str(run), "a", "--interactive", "--output", "b", "--workers", "2"]) == 2
+    assert main(["translate", str(run), "--interactive", "--output", "b", "--part", "1/2"]) == 2
     assert main(["generate", str(language), "--interactive", "--prompt", "a"]) == 2
     rule = "transduce: --interactive asks for its lines and prints to the terminal, so leave out"
-    assert capsys.readouterr().err == f"{rule} FILE, --output\n{rule} --prompt\n"
+    assert capsys.readouterr().err == f"{rule} FILE, --output, --workers\n{rule} --output, --part\n{rule} --prompt\n"
 
 
 SLOW = """

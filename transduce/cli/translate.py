@@ -118,7 +118,8 @@ def translate(
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
     """
     if interactive:
-        check_interactive({"FILE": files, "--output": division.output})
+        output_flags = {f"--{name}": value for name, value in vars(division).items()}
+        check_interactive({"FILE": files} | output_flags)
     texts = files or (STDIN,)
     job = Translation(
         run=local(run),

@@ -38,6 +38,11 @@ from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy
 from transduce.train.state import Validation
 
+SAMPLES = 3
+"""Inputs and outputs of every validation that one may look at."""
+SAMPLE_TOKENS = 32
+"""The most tokens of one, where texts are windows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Validator:
@@ -116,7 +121,7 @@ def translation_validator(
     *,
     by: str = "bleu",
     tokenize: Tokenization | None = None,
-    n_samples: int = 3,
+    n_samples: int = SAMPLES,
 ) -> Validator:
     """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
     score = _scoring(["bleu"], by, text.source, tokenize)
@@ -140,7 +145,7 @@ def speech_validator(
     tokenize: Tokenization | None = None,
     recordings: Sequence[Recording] | None = None,
     canary: Sequence[Recording] = (),
-    n_samples: int = 3,
+    n_samples: int = SAMPLES,
 ) -> Validator:
     """Loss and error rates on held-out recordings.
 
@@ -210,7 +215,6 @@ def language_validator(
     valid: Stream,
     batches: Sequence[Batch],
     generation: GenerationConfig,
-    n_samples: int = 2,
 ) -> Validator:
     """Loss on held-out text, and how the model goes on from places in it."""
 
@@ -219,7 +223,7 @@ def language_validator(
         half = model.config.for_stack(model.config.decoder).max_positions // 2
         length = max(1, min(generation.max_length, half, len(valid) // 2))
         last = len(valid) - 2 * length
-        starts = range(0, last + 1, max(1, last // max(1, n_samples - 1)))[:n_samples]
+        starts = sorted({0, last})
         before, after = (
             generator.tokenizer.decode(
                 [valid.read(start + i, start + i + length).tolist() for start in starts]
@@ -234,12 +238,7 @@ def language_validator(
 
 
 def masked_language_validator(
-    fill_mask: FillMask,
-    batches: MaskedBatches,
-    *,
-    by: str = "loss",
-    n_samples: int = 3,
-    sample_tokens: int = 32,
+    fill_mask: FillMask, batches: MaskedBatches, *, by: str = "loss"
 ) -> Validator:
     """Loss and accuracy (percent) on the masked tokens of held-out text, and how the model fills
     some of them."""
@@ -250,7 +249,7 @@ def masked_language_validator(
         assert batch.source is not None
         filled = batch.source.clone()
         filled[batch.target_out != IGNORE] = _filled(fill_mask, batch)
-        n = min(sample_tokens, int(batch.target_lengths[0]))
+        n = min(SAMPLE_TOKENS, int(batch.target_lengths[0]))
         masked, true, predicted = (
             _one_line(decode_masked(fill_mask.tokenizer, rows[0, :n].tolist(), "_"))
             for rows in (batch.source, batches.texts[i].target_out, filled)
@@ -258,7 +257,7 @@ def masked_language_validator(
         return masked, true, predicted
 
     def look(model: Transformer) -> Validation:
-        samples = [sample(i) for i in _spread(len(batches), n_samples)]
+        samples = [sample(i) for i in _spread(len(batches), SAMPLES)]
         return Validation({"accuracy": 100 * masked_accuracy(fill_mask, batches)}, samples=samples)
 
     return Validator(batches=batches, look=look, by=by)

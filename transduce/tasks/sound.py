@@ -153,8 +153,7 @@ def segment_audio(
     first = list(islice(blocks, 2))
     loudness = levels(chain(first, blocks), rate)
     divisor = scale(loudness.loudest, str(name))
-    with errors_of(name):
-        spans = segments(loudness, decoding.max_seconds, decoding.min_seconds, decoding.margin)
+    spans = segments(loudness, decoding.max_seconds, decoding.min_seconds, decoding.margin)
 
     def extracted() -> Iterator[AudioSegment]:
         again = iter(first) if len(first) == 1 else read()  # a single block is still in memory
