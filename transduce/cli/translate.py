@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -140,11 +141,8 @@ def translate(
         return job.print_markup(texts)
     if interactive:
         translator = job.load()
-
-        def answer(line: str, number: int) -> None:
-            print(job.rows(translator, number, [line], lambda *_: None).text, end="", flush=True)
-
-        return interact(answer)
+        rows = partial(job.rows, translator, progress=lambda *_: None)
+        return interact(lambda line, n: print(rows(n, [line]).text, end="", flush=True))
     # to go on where it was stopped takes the whole input
     lines = Lines(*texts) if files or division.output else lines_or_errors(STDIN)
     carry_out(job, lines, division, inputs=files)
