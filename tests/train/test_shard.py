@@ -150,7 +150,7 @@ def test_sums_and_norms_are_those_of_all_parts():
         parallel = object.__new__(ShardedDataParallel)
         parallel.world, parallel.model = World(rank, 2), torch.nn.Linear(1, 1, bias=False)
         parallel.model.weight.grad = torch.tensor([[3.0 + rank]])
-        names, numbers = parallel.exchange(["loss"], torch.tensor([10.0 + rank, 0.5]), [rank, 7.0])
+        names, numbers = parallel.exchange(["loss"], torch.tensor([10.0 + rank, 0.5]), [float(rank), 7.0])
         norm = parallel.clip(1.0).item()
         return (
             names,
