@@ -49,6 +49,13 @@ def cues(text: str, point: str) -> list[tuple[float, float, str]]:
     return found
 
 
+def test_a_recording_of_a_folder_is_not_replaced_by_the_output(run, recordings, capsys):
+    path = recordings / "day" / "a.flac"
+    content = path.read_bytes()
+    assert transcribe(run, [recordings], "--output", str(path)) == 2
+    assert str(path) in capsys.readouterr().err and path.read_bytes() == content
+
+
 def test_every_recording_of_a_folder_has_a_file_in_every_format(run, recordings, tmp_path, capsys):
     out = tmp_path / "out"
     assert transcribe(run, [recordings], *ALL, "--output-dir", str(out)) == 0

@@ -215,7 +215,8 @@ def transcribe(
     if live.stream:
         _stream(job, sounds)
     elif output.output_dir is None:
-        carry_out(job, sounds, division, inputs=files)
+        paths = [sound for sound in sounds if isinstance(sound, Path)]
+        carry_out(job, sounds, division, inputs=[*files, *paths])
     else:
         job = replace(job, stems=stems_of(sounds, files, output.output_dir))
         if left := _unfinished(job, output.output_dir):

@@ -228,13 +228,12 @@ def run_decoding(directory: Path, run: Run, kind: type[ConfigT]) -> ConfigT:
 
 def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | VectorReader) -> bool:
     """Whether sound becomes the same frames for both."""
-    one, other = (
-        [x for x in (each.mean, each.std) if x is not None]
-        if isinstance(each, FeatureExtractor)
-        else []
-        for each in (a, b)
-    )
-    return a.config == b.config and all(map(torch.equal, one, other))
+    if a.config != b.config:
+        return False
+    if not isinstance(a, FeatureExtractor) or not isinstance(b, FeatureExtractor):
+        return True
+    pairs = ((a.mean, b.mean), (a.std, b.std))
+    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
 KINDS: dict[type, tuple[str, str, str]] = {
