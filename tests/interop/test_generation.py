@@ -108,7 +108,7 @@ def test_config_json_is_read_where_there_is_no_other(tmp_path):
         ({"early_stopping": "never"}, "it must be true or false, but it is 'never' @ $.early_stopping"),
         (
             {"decoder_start_token_id": 9},
-            "decoder_start_token_id must be pad_token_id or eos_token_id, but in {} it is 9",
+            "decoder_start_token_id must be pad_token_id, eos_token_id or one of suppress_tokens, but in {} it is 9",
         ),
         ({"forced_bos_token_id": 9}, "forced_bos_token_id must be null, but in {} it is 9"),
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0, but in {} it is -1.0"),

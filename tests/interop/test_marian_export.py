@@ -13,7 +13,6 @@ from tests.interop.test_marian import rival
 from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, LITTLE, random_run
 from transduce.cli.main import main
-from transduce.interop import read_model
 from transduce.interop.encoder_decoder import export_marian
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
@@ -71,7 +70,10 @@ def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, join
     )  # fmt: skip
     how = {"beam_size": 4, "alpha": 0.0, "max_length": 12, "length_extra": 20, "at_max_length": "by_score"}
     assert tokenizer.batch_decode(found, skip_special_tokens=True) == translator(lines, **how)
-    again, want = read_model(tmp_path / "out").state_dict(), td.load_model(run).state_dict()
+    assert main(["import", str(tmp_path / "out"), str(tmp_path / "back")]) == 0
+    back = td.load_translator(tmp_path / "back")
+    assert back(lines, **how) == translator(lines, **how) and back.sources(lines) == translator.sources(lines)
+    again, want = back.model.state_dict(), translator.model.state_dict()
     assert again.keys() == want.keys() and all(torch.equal(weight, want[name]) for name, weight in again.items())
 
 

@@ -120,13 +120,13 @@ def _marian_tokenizers(
 ) -> tuple[ImportedTokenizer, ImportedTokenizer]:
     """Those of source.spm, target.spm, vocab.json and perhaps target_vocab.json."""
     directory = generation.directory
-    starts = (generation.pad_token_id, generation.end_id)
+    marks = (generation.pad_token_id, generation.end_id, *generation.suppress_tokens)
     generation.check(
         ("forced_bos_token_id", "null", generation.forced_bos_token_id is None),
         (
             "decoder_start_token_id",
-            "pad_token_id or eos_token_id",
-            generation.decoder_start_token_id in starts,
+            "pad_token_id, eos_token_id or one of suppress_tokens",  # a text shows what is none
+            generation.decoder_start_token_id in marks,
         ),
     )
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
