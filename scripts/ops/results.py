@@ -51,7 +51,7 @@ SUBJECTS = {
         "[speech](../docs/results/speech.md#from-the-papers-layers-to-the-recipes)."
     ),
     "Speech: digits, and English read by learners": (
-        "WER in percent; the mean of six left-out voices is 14.6, from a run of other voices 11.2 and 9.8. More in [speech](../docs/"
+        "WER in percent; the mean of six left-out voices is 14.6, from a run of other voices 10.2 (three seeds). More in [speech](../docs/"
         "results/speech.md#spoken-digits)."
     ),
     "Language models": (
