@@ -275,7 +275,7 @@ class Transcriber(SoundTask):
             )
 
     @torch.no_grad()
-    def words(self, sounds: Sequence[Audio], texts: Sequence[str]) -> list[list[Word]]:
+    def words(self, sounds: Sequence[Audio], texts: Sequence[str | Output]) -> list[list[Word]]:
         """The words of given texts, with their times and confidence; sound is not cut.
 
         Raises:
