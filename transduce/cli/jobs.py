@@ -323,5 +323,8 @@ def run_fingerprint(path: Path) -> str:
     files = [path] if path.is_file() else [*(path / name for name in USED), weights_path(path)]
     digest = sha256()
     for file in filter(Path.is_file, files):
-        digest.update(file.name.encode() + file.read_bytes())
+        digest.update(file.name.encode())
+        with file.open("rb") as raw:  # weights may be larger than the memory
+            while block := raw.read(1 << 24):
+                digest.update(block)
     return digest.hexdigest()
