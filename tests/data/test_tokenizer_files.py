@@ -9,10 +9,11 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.language_runs import any_tokenizer
 from transduce.data.base_tokenizer import CharTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import EOS, SentencePieceTokenizer
-from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
+from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer, write_tokenizers
 
 TEXT = [
     f"the {colour} {animal} sat on the {place}"
@@ -85,6 +86,17 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, what):
     (tmp_path / "a.model").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'a.model'}: {what}")):
         load_tokenizer(tmp_path / "a.model")
+
+
+@pytest.mark.parametrize("other", ["characters", "pieces"])
+def test_characters_of_one_side_alone_are_refused_and_replace_nothing(tmp_path, other):
+    source = CharTokenizer.train(["abc"])
+    target = CharTokenizer.train(["xyz"]) if other == "characters" else any_tokenizer("sentencepiece")
+    with pytest.raises(ValueError, match="characters are for both sides together, but the source has one of its own"):
+        write_tokenizers(tmp_path, source, target, alone=False)
+    assert not [*tmp_path.iterdir()]
+    write_tokenizers(tmp_path, source, source, alone=False)
+    assert (tmp_path / "characters.json").read_bytes() == source.model
 
 
 def test_a_tokenizer_that_is_not_there_is_named_with_the_names_of_those_there_may_be(tmp_path):

@@ -321,7 +321,11 @@ def write_tokenizers(
     directory: Path, source: Tokenizer | None, target: Tokenizer | None, *, alone: bool
 ) -> None:
     """Write the files of a run's tokenizers: one, where both sides share it, or where there is a
-    decoder `alone`."""
+    decoder `alone`.
+
+    Raises:
+        InputError: one of two is of characters, whose file has no name for a side.
+    """
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     if alone or source is target:
@@ -331,4 +335,9 @@ def write_tokenizers(
     for side, tokenizer in sides.items():
         if tokenizer is not None:
             name = tokenizer.file_name.replace("tokenizer", side)
+            if len(sides) > 1 and name not in side_files(side):
+                raise InputError(
+                    f"tokenizers of single characters are for both sides together, but the {side} "
+                    "has one of its own; share it, or take another kind"
+                )
             write_file(directory / name, tokenizer.model)
