@@ -76,8 +76,8 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
     matcher = Matcher(bias)
     wanted = {phrase: nats for phrase, nats in bias.items() if nats > 0}
     penalty = matcher.values([min(nats, 0.0) for nats in bias.values()])
-    given = bias if wanted else ()  # the beginnings of long phrases take time
-    beginnings = {matcher.state(p[:n]): p[:n] for p in given for n in range(len(p) + 1)}
+    counted = bias if wanted else ()  # the beginnings of long phrases take time
+    beginnings = {matcher.state(p[:n]): p[:n] for p in counted for n in range(len(p) + 1)}
     paths = {p: [matcher.state(p[:n]) for n in range(1, len(p))] for p in wanted}
 
     def complete(text: bytes, before: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
