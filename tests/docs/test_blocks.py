@@ -28,7 +28,7 @@ GUIDES = [
 ]
 PAGES = [ROOT / "README.md", ROOT / "SKILL.md", ROOT / "docs" / "index.md", *GUIDES]
 LEFT_OUT = {
-    r"pip install|uv venv|hf |hub:|transduce publish|data get|git |docker|curl": "asks the network",
+    r"pip install|hf |hub:|transduce publish|data get|git |docker|curl": "asks the network",
     r"transduce (serve|watch)\b|jupyter|--interactive|--microphone": "does not end",
     r"torchrun|#SBATCH|SLURM": "tests/recipes/test_several_processes.py",
     r"transduce demo|bash scripts/|build_docs": "takes minutes; scripts/newcomer.sh",
