@@ -101,7 +101,16 @@ def test_a_command_in_a_kaldi_directory_is_refused(tmp_path, make, kaldi):
 @pytest.fixture
 def segments(kaldi):
     """Pieces, one good in each of two sounds, and others that are not."""
-    rows = ["p a 0.1 0.3", "q\tb\t0.5\t-1", "r b 0.9 0.9", "s b 1.5 2", "t b x 2", "u z 0 1", "v/w a 0 1", "n a nan 1"]
+    rows = [
+        "p a 0.1 0.3",
+        "q\tb\t0.5\t-1",
+        "r b 0.9 0.9",
+        "s b 1.5 2",
+        "t b x 2",
+        "u z 0 1",
+        "v/../w a 0 1",
+        "n a nan 1",
+    ]
     put(kaldi / "segments", *rows)
     put(kaldi / "text", *(f"{row.split()[0]} said" for row in rows))
     put(kaldi / "utt2spk", *(f"{row.split()[0]} Ann" for row in rows))
@@ -114,13 +123,14 @@ def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
     assert [row[:3] for row in cells(tmp_path / "m.tsv")] == [
         ("p", tmp_path / "pieces/p.flac", 0.2),
         ("q", tmp_path / "pieces/q.flac", 0.5),
+        ("v/../w", tmp_path / "pieces/w.flac", 0.5),
     ]
-    for name, source, start, stop in (("p", 4000, 800, 2400), ("q", 8000, 4000, 8000)):
+    for name, source, start, stop in (("p", 4000, 800, 2400), ("q", 8000, 4000, 8000), ("w", 4000, 0, 4000)):
         samples, rate = soundfile.read(tmp_path / "pieces" / f"{name}.flac", dtype="int16")
         assert rate == 8000
         np.testing.assert_array_equal(samples, noise(source)[start:stop, 0])
     assert out[:-1] == [
-        "left out 5: a segment that is not ID SOUND START END, inside its sound: r, s, t, v/w, n",
+        "left out 4: a segment that is not START END in seconds, inside its sound: r, s, t, n",
         "left out 1: no sound: u",
     ]
     assert make(segments, tmp_path / "m.tsv")[1][0].startswith(
@@ -128,6 +138,36 @@ def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
     )
     with pytest.raises(ValueError, match="segments must be cut out of their sound"):
         read_manifest(segments)
+    put(segments / "segments", "p b 0.2 0.4", "q b 0.5 -1")
+    _, out, _ = make(segments, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")
+    reason = f"a segment whose file in {tmp_path / 'pieces'} has other sound; name another folder"
+    assert f"left out 1: {reason}: p" in out
+    np.testing.assert_array_equal(
+        soundfile.read(tmp_path / "pieces" / "p.flac", dtype="int16")[0], noise(4000)[800:2400, 0]
+    )
+
+
+def test_a_key_of_kaldi_stands_once_and_texts_have_sound(tmp_path, make, kaldi):
+    put(kaldi / "text", "a good day", "b yes", "z nobody said this")
+    assert "left out 1: no sound: z" in make(kaldi, tmp_path / "m.tsv")[1]
+    put(kaldi / "text", "a good day", "b yes", "a bad day")
+    assert make(kaldi, tmp_path / "m.tsv")[2] == (
+        f"transduce: a key must stand once, but {kaldi / 'text'} has 'a' again; remove one of its lines"
+    )
+
+
+def test_segments_of_nemo_are_cut(tmp_path, make):
+    sound(tmp_path / "long.wav", n=8000)
+    rows = [{"offset": 0.0, "duration": 0.25}, {"offset": 0.5, "duration": 0.5}, {"offset": 0, "duration": 1.0}]
+    plain = [{"audio_filepath": "long.wav", "text": str(i), **row} for i, row in enumerate(rows)]
+    put(tmp_path / "m.jsonl", *map(json.dumps, plain))
+    with pytest.raises(ValueError, match=r"segments must be cut out of their sound, but .*m\.jsonl, line 1, has one"):
+        read_manifest(tmp_path / "m.jsonl")
+    assert make(tmp_path / "m.jsonl", tmp_path / "out.tsv", "--audio-out", tmp_path / "pieces")[0] == 0
+    recordings = read_manifest(tmp_path / "out.tsv")
+    assert [(r.text, r.seconds) for r in recordings] == [("0", 0.25), ("1", 0.5), ("2", 1.0)]
+    for recording, (start, stop) in zip(recordings, [(0, 2000), (4000, 8000), (0, 8000)], strict=True):
+        np.testing.assert_array_equal(soundfile.read(recording.audio, dtype="int16")[0], noise(8000)[start:stop, 0])
 
 
 @pytest.mark.parametrize(
@@ -242,12 +282,13 @@ def test_cells_without_a_value_and_of_several_lines(tmp_path):
 
 
 def test_the_sound_of_common_voice_is_in_clips(tmp_path, make):
-    put(tmp_path / "train.tsv", "client_id\tpath\tsentence\tup_votes", "Ann\tcv_1.mp3\tyes\t2", "Bob\tcv_2.mp3\tno\t0")
+    rows = ["Ann\tcv_1.mp3\tyes\t2\t", "Bob\tcv_2.mp3\tno\t0\tBenchmark"]
+    put(tmp_path / "train.tsv", "client_id\tpath\tsentence\tup_votes\tsegment", *rows)
     sound(tmp_path / "clips" / "cv_1.mp3", n=16000, rate=16000)
     code, out, _ = make(tmp_path / "train.tsv", tmp_path / "m.tsv")
     assert code == 0 and out[0] == "left out 1: no sound: cv_2.mp3"
-    assert [row[:2] + row[3:] for row in cells(tmp_path / "m.tsv", "up_votes")] == [
-        ("cv_1.mp3", tmp_path / "clips" / "cv_1.mp3", "Ann", "yes", "2")
+    assert [row[:2] + row[3:] for row in cells(tmp_path / "m.tsv", "up_votes", "segment")] == [
+        ("cv_1.mp3", tmp_path / "clips" / "cv_1.mp3", "Ann", "yes", "2", "")
     ]
 
 

@@ -77,6 +77,20 @@ def test_every_recording_of_a_folder_has_a_file_in_every_format(run, recordings,
     assert capsys.readouterr().out == ""
 
 
+def test_another_recording_of_the_same_name_does_not_take_its_text(run, recordings, tmp_path, capsys):
+    out, other = tmp_path / "out", tmp_path / "other"
+    assert transcribe(run, [recordings / "a.wav"], "--output-dir", str(out)) == 0
+    other.mkdir()
+    shutil.copy(recordings / "day" / "b.v2.wav", other / "a.wav")
+    capsys.readouterr()
+    assert transcribe(run, [other], "--output-dir", str(out)) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: recordings must have different names, but {recordings / 'a.wav'} and {other / 'a.wav'} would both "
+        f"become {out / 'a.txt'}; name another --output-dir for one of them\n"
+    )
+    assert (out / "a.txt").read_text() == f"{TEXTS['a.wav']}\n"
+
+
 def test_the_same_command_does_what_is_missing_or_older(run, recordings, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     done = []

@@ -1,6 +1,7 @@
 """Manifests: what is read is what stands there, and an error names file and line."""
 
 import csv
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -147,7 +148,11 @@ ONE = Recording("a", Path("a.wav"), 1.0, "Ann", "good day", {"age": "6"})
     [
         (
             [replace(ONE, text="good\nday")],
-            "a cell must not hold a tab or the end of a line, but a has 'good\\nday'",
+            "a cell must be UTF-8 without a tab or the end of a line, but 'a' has 'good\\nday'",
+        ),
+        (
+            [replace(ONE, audio=Path(os.fsdecode(b"/\xe9.wav")))],
+            "a cell must be UTF-8 without a tab or the end of a line, but 'a' has '/\\udce9.wav'; change it, or rename",
         ),
     ],
 )

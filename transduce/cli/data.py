@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import os
 import tarfile
 import urllib.request
 import zlib
@@ -9,12 +10,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from http.client import HTTPException
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 from tyro.conf import Positional, arg
 
 from transduce.data.manifest import (
+    SPAN,
     Recording,
     Row,
     each_row,
@@ -147,7 +151,8 @@ def manifest(
     Args:
         source: The folder or file.
         out: The manifest.
-        audio_out: Folder for the segments of a Kaldi directory, as FLAC.
+        audio_out: Folder for segments of longer sound, as FLAC: those of a Kaldi directory, or
+            of NeMo's offset and duration.
     """
     _write(out, _usable(each_row(source), audio_out))
 
@@ -185,18 +190,25 @@ def _checked(row: Row, pieces: Path | None) -> Row:
     audio = Path(row.get("audio") or "nothing")
     if not audio.is_file():
         raise InputError("no sound")
-    if "segment" in row:
-        audio = _cut(audio, row["segment"], row["id"], pieces)
+    if SPAN in row:
+        audio = _cut(audio, row[SPAN], row["id"], pieces)
     seconds = seconds_of(audio)
     if not seconds:
         raise InputError("a sound that is empty or cannot be read")
-    others = {name: cell for name, cell in row.items() if name != "segment"}
+    others = {name: cell for name, cell in row.items() if name != SPAN}
     return {**others, "audio": str(audio), "text": text, "seconds": str(seconds)}
 
 
 def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
-    """Write a segment as FLAC, sample for sample where the sound has whole numbers; its file."""
+    """Write a segment as FLAC, sample for sample where the sound has whole numbers of at most 24
+    bits; its file.
+
+    Raises:
+        InputError: it cannot be cut, or its file has other sound.
+    """
     import soundfile
+
+    from transduce.files import write_file
 
     if pieces is None:
         raise InputError("a segment that must be cut; name a folder for segments: --audio-out DIR")
@@ -206,16 +218,22 @@ def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
             rate, subtype = sound.samplerate, sound.subtype
             last = min(round(end * rate), sound.frames) if end > 0 else sound.frames
             sound.seek(round(start * rate))
-            kind = "int32" if subtype.startswith("PCM") else "float64"
-            samples = sound.read(last - sound.tell(), dtype=kind)
+            whole = subtype.startswith("PCM")
+            samples = sound.read(last - sound.tell(), dtype="int32" if whole else "float64")
         if not len(samples):
             raise ValueError
-        pieces.mkdir(parents=True, exist_ok=True)
-        path = pieces / f"{name}.flac"
-        bits = "PCM_24" if subtype in ("PCM_24", "PCM_32") else "PCM_16"
-        soundfile.write(path, samples, rate, format="FLAC", subtype=bits)
+        if not whole:  # of sound beyond full scale, too
+            samples /= max(1.0, np.abs(samples).max())
     except (ValueError, OverflowError, soundfile.SoundFileError) as error:
-        raise InputError("a segment that is not ID SOUND START END, inside its sound") from error
+        raise InputError("a segment that is not START END in seconds, inside its sound") from error
+    flac = BytesIO()
+    bits = "PCM_24" if subtype in ("PCM_24", "PCM_32") else "PCM_16"
+    soundfile.write(flac, samples, rate, format="FLAC", subtype=bits)
+    path = pieces / f"{os.path.normpath(f'/{name}')[1:]}.flac"  # in this folder, whatever the name
+    if path.exists() and path.read_bytes() != flac.getvalue():
+        raise InputError(f"a segment whose file in {pieces} has other sound; name another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, flac.getvalue(), durable=False)
     return path
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from transduce.cli.common import STDIN, Columns, lines_or_errors, side_name
 from transduce.data.config import BY_FFMPEG
-from transduce.data.manifest import SOUND, manifest_audio
+from transduce.data.manifest import LIST, SOUND, manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import ENDINGS
 
@@ -40,7 +40,7 @@ def sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
     """
     for file in files:
         for audio in _standard_input() if file == STDIN else [file]:
-            if isinstance(audio, Path) and audio.suffix == ".tsv":
+            if isinstance(audio, Path) and LIST.fullmatch(audio.name):
                 yield from manifest_audio(audio)
             elif isinstance(audio, Path) and os.path.isdir(file):
                 yield from _sounds_in(audio)
@@ -78,12 +78,17 @@ def stems_of(sounds: "Sequence[Audio]", files: Sequence[Path], directory: Path) 
         name = sound.relative_to(next(bases, sound.parent))
         stem = str(directory / name.with_suffix(""))
         if stem in sound_of:
-            raise InputError(
-                f"recordings must have different names, but {sound_of[stem]} and {sound} would "
-                f"both become {stem}{ENDINGS['text']}; name another --output-dir for one of them"
-            )
+            raise same_name(sound_of[stem], sound, stem)
         sound_of[stem] = sound
     return {str(sound): stem for stem, sound in sound_of.items()}
+
+
+def same_name(one: Path | str, other: Path | str, stem: str) -> InputError:
+    """The error of two sounds whose files would be the same."""
+    return InputError(
+        f"recordings must have different names, but {one} and {other} would both become "
+        f"{stem}{ENDINGS['text']}; name another --output-dir for one of them"
+    )
 
 
 def listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:

@@ -23,7 +23,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
 from transduce.cli.large_files import Division, carry_out, end
-from transduce.cli.recordings import NamedSound, listed, recorded, sounds_of, stems_of
+from transduce.cli.recordings import NamedSound, listed, recorded, same_name, sounds_of, stems_of
 from transduce.config import Common, differences
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from transduce.tasks.transcribe import Transcriber
 
 RECORD = ".transduce.json"
-"""In an --output-dir: the settings and the hash of the run that its files were made with."""
+"""In an --output-dir: the settings and the hash of the run that its files were made with, and of
+which sounds they are."""
 
 
 class TranscriptionSettings(Overrides):
@@ -194,8 +195,9 @@ def transcribe(
 
     Args:
         files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, .npy of vectors, and with FFmpeg M4A, MP4,
-            WebM; a folder stands for all sound in it, a manifest (.tsv) for the sound that it
-            names. - is standard input: one sound file, or names of files, one a line.
+            WebM; a folder stands for all sound in it, a list such as a manifest (.tsv, .csv,
+            .jsonl) for the sound that it names. - is standard input: one sound file, or names of
+            files, one a line.
     """
     live.check(files, output, columns, division)
     if live.microphone:
@@ -336,15 +338,26 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
     """The sounds whose files are missing or older than they are.
 
     Raises:
-        InputError: the directory has other files, or was begun with other settings.
+        InputError: the directory has other files, or was begun with other settings, or with other
+            sounds of the same names.
     """
     from transduce.files import read_json, write_file
 
     key, _, _ = job.key(())
     del key["inputs"], key["stems"], key["output"]["format"], key["output"]["output_dir"]
     record = directory / RECORD
+    sounds = {
+        os.path.relpath(stem, directory): os.path.realpath(sound)
+        for sound, stem in job.stems.items()
+    }
     if record.exists():
-        if changed := differences(read_json(record), key):
+        before = read_json(record)
+        known = before.pop("sounds", {})
+        for stem, sound in sounds.items():
+            if known.get(stem, sound) != sound:
+                raise same_name(known[stem], sound, str(directory / stem))
+        sounds = known | sounds
+        if changed := differences(before, key):
             raise InputError(
                 f"all files of an --output-dir are made with the same settings, but {directory} "
                 f"was begun with others: {'; '.join(changed)}; name another --output-dir"
@@ -355,7 +368,7 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
             f"{directory} has other files; name another"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    write_file(record, json.dumps(key, indent=2) + "\n")
+    write_file(record, json.dumps({**key, "sounds": sounds}, indent=2) + "\n")
 
     def is_done(sound: Path) -> bool:
         return os.path.isfile(sound) and all(

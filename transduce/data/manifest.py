@@ -31,6 +31,15 @@ TABLES = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 SOUND = re.compile(r"\.(wav|flac|og[ga]|opus|mp3|aif[fc]?|au|caf|sph|w64)", re.IGNORECASE)
 """Endings of sound files."""
 
+LIST = re.compile(r".+\.(tsv|csv|jsonl)(\.gz)?", re.IGNORECASE | re.DOTALL)
+"""Names of files that list sound."""
+
+SPAN = "start end"
+"""The key, which no table has for a column, of the part of its sound that a row is, in seconds."""
+
+NO_CELL = re.compile("[\t\n\r\ud800-\udfff]")
+"""What a cell cannot hold; the last are bytes of a name that are not UTF-8."""
+
 FRAME = 0.01
 """Seconds from one vector of a .npy file to the next, where its manifest does not have seconds."""
 
@@ -67,25 +76,52 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
                 "line, with tabs between them, or commas where its name ends in .csv"
             )
         if audio := row["audio"]:
-            row["id"] = row.get("id") or audio
             in_clips = has_clips and (clips / audio).exists()
             row["audio"] = str((clips if in_clips else folder) / audio)
+            if span := _span(row, place):
+                row[SPAN] = span
+                audio = f"{audio}-{row.pop('offset')}"
+            row["id"] = row.get("id") or audio
         yield place, row
 
 
+def _span(row: Row, place: str) -> str:
+    """Start and end of a row of NeMo that is a part of its sound; otherwise nothing."""
+    if not row.get("offset") or not row.get("seconds"):
+        return ""
+    start = _seconds(row["offset"], place) if row["offset"].strip("0.") else 0.0
+    seconds = _seconds(row.pop("seconds"), place)
+    if start or seconds < seconds_of(Path(row["audio"])) - FRAME:
+        return f"{start} {start + seconds}"
+    return ""
+
+
 def kaldi_table(path: Path) -> dict[str, str]:
-    """A key, spaces, the rest of the line; nothing where there is no such file."""
-    lines = read_lines(path) if path.is_file() else []
-    rows = [[*line.split(maxsplit=1), ""] for line in lines if line.strip()]
-    return {row[0]: row[1].strip() for row in rows}
+    """A key, spaces, the rest of the line; nothing where there is no such file.
+
+    Raises:
+        InputError: a key stands twice.
+    """
+    table: dict[str, str] = {}
+    for line in filter(str.strip, read_lines(path) if path.is_file() else []):
+        key, *rest = line.split(maxsplit=1)
+        if key in table:
+            raise InputError(
+                f"a key must stand once, but {path} has {key!r} again; remove one of its lines"
+            )
+        table[key] = rest[0].strip() if rest else ""
+    return table
 
 
 def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
-    """The utterances of a Kaldi data directory; of segments, `segment` has start and end."""
+    """The utterances of a Kaldi data directory; segments have a SPAN."""
     sounds, texts, speakers, segments = (
         kaldi_table(folder / name) for name in ("wav.scp", "text", "utt2spk", "segments")
     )
-    for name, cut in (segments or dict.fromkeys(sounds, "")).items():
+    utterances = segments or dict.fromkeys(sounds, "")
+    for name in sorted(texts.keys() - utterances.keys()):
+        yield f"{name} in {folder}", {"id": name, "text": "alone"}
+    for name, cut in utterances.items():
         sound, *segment = cut.split() or [""]
         audio = sounds.get(sound or name, "")
         if audio.endswith("|"):
@@ -102,7 +138,7 @@ def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
             "text": texts.get(name, ""),
             "speaker": speakers.get(name, ""),
         }
-        yield f"{name} in {folder}", {**row, "segment": " ".join(segment)} if segments else row
+        yield f"{name} in {folder}", {**row, SPAN: " ".join(segment)} if segments else row
 
 
 def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
@@ -196,16 +232,11 @@ def to_recording(row: dict[str, str], place: str, target_column: str = "text") -
             f"a manifest must have the columns audio and {target_column}, but {place} has "
             f"{', '.join(row)}; add {target_column}, or name another target column"
         )
-    if "segment" in row:
-        raise InputError(
-            f"segments must be cut out of their sound, but {place} has one; transduce data "
-            "manifest DIR OUT.tsv --audio-out PIECES does that"
-        )
     cells = {name: cell for name, cell in row.items() if name != "audio"}
     text = cells.pop(target_column)
     seconds = cells.pop("seconds", "")
     name = cells.pop("id")
-    length = _positive(seconds, place) if seconds else seconds_of(audio)
+    length = _seconds(seconds, place) if seconds else seconds_of(audio)
     return Recording(name, audio, length, cells.pop("speaker", "") or name, text, cells)
 
 
@@ -214,6 +245,11 @@ def _audio(row: dict[str, str], place: str) -> Path:
         raise InputError(
             f"audio must name a file, but {place} names none; name one in the column audio, or "
             "leave out the line"
+        )
+    if SPAN in row:
+        raise InputError(
+            f"segments must be cut out of their sound, but {place} has one; transduce data "
+            "manifest SOURCE OUT.tsv --audio-out PIECES does that"
         )
     return Path(row["audio"])
 
@@ -232,7 +268,7 @@ def write_manifest(
         root: the folder that can be moved as a whole; None: the manifest's own folder.
 
     Raises:
-        InputError: a cell holds a tab or a line break.
+        InputError: a cell holds a tab or a line break, or is not UTF-8.
     """
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
@@ -248,10 +284,10 @@ def write_manifest(
         cells = [r.columns.get(name, "") for name in others]
         rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *cells])
     for row in rows:
-        if bad := [cell for cell in row if {*cell} & {*"\t\n\r"}]:
+        if bad := [cell for cell in row if NO_CELL.search(cell)]:
             raise InputError(
-                f"a cell must not hold a tab or the end of a line, but {row[0]} has {bad[0]!r}; "
-                "use spaces"
+                "a cell must be UTF-8 without a tab or the end of a line, but "
+                f"{row[0]!a} has {bad[0]!a}; change it, or rename the file"
             )
     write_file(path, "".join("\t".join(row) + "\n" for row in rows))
 
@@ -260,12 +296,12 @@ def manifest_audio(path: Path) -> list[Path]:
     """The sound files that a manifest names, in its order; it may lack every other column.
 
     Raises:
-        InputError: a line names no file; by file and line.
+        InputError: a line names no file, or a part of one; by file and line.
     """
     return [_audio(row, place) for place, row in each_row(path)]
 
 
-def _positive(cell: str, place: str) -> float:
+def _seconds(cell: str, place: str) -> float:
     try:
         seconds = float(cell)
     except ValueError:

@@ -101,12 +101,13 @@ def each_record(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     Raises:
         InputError: there is no such file, or it is something else; by file and line.
     """
-    if path.suffix in (".json", ".jsonl"):
+    ending = Path(path.name.removesuffix(".gz")).suffix
+    if ending in (".json", ".jsonl"):
         for number, line in enumerate(each_line(path), start=1):
             if line.strip():
                 yield f"{path}, line {number},", _json_record(line, path, number)
         return
-    header, rows = split_table(each_line(path), str(path), comma=path.suffix == ".csv")
+    header, rows = split_table(each_line(path), str(path), comma=ending == ".csv")
     for number, row in rows:
         yield f"{path}, line {number},", dict(zip(header, row, strict=True))
 
