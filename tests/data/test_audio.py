@@ -13,7 +13,7 @@ import torch
 from torchaudio.functional import resample
 
 from transduce.data import audio
-from transduce.data.audio import change_rate, read_audio
+from transduce.data.audio import change_rate, read_audio, read_samples
 
 
 def tone(rate: int, seconds: float, *, hertz: float = 440.0, level: float = 0.5) -> np.ndarray:
@@ -97,6 +97,20 @@ def test_louder_than_full_scale_is_scaled_not_clipped(tmp_path):
     np.testing.assert_allclose(got, samples / np.abs(samples).max(), rtol=0, atol=1e-6)
     square = np.where(tone(44100, 0.5) > 0, 1.0, -1.0)  # overshoots when resampled
     assert read_audio(write(tmp_path / "b.wav", square, 44100), 16000).abs().max() == 1
+
+
+def test_arrays_of_any_order_are_the_same_samples():
+    """Backwards, of the other byte order, or that nobody may write, as those of a microphone's bytes are."""
+    plain = (1000 * tone(8000, 0.1)).astype("<i2")
+    want = read_samples(plain, 8000, 8000, name="x")
+    np.testing.assert_array_equal(want.numpy(), plain / 2**15)
+    for array in (
+        plain[::-1][::-1],
+        plain[::-1].copy()[::-1],
+        plain.astype(">i2"),
+        np.frombuffer(plain.tobytes(), "<i2"),
+    ):
+        assert torch.equal(read_samples(array, 8000, 8000, name="x"), want)
 
 
 def test_silence_is_silence(tmp_path):

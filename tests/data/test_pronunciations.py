@@ -90,6 +90,7 @@ def test_a_word_is_its_phones_and_one_that_the_dictionary_lacks_is_unknown(token
     (ids,) = tokenizer.encode(["I want two dogs"])
     assert " ".join(tokenizer.tokens(ids)) == "AY ▁ W AA N T ▁ T UW ▁ D AO G Z"
     assert tokenizer.tokens(tokenizer.encode(["I see Fido"])[0])[-2:] == ["▁", "<unk>"]
+    assert tokenizer.writes_phones
     assert tokenizer.required("pad_id", "unk_id", "bos_id", "eos_id") == (0, 1, 2, 3)
     assert set(tokenizer.tokens(range(5, tokenizer.vocab_size))) == {
         *["AY", "W", "AA", "N", "T", "UW", "S", "IY", "DH", "AH", "D", "AO", "G", "Z", "HH", "AE", "V", "M"]

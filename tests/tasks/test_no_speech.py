@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,7 +101,7 @@ def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path,
     found = transcriber.transcribe(paths, SHORT, n_best=2, no_speech_threshold=threshold, token_scores=True)
     for one, transcript, p in zip(plain, found, probs, strict=True):
         if p > threshold:
-            assert transcript.segments[0].outputs == [Output("", no_speech_prob=p)] * 2
+            assert transcript.segments[0].outputs == [Output("", math.nan, math.nan, no_speech_prob=p)] * 2
         else:
             assert transcript.text == one.text != ""
     begun = transcriber.transcribe(

@@ -12,6 +12,7 @@ from tests.runs import GERMAN, RATE, library_tokenizer, sentences, sound
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.decode.phrases import text_prefix
 from transduce.decode.text_rules import biased
 from transduce.tasks.generate import Generator
 
@@ -221,9 +222,17 @@ def test_what_cannot_be_is_refused(translator):
         translator(LINES, prefix="Druck")
     with pytest.raises(ValueError, match=r"forbidden or biased .* empty"):
         translator(LINES, forbid=["a", ""])
-    with pytest.raises(ValueError) as error:
-        library("bpe").spelled("☃")
-    assert str(error.value) == "a phrase must be made of tokens, but this vocabulary cannot spell '☃'; change it"
+    for cannot in (library("bpe").spelled, lambda text: text_prefix(library("bpe"), text)):
+        with pytest.raises(ValueError) as error:
+            cannot("a ☃")
+        assert str(error.value) == "a phrase must be made of tokens, but this vocabulary cannot spell 'a ☃'; change it"
+
+
+def test_phones_have_no_phrases_but_the_words_that_are_looked_up(transcriber, recordings, monkeypatch):
+    monkeypatch.setattr(type(transcriber.tokenizer), "writes_phones", True)
+    for phrases in ({"forbid": ["red"]}, {"require": [["red"]]}):
+        with pytest.raises(ValueError, match=r"this run writes phones, and looks words up; leave the phrases out$"):
+            transcriber([recordings[0].audio], **phrases)
 
 
 def test_a_phrase_without_tokens_or_letters_is_taken_as_it_stands(letters_run):

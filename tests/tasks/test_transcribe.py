@@ -1,6 +1,7 @@
 """Sound in, text out: whatever shares the batch, however long the file, and no loop without an end."""
 
 import logging
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -83,7 +84,7 @@ def test_a_stream_gives_every_segment_once(transcriber, recordings, tmp_path):
     config = replace(SHORT, n_best=2, batch_tokens=20)
     found = list(transcriber.stream(list(transcriber.read(paths, replace(config, max_seconds=1.0))), config))
     whole = transcriber.transcribe(paths, replace(config, max_seconds=1.0))
-    assert found[0] == (2, Segment(0.0, 1.0, [Output("")] * 2))
+    assert found[0] == (2, Segment(0.0, 1.0, [Output("", math.nan, math.nan)] * 2))
     for i, transcript in enumerate(whole):
         segments = sorted((segment for j, segment in found if j == i), key=lambda segment: segment.start)
         assert segments == transcript.segments

@@ -11,13 +11,13 @@ import torch
 import transduce as td
 from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_speech_run, sound
-from transduce.data.features import FeatureExtractor, VectorConfig, VectorReader
+from transduce.data.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
 from transduce.tasks.outputs import WordAlignment, word_alignment, word_spans
-from transduce.tasks.speech import boundaries, ctc_posteriors, ctc_spans
+from transduce.tasks.speech import _seconds, boundaries, ctc_posteriors, ctc_spans
 from transduce.tasks.translate import likeliest
 
 TEXTS = ["Ay  me. Größe, 東京 🙂 it's", "a", "", " "]
@@ -83,6 +83,15 @@ def test_words_end_where_it_gets_quiet(rng):
     assert boundaries(spikes, 60, level) == [(4, 15), (20, 33), (33, 50)]
     assert boundaries(spikes, 60, 3 * level + 100) == boundaries(spikes, 60, level)  # in any unit
     assert boundaries(spikes, 60, None) == [(0, 18), (18, 33), (33, 60)]
+
+
+def test_times_count_in_samples():
+    """A hop of 10 ms is 220 samples at 22,050 Hz, and a second of frames is 2 ms less."""
+    features = FeatureConfig(sample_rate=22_050, n_mels=40)
+    n = features.n_frames(30 * 22_050)
+    want = [0.0, *((220 * i + (551 - 220) / 2) / 22_050 for i in range(1, n))]
+    assert [_seconds(i, n, features) for i in range(n)] == pytest.approx(want)
+    assert want[-1] < _seconds(n, n, features) == features.seconds(n)
 
 
 @pytest.fixture(scope="module")

@@ -119,6 +119,8 @@ def read_samples(
     Raises:
         InputError: samples or rate are something else.
     """
+    if isinstance(samples, np.ndarray):  # as torch has them: of this machine's bytes, ascending
+        samples = np.array(samples, samples.dtype.newbyteorder("="))
     waveform = torch.as_tensor(samples)
     if waveform.dtype in (torch.int16, torch.int32):
         waveform = waveform / -float(torch.iinfo(waveform.dtype).min)
@@ -291,8 +293,14 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
             it.
     """
     require("sounddevice", "a microphone", "microphone")
-    import sounddevice  # it looks for devices when it is loaded
 
+    try:
+        import sounddevice  # it looks for devices when it is loaded
+    except OSError as error:
+        raise InputError(
+            f"a microphone needs PortAudio, but {error}; install it, such as libportaudio2 of "
+            "Debian, or name a sound file"
+        ) from error
     blocks: list[Float[np.ndarray, "n 1"]] = []
 
     def keep(block: Float[np.ndarray, "n 1"], *_: Any) -> None:

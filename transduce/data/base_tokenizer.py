@@ -64,6 +64,8 @@ class Tokenizer(ABC):
     """The id of an unknown token; None where every text has tokens."""
     opening: tuple[int, ...] = ()
     """Ids behind bos_id at the beginning of every text, such as the tag of its language."""
+    writes_phones = False
+    """Whether tokens are sounds, and the words of a text are looked up by them."""
     lacks_language = False
     """Whether texts have the tag of a language, but none was chosen (`with_language`)."""
     languages: Mapping[str, int] = MappingProxyType({})

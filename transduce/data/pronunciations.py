@@ -87,6 +87,8 @@ class PronunciationTokenizer(Tokenizer):
     file_name = "tokenizer.pronunciations.json"
     pad_id, unk_id, bos_id, eos_id = PAD, UNK, BOS, EOS
 
+    writes_phones = True
+
     def __init__(self, model: bytes) -> None:
         """Read the JSON that `train` makes.
 

@@ -228,7 +228,7 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     surfaces = tokenizer.surfaces
     last = max((i for i, token in enumerate(ids) if surfaces[token].startswith(b" ")), default=0)
     free = b"".join(surfaces[token] for token in ids[last:])
-    ended = text[-1] == " " and not tokenizer.spelled(text).endswith(b" ")
+    ended = not tokenizer.spelled(text).endswith(b" ") and text[-1] == " "
     prefix = Prefix(vocabulary(tokenizer), ids[:last], free + b" " * ended)
     # no text has a space before its first word, but a byte could write one
     if not last and not text.startswith(" "):

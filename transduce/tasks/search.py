@@ -105,6 +105,11 @@ class SearchTask(Task):
     def _check(self, config: SearchConfig, requests: Sequence[Request]) -> None:
         """Raise InputError where the search lacks something, or cannot be."""
         check_suppressed(config, self.tokenizer)
+        if self.tokenizer.writes_phones and (config.forbid or any(x.require for x in requests)):
+            raise InputError(
+                "forbidden and required phrases are compared with what tokens write, but this run "
+                "writes phones, and looks words up; leave the phrases out"
+            )
         if config.sample and any(request.require for request in requests):
             raise InputError(
                 "samples know no required phrases, but sample=True; leave one of them out"

@@ -358,4 +358,6 @@ class SoundTask(Seq2SeqTask[Audio]):
     @property
     def position_seconds(self) -> float:
         """The time from one source position to the next."""
-        return self.feature_extractor.config.hop * self.model.config.frames.per_position
+        features = self.feature_extractor.config
+        hop = features.seconds(2) - features.seconds(1)  # a whole number of samples
+        return hop * self.model.config.frames.per_position

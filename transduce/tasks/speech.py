@@ -79,7 +79,8 @@ def _seconds(frame: int, n_frames: int, features: FeatureConfig | VectorConfig) 
         return 0.0
     if frame == n_frames:
         return features.seconds(n_frames)
-    return frame * features.hop + (features.seconds(1) - features.hop) / 2
+    middle = features.seconds(frame) + features.seconds(frame + 1)
+    return (middle - features.seconds(1)) / 2
 
 
 def boundaries(

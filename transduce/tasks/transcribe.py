@@ -184,7 +184,7 @@ class Transcriber(SoundTask):
                 speech.append((i, request, segment, p))
                 searched += [states[k]] if is_judged else []
             else:
-                blank = Output("", language=request.language, no_speech_prob=p)
+                blank = Output("", math.nan, math.nan, language=request.language, no_speech_prob=p)
                 yield i, Segment(segment.start, segment.stop, [blank] * config.n_best)
         _warn_of_silence(len(parts), len(speech), config.no_speech_threshold)
         names = [f"{sounds[i].path} from {segment.start:.1f} s" for i, _, segment, _ in speech]
