@@ -138,6 +138,21 @@ def test_clients_of_whisper_cpp(http, offline):
     assert [found["text"]] == offline["asr"]([io.BytesIO(raw)])
 
 
+def test_a_form_is_utf_8_however_it_is_sent(http):
+    """As curl sends it with -d, with --data-urlencode and with -F."""
+    text = "Öffne den grünen Ordner, Zoë."
+    plain = http.post("/translate", json={"q": text, "source": "en", "target": "de"}).json()
+    head = {"Content-Type": "application/x-www-form-urlencoded"}
+    for body in (
+        {"content": f"q={text}&source=en&target=de".encode(), "headers": head},
+        {"data": {"q": text, "source": "en", "target": "de"}},
+        {"files": {"q": (None, text), "source": (None, "en"), "target": (None, "de")}},
+    ):
+        assert http.post("/translate", **body).json() == plain
+    latin = http.post("/translate", content=f"q={text}&source=en&target=de".encode("latin-1"), headers=head)
+    assert latin.status_code == 400 and "utf-8" in latin.text
+
+
 def test_a_glossary_of_a_request(http, offline):
     asked = {"q": "Print it.\nOpen the old letter.", "source": "en", "target": "de"}
     plain = http.post("/translate", json=asked).json()["translatedText"].split("\n")

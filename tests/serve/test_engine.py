@@ -157,6 +157,16 @@ def test_a_request_larger_than_the_queue_is_done_when_nothing_waits():
         assert asyncio.run(_asked(engine, ["a", "b", "c"])) == [["A"], ["B"], ["C"]]
 
 
+def test_a_request_of_nothing_ends_nobody_else():
+    async def run(engine: Engine) -> list[Any]:
+        engine.submit(Request([]))
+        assert await _asked(engine, []) == []
+        return await _asked(engine, ["a"])
+
+    with running(Upper()) as engine:
+        assert asyncio.run(run(engine)) == [["A"]]
+
+
 def test_what_is_too_late_is_dropped_before_it_is_begun():
     async def run(engine: Engine) -> list[Any]:
         working = asyncio.create_task(_asked(engine, ["a"]))

@@ -241,6 +241,9 @@ def test_too_many_wait(runs):
         assert not first.done() and not second.done()
         held.gate.set()
         assert first.result().status_code == second.result().status_code == 200
+        held.served.engine.stop()
+        held.served.engine.join(60)
+        assert client.get("/health").status_code == 503
 
 
 def test_a_full_queue_is_no_answer_to_who_lacks_the_token(runs):

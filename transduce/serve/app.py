@@ -188,8 +188,10 @@ def _error_response(path: str, error: StarletteHTTPException) -> Response:
 
 
 @router.get("/health")
-async def health() -> dict[str, str]:
-    """Whether the server runs; it answers at once, however many requests wait."""
+async def health(state: State) -> dict[str, str]:
+    """Whether the server and its models run; it answers at once, however many requests wait."""
+    if not all(run.engine.is_alive() for run in state.runs):
+        raise HTTPException(503, "a model has ended, and the log says why; start the server again")
     return {"status": "ok"}
 
 

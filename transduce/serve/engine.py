@@ -69,7 +69,7 @@ class Request:
         self.costs = self.costs or [1] * len(self.inputs)
         self.n_taken = 0
         """Inputs that no longer wait."""
-        self.cancelled = False
+        self.cancelled = not self.inputs  # nobody waits for the outputs of nothing
         self.arrived = monotonic()
         self._loop = asyncio.get_running_loop()
         self._messages = asyncio.Queue[tuple[int, Sequence[Any]]]()

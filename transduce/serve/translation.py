@@ -1,6 +1,7 @@
 """Text from one language to another: the API of LibreTranslate, and what the page asks for."""
 
 import re
+from asyncio import to_thread
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -192,7 +193,9 @@ async def translate(http: fastapi.Request, state: State) -> Json:
     pair = Languages(source, query.target)
     _check_pair(pair, state.translators)
     is_html = query.format == "html"
-    parsed = [parse_html(text) if is_html else LINE_END.split(text) for text in texts]
+    parsed: list[Any] = [
+        await to_thread(parse_html, text) if is_html else LINE_END.split(text) for text in texts
+    ]
     lines = [
         [each.source for each in text if isinstance(each, Fragment)] if is_html else text
         for text in parsed
@@ -209,7 +212,9 @@ async def translate(http: fastapi.Request, state: State) -> Json:
         rows = [[output for output, _ in next(outputs)[0]] for _ in text]
         columns = list(zip(*rows, strict=True)) or [()] * n_best
         best, *others = [
-            joined(pieces, iter(column)) if is_html else "\n".join(each.text for each in column)
+            await to_thread(joined, pieces, iter(column))
+            if is_html
+            else "\n".join(each.text for each in column)
             for column in columns
         ]
         answer["translatedText"].append(best)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
+from itertools import chain, takewhile
 from typing import Any
 
 from transduce.errors import InputError
@@ -78,17 +79,19 @@ class Fragment:
             for i in sources
         ]
         alone = [""] * (len(words) + 1)
+        wrapping = set(chain.from_iterable(around))
         for tag in self.tags:
-            if not any(tag in tags for tags in around):
+            if tag not in wrapping:
                 behind = sum(stop <= tag.start for _, stop in spans)
-                near = sorted(range(len(words)), key=lambda n: abs(sources[n] - behind))
-                place = near[0] if near and behind < len(spans) else len(words)
+                near = min(range(len(words)), key=lambda n: abs(sources[n] - behind), default=0)
+                place = near if behind < len(spans) else len(words)
                 gap = self.text[tag.start : tag.start + 1].isspace()
                 alone[place] += tag.opening + tag.closing + " " * gap
         parts = [""]
         opened = list[Tag]()
         for n, tags in enumerate([*around, []]):
-            same = sum(opened[: k + 1] == tags[: k + 1] for k in range(min(len(opened), len(tags))))
+            pairs = zip(opened, tags, strict=False)
+            same = len([*takewhile(lambda pair: pair[0] is pair[1], pairs)])
             parts[-1] = self._closed(parts[-1], opened[same:])
             word = "".join(words[n : n + 1])
             opening = "".join(tag.opening for tag in tags[same:])
