@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import transduce as td
-from tests.language_runs import TEXT, language_run
+from tests.language_runs import TEXT, any_tokenizer, language_model, language_run
 from tests.runs import ENGLISH, GERMAN, LITTLE, random_run, random_speech_run, record, sentences
 from transduce.cli.main import main
+from transduce.tasks.generate import Generator
 
 CPU = ["--device", "cpu"]
 
@@ -47,6 +49,18 @@ def test_every_text_has_the_log_probability_of_its_tokens(case, folder, capsys, 
         assert [token["token"] for token in row["tokens"]] == each.tokens
         assert [token["log_prob"] for token in row["tokens"]] == pytest.approx(each.log_probs.tolist(), abs=1e-4)
         assert row["log_prob"] == pytest.approx(each.log_prob)
+
+
+def test_a_blank_text_is_its_end():
+    """As a decoder without cache and without our scoring predicts it behind the beginning."""
+    tokenizer = any_tokenizer("pieces")
+    generator = Generator(language_model(tokenizer.vocab_size), tokenizer)
+    bos, eos = tokenizer.required("bos_id", "eos_id")
+    with torch.no_grad():
+        want = generator.model(target_in=torch.tensor([[bos]]))[0, 0].log_softmax(-1)[eos]
+    for text in ("", " \n"):
+        (scores,) = generator.score([text])
+        assert len(scores.tokens) == 1 and scores.log_prob == pytest.approx(want.item(), abs=1e-5)
 
 
 @pytest.mark.parametrize(

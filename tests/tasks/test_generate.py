@@ -146,7 +146,7 @@ def test_a_stream_decodes_a_bounded_tail_of_the_text(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_ends_with_the_token_that_completes_a_stop_string(kind):
+def test_a_text_ends_with_the_first_of_its_stop_strings(kind):
     """Found by decoding every beginning of the text that has no stop; in a stream too."""
     g, x, ended = generator(kind), GenerationConfig(max_length=20, n=3, seed=2), []
 
@@ -163,7 +163,9 @@ def test_a_text_ends_with_the_token_that_completes_a_stop_string(kind):
                 before, *texts = g.tokenizer.decode(rows)
                 texts = [text[len(before) :] for text in texts]
                 n = next((n for n, text in enumerate(texts) if any(each in text for each in stop)), len(texts) - 1)
-                assert output.tokens == whole.tokens[: n + 1] and output.text == (texts[n] if texts else "")
+                cut = [texts[n].find(each) + len(each) for each in stop if texts and each in texts[n]]
+                assert output.text == (texts[n][: min(cut, default=None)] if texts else "")
+                assert output.tokens == whole.tokens[: n + 1]
                 assert output.finished == (
                     whole.finished and n == len(texts) - 1 and not any(s in output.text for s in stop)
                 )
@@ -206,6 +208,22 @@ def test_what_a_text_begins_with():
     assert pieces.encode("All") == pieces.tokenizer.encode(["All"])[0]  # GPT-2's only stands between texts
     assert byte.encode("") == [2]
     assert byte.encode("All") == [2, *byte.tokenizer.encode(["All"])[0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_a_space_at_the_end_of_a_prompt_ends_its_word(kind, beam_size):
+    """Where tokens have no such space, a text begins with it, and it is written once; beside a prompt without."""
+    g = generator(kind)
+    x = GenerationConfig(max_length=6, n=3 if beam_size == 1 else 1, seed=1, beam_size=beam_size)
+    for outputs, prompt in zip(g.generate(["All ", "All", "it's "], x), ["All ", "All", "it's "], strict=True):
+        for k, output in enumerate(outputs):
+            ids = g.encode(prompt) + output.tokens
+            written = g.tokenizer.decode([ids])[0]
+            assert written == prompt + output.text
+            if beam_size == 1:
+                stream = g.stream(prompt, x, prompt_number=["All ", "All", "it's "].index(prompt), text_number=k)
+                assert "".join(stream) == output.text
 
 
 def test_long_prompts_keep_their_end_and_text_stops_where_positions_end(caplog):

@@ -12,8 +12,10 @@ from tests.runs import GERMAN, RATE, library_tokenizer, sentences, sound
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.sentencepiece_bpe import train_tokenizer_pair
 from transduce.decode.phrases import text_prefix
 from transduce.decode.text_rules import biased
+from transduce.tasks.base import warn_of_lacking
 from transduce.tasks.generate import Generator
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=12)
@@ -30,6 +32,12 @@ def translator(text_run) -> td.Translator:
 
 def library(kind: str) -> Tokenizer:
     return JSONTokenizer(library_tokenizer(kind, GERMAN).to_str().encode())
+
+
+def lower_case_tokenizer() -> Tokenizer:
+    texts = ["ein Hund mit Katze", "Ⅷ Katzen"] * 20
+    (tokenizer, _) = train_tokenizer_pair(texts, texts, vocab_size=290, joint=True, lowercase=True)
+    return tokenizer
 
 
 @pytest.mark.parametrize(
@@ -293,6 +301,23 @@ def test_a_biased_phrase_comes_where_it_is_wanted_enough(translator, caplog):
             translator(LINES, logit_bias=bias)
 
 
+def test_what_no_output_holds_changes_no_score(translator):
+    """A phrase that begins a word has begun behind every space, and before the text."""
+    plain = translator.translate(LINES, beam_size=4, n_best=4)
+    biased = translator.translate(LINES, beam_size=4, n_best=4, logit_bias={" xyzzy": 3.0})
+    for one, other in zip(plain, biased, strict=True):
+        assert [each.text for each in other] == [each.text for each in one]
+        assert [each.score for each in other] == pytest.approx([each.score for each in one], abs=1e-5)
+
+
+def test_phrases_are_looked_for_as_they_are_written(caplog):
+    """A tokenizer that lowers case writes what was required in small letters."""
+    warn_of_lacking("line 1", ["Hund", " Ⅷ"], "ein hund mit ⅷ", lower_case_tokenizer())
+    assert not caplog.messages
+    warn_of_lacking("line 1", ["Hund", "Katze"], "ein hund", lower_case_tokenizer())
+    assert caplog.messages == ["line 1 has no room for, or must not hold, what it requires: ['Katze']"]
+
+
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_a_glossary_counts_where_its_terms_stand_whatever_the_batch(translator, beam_size):
     """It is a bias, or required phrases, of those lines alone."""
@@ -325,10 +350,10 @@ def test_every_sentence_of_a_long_line_has_its_own_terms(translator):
 
 def test_a_glossary_of_sound_counts_everywhere_and_adds_to_known_words(transcriber, recordings):
     paths = [r.audio for r in recordings[:3]]
-    given = transcriber(paths, SHORT, glossary={"Ada": "Ada"}, glossary_bonus=30.0)
-    assert given == transcriber(paths, SHORT, logit_bias={" Ada": 30.0}) and all("Ada" in text for text in given)
+    given = transcriber(paths, SHORT, glossary={"Ada": "Ada"}, glossary_bonus=60.0)
+    assert given == transcriber(paths, SHORT, logit_bias={" Ada": 60.0}) and all("Ada" in text for text in given)
     transcriber.lexicon = ("red",)
-    known = transcriber(paths, SHORT, words="known", glossary={"Ada": "Ada"}, glossary_bonus=30.0)
+    known = transcriber(paths, SHORT, words="known", glossary={"Ada": "Ada"}, glossary_bonus=60.0)
     transcriber.lexicon = ()
     assert all("Ada" in text and not {*text.split()[:-1]} - {"red", "Ada"} for text in known)
     with pytest.raises(ValueError, match=r"this is sound and glossary_bonus=inf"):

@@ -160,6 +160,23 @@ def test_settings_out_of_their_bounds_are_refused(name, value):
         td.SearchConfig(**{name: value})
 
 
+def test_a_least_length_makes_room_for_itself(text_run, transcriber, recordings):
+    """Whatever bound the source gives; the tokens that a model can have are the only other one."""
+    bounds = {"length_ratio": 0.0, "length_extra": 3}
+    for beam_size in (1, 3):
+        how = {**bounds, "min_length": 9, "beam_size": beam_size, "no_repeat_ngram": 0}
+        outputs = td.load(text_run).translate(["Print it."], **how)[0]
+        outputs += transcriber.transcribe([recordings[0].audio], ctc_weight=0.0, **how)[0].segments[0].outputs
+        assert all(len(output.tokens) >= 9 for output in outputs)
+
+
+def test_lines_with_nothing_to_see_are_blank(text_run):
+    """Of a byte order mark, a soft hyphen, spaces without a width, a bell, the beginning of a colour."""
+    lines = ["\ufeff", "\u00ad", "\u200b \u2060", "\x07", "\x1b", "\u2028", ""]
+    assert td.load(text_run)([*lines, "\u200bPrint it."])[:-1] == [""] * len(lines)
+    assert td.load(text_run)([*lines, "\u200bPrint it."])[-1]
+
+
 def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run, tmp_path):
     """Lengths, suppressed tokens and no token twice, greedily and with a beam; without them, outputs break them all."""
     paths = [r.audio for r in recordings[:2]]

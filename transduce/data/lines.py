@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from unicodedata import category
 
 from transduce.errors import InputError
 
@@ -14,6 +15,15 @@ LONGEST_LINE = 1 << 28
 
 PACKED = (b"\xfd7zXZ\0", b"PK\x03\x04", b"BZh", b"\x28\xb5\x2f\xfd")
 """The first bytes of files that xz, zip, bzip2 and zstd have packed."""
+
+
+INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
+"""Categories of Unicode that leave no mark: control and format characters, and spaces."""
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has nothing to see."""
+    return all(category(character) in INVISIBLE for character in text)
 
 
 def check_text(path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 from transduce.config import Common, at_least, check_choices, within
 from transduce.errors import InputError
 
-STEEPEST = 100.0
+STEEPEST = 10.0
 """The largest alpha: lengths to a higher power are beyond floats."""
 
 
@@ -85,9 +85,9 @@ class BeamConfig:
     """A beam search is over when beam_size hypotheses have ended, though a better one might come,
     as in transformers."""
     at_max_length: Literal["finished_first", "by_score"] = "finished_first"
-    """Hypotheses of beam search that the bound on the length cut come out where there are not
-    enough finished ones, or where their score is higher, as in transformers, for outputs that shall
-    be the same as there."""
+    """Hypotheses of beam search that the bound on the length cut come out where fewer than
+    beam_size are finished, or where their score is higher, as in transformers, for outputs that
+    shall be the same as there."""
     n_best: Common[int] = 1
     """Outputs per source, best first; samples in the order in which they are drawn."""
 

@@ -94,6 +94,7 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
             path = paths[phrase]
             growing = nats * np.arange(1, len(path) + 1) / (len(path) + 1)
             share[path] = np.maximum(share[path], growing)
+        share[matcher.state(b" ")] = 0.0  # behind a space, texts and all words begin alike
         for state in matcher.order:
             share[state] = max(share[state], share[matcher.shorter[state]])
         return matcher.values([float(phrase in left) for phrase in bias]), share

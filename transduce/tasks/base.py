@@ -23,6 +23,7 @@ from transduce.data.batch import bucket, pad, pad_frames
 from transduce.decode.phrases import Prefix
 from transduce.decode.rules import Rule
 from transduce.decode.scorer import Scorer, at_least_float32
+from transduce.decode.text_rules import spellings
 from transduce.engine.cpu import CPUEngine
 from transduce.engine.select import Engine
 from transduce.errors import InputError
@@ -127,9 +128,12 @@ def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> 
     return texts or [empty] * n
 
 
-def warn_of_lacking(name: str, phrases: Sequence[str], text: str) -> None:
-    """Warn of required phrases that a text lacks; `name` says what the text is of."""
-    if lacking := [phrase for phrase in phrases if phrase.strip(" ") not in text]:
+def warn_of_lacking(name: str, phrases: Sequence[str], text: str, tokenizer: Tokenizer) -> None:
+    """Warn of required phrases that a text lacks, as its tokenizer normalizes them; `name` says
+    what the text is of."""
+    spelled = spellings(tokenizer, phrases)
+    raw = text.encode()
+    if lacking := [each for each in phrases if spelled.get(each, b"?").strip(b" ") not in raw]:
         logger.warning("%s has no room for, or must not hold, what it requires: %s", name, lacking)
 
 

@@ -15,6 +15,7 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.language import encode_text
 from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import RulesConfig
+from transduce.decode.phrases import Prefix, vocabulary
 from transduce.decode.rules import Constraints
 from transduce.decode.sample import Sampler
 from transduce.decode.scorer import ModelScorer, Scorer, combined
@@ -97,7 +98,8 @@ class Generator(Task):
             first_prompt: the number of prompts[0], where these are a part of all prompts.
             first_text: the number of each prompt's first text, where these are a part of all its
                 texts.
-            stop: strings, each of which ends a text, as its last part; they may span tokens.
+            stop: strings, each of which ends a text, as its last part; they may span tokens. What
+                the last token writes behind it is left out of the text.
             token_scores: give outputs the log-probabilities of their tokens, without any
                 temperature, and the confidence of their words.
 
@@ -111,17 +113,24 @@ class Generator(Task):
                 f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
             )
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
+        spaces = list(map(self._lost_space, prompts))
         outputs: list[list[Output]] = [[] for _ in prompts]
 
         def search(batch: tuple[list[int], range]) -> list[list[Hypothesis]]:
             numbers, samples = batch
             rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
-            return self._search([rows[i] for i in numbers], config, rngs, stop)
+            return self._search(
+                [rows[i] for i in numbers], [spaces[i] for i in numbers], config, rngs, stop
+            )
 
         batches = list(_batches([len(row) for row in rows], config))
         for (numbers, _), hypotheses in self._at_once(batches, search):
             for i, best in zip(numbers, hypotheses, strict=True):
-                outputs[i] += [self._output(rows[i], each, token_scores) for each in best]
+                for h in best:
+                    text = TextStream(self.tokenizer, rows[i], spaces[i], stop)
+                    whole = text.add(h.tokens, last=True)
+                    output = Output(whole, h.log_prob, h.score, h.tokens, h.finished)
+                    outputs[i].append(self._scored(rows[i], output) if token_scores else output)
         return outputs
 
     def stream(
@@ -154,8 +163,10 @@ class Generator(Task):
                 "set it to 1, or use generate"
             )
         row = self.encode(prompt, config.max_length)
-        sampler = self._sampler([row], config, [config.rng(prompt_number, text_number)], stop)
-        text = TextStream(self.tokenizer, row)
+        space = self._lost_space(prompt)
+        rng = config.rng(prompt_number, text_number)
+        sampler = self._sampler([row], [space], config, [rng], stop)
+        text = TextStream(self.tokenizer, row, space, stop)
         tokens: list[int] = []
         pieces: list[str] = []
         finished = False
@@ -174,8 +185,9 @@ class Generator(Task):
         """Log-probabilities of the tokens of each text, made as for training (`encode_text`).
 
         BOS stands first where the tokenizer has one; without one, the first token is given and not
-        predicted. Where EOS is another one, it is predicted at the end of every line. In an
-        ensemble, a token's log-probability is the mean of those that the models give it.
+        predicted. Where EOS is another one, it is predicted at the end of every line that is not
+        blank, and of a text of blank lines. In an ensemble, a token's log-probability is the mean
+        of those that the models give it.
 
         Raises:
             InputError: a text is longer than learned positions; `measure_perplexity` takes windows
@@ -183,10 +195,10 @@ class Generator(Task):
         """
         check_list(texts, "score takes a list of texts", of_text=True)
         scores = []
+        ends = [i for i in (self.tokenizer.bos_id, self.tokenizer.eos_id) if i is not None]
         for number, text in enumerate(texts, start=1):
-            ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(
-                self.model.device
-            )
+            encoded = encode_text(self.tokenizer, text).tolist() or ends
+            ids = torch.tensor(encoded, dtype=torch.int64, device=self.model.device)
             check_positions(f"text {number}", len(ids) - 1, self.engines)
             scores.append(
                 self._token_scores(ids, 1) if len(ids) > 1 else TokenScores([], torch.empty(0))
@@ -223,27 +235,28 @@ class Generator(Task):
     def _search(
         self,
         prompts: Sequence[list[int]],
+        spaces: Sequence[Prefix | None],
         config: GenerationConfig,
         rngs: Sequence[np.random.Generator],
         stop: Sequence[str],
     ) -> list[list[Hypothesis]]:
         """What follows prompts of one length."""
         if config.beam_size == 1:
-            return self._sampler(prompts, config, rngs, stop).run()
+            return self._sampler(prompts, spaces, config, rngs, stop).run()
         ids = torch.tensor(prompts, device=self.model.device)
-        return beam_search(self.scorer(ids), ids, self._constraints(ids, config), config.beam)
+        constraints = self._constraints(ids, spaces, config)
+        return beam_search(self.scorer(ids), ids, constraints, config.beam)
 
     @torch.no_grad()
-    def _output(self, prompt: list[int], h: Hypothesis, token_scores: bool) -> Output:
-        text = TextStream(self.tokenizer, prompt).add(h.tokens, last=True)
-        output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
-        if not token_scores:
-            return output
+    def _scored(self, prompt: list[int], output: Output) -> Output:
+        """The output with scores of its tokens."""
         end = [self.tokenizer.eos_id] * output.finished
         ids = torch.tensor([*prompt, *output.tokens, *end], device=self.model.device)
         return with_scores(self.tokenizer, output, self._token_scores(ids, len(prompt)))
 
-    def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
+    def _constraints(
+        self, ids: Int[Tensor, "B P"], spaces: Sequence[Prefix | None], config: GenerationConfig
+    ) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""
         check_suppressed(config, self.tokenizer)
         limit = last_position(*self.engines)
@@ -258,11 +271,13 @@ class Generator(Task):
             config=config,
             prompts=ids,
             rules=[*rules, *self.rules],
+            prefixes=spaces,
         )
 
     def _sampler(
         self,
         prompts: Sequence[list[int]],
+        spaces: Sequence[Prefix | None],
         config: GenerationConfig,
         rngs: Sequence[np.random.Generator],
         stop: Sequence[str],
@@ -272,9 +287,10 @@ class Generator(Task):
         if "" in stop:
             raise InputError("a stop string must have a character, but one is empty; leave it out")
         ids = torch.tensor(prompts, device=self.model.device)
-        sampler = Sampler(self.scorer(ids), ids, self._constraints(ids, config), config, rngs)
+        constraints = self._constraints(ids, spaces, config)
+        sampler = Sampler(self.scorer(ids), ids, constraints, config, rngs)
         if stop:
-            texts = [TextStream(self.tokenizer, prompts[i]) for i in sampler.sentences]
+            texts = [TextStream(self.tokenizer, prompts[i], spaces[i]) for i in sampler.sentences]
             sampler.ends = ends_with(stop, texts)
         return sampler
 
@@ -289,6 +305,14 @@ class Generator(Task):
             "a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), n, limit
         )
         return ids[-n:]
+
+    def _lost_space(self, prompt: str) -> Prefix | None:
+        """The space at the end of a prompt where tokens leave it out, as those of SentencePiece do:
+        a text behind it begins with a new word."""
+        (ids,) = self.tokenizer.encode([prompt])
+        if not ids or prompt[-1] != " " or self.tokenizer.surfaces[ids[-1]].endswith(b" "):
+            return None
+        return Prefix(vocabulary(self.tokenizer), [], b" ")
 
     def encode_uncut(self, prompt: str) -> list[int]:
         """Ids of a prompt of any length, with BOS where texts begin with it: at least one."""
@@ -309,16 +333,38 @@ class TextStream:
 
     The window has tokens before the new ones, as SentencePiece leaves out a space at the beginning
     of a text, and as bytes spell a character only together.
+
+    Args:
+        space: that of the prompt which its tokens left out, and which is not shown again.
+        stop: strings behind which nothing is shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        space: Prefix | None = None,
+        stop: Sequence[str] = (),
+    ) -> None:
         self.tokenizer = tokenizer
         self.window = list(prompt)
-        self.shown = len(self._text())
+        self.shown = len(self._text()) + (space is not None)
         """Characters of the window's text that were returned before."""
+        self.stop = stop
+        self.tail = ""
+        """The end of what was returned, in which a stop string may have begun."""
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
         """The text that these tokens add, without an unfinished character unless `last`."""
+        new = self._added(tokens, last=last)
+        if self.stop:
+            text = self.tail + new
+            ends = [text.find(each) + len(each) for each in self.stop if each in text]
+            new = text[len(self.tail) : min(ends, default=None)]
+            self.tail = text[-max(map(len, self.stop)) :]
+        return new
+
+    def _added(self, tokens: Sequence[int], *, last: bool) -> str:
         self.window += tokens
         text = self._text()
         # a character has four bytes at most

@@ -133,7 +133,7 @@ class SearchTask(Task):
         requests: Sequence[Request],
         phrases: Required | None,
     ) -> Int[Tensor, " B"]:
-        """The most tokens of each output, with room for prefixes and phrases."""
+        """The most tokens of each output, with room for prefixes, phrases and min_length."""
         limit = min(last_position(*self.engines) - n_prompt + 1, config.max_length or sys.maxsize)
         if limit < 1:
             raise InputError(
@@ -146,7 +146,7 @@ class SearchTask(Task):
         bounds = (memory.lengths * config.length_ratio).long() + config.length_extra
         totals = phrases.totals if phrases else [0] * len(requests)
         least = [
-            1 + total + (each.prefix.longest if each.prefix else 0)
+            1 + max(config.min_length, total + (each.prefix.longest if each.prefix else 0))
             for each, total in zip(requests, totals, strict=True)
         ]
         return torch.maximum(bounds, bounds.new_tensor(least)).clamp(max=limit)

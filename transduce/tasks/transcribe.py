@@ -194,7 +194,7 @@ class Transcriber(SoundTask):
         for row, outputs in self._decode(sources, requests, names, details, searched):
             i, request, segment, p = speech[row]
             words = timed(segment, outputs) if timed else [output.words for output in outputs]
-            warn_of_lacking(names[row], request.require, outputs[0].text)
+            warn_of_lacking(names[row], request.require, outputs[0].text, self.tokenizer)
             outputs = [
                 replace(
                     output,

@@ -11,6 +11,7 @@ from typing import Any
 
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.data.glossary import Glossary, at_word
+from transduce.data.lines import is_blank
 from transduce.decode.beam import length_penalty
 from transduce.decode.phrases import text_prefix
 from transduce.errors import InputError
@@ -168,7 +169,7 @@ class Translator(Seq2SeqTask[str]):
                 by_way = [[outputs.pop(each) for each in way] for way in ways[i]]
                 translations = likeliest(by_way, config.alpha, config.length_offset)
                 name = f"line {requests[i].number + 1}"
-                warn_of_lacking(name, requests[i].require, translations[0].text)
+                warn_of_lacking(name, requests[i].require, translations[0].text, self.tokenizer)
                 yield i, translations
 
     def with_decoding(self, decoding: SearchConfig) -> "Translator":
@@ -207,7 +208,7 @@ class Translator(Seq2SeqTask[str]):
         config = self.decoding
         tokenizer = self.source_tokenizer
         limit = min(config.max_source_length, last_position(*self.engines, source=True))
-        written = [i for i, line in enumerate(lines) if line.strip()]
+        written = [i for i, line in enumerate(lines) if not is_blank(line)]
         rows: list[tuple[int, str, list[int]]] = []
         ways: dict[int, list[range]] = defaultdict(list)
         for i, ids in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
