@@ -17,7 +17,7 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop import read_model
 from transduce.interop.language_models import export_language_model
 from transduce.model.meta import n_parameters
-from transduce.tasks.generate import GenerationConfig
+from transduce.tasks.generate import GenerationConfig, Generator
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -152,6 +152,21 @@ def test_older_files_are_read_too(tmp_path, rng):
         torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_of_two_ropes_the_older_one_counts(tmp_path, rng):
+    """As whoever adds rope_scaling to what a newer transformers saved finds out."""
+    import transformers
+
+    rival(tmp_path, "qwen3")
+    changed(tmp_path, rope_scaling={"rope_type": "linear", "factor": 4.0})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.randint(53, (2, 9), generator=rng)
+    with torch.no_grad():
+        torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    changed(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    with pytest.raises(ValueError, match="rope_type must be 'default' or 'linear' or 'llama3'"):
+        read_model(tmp_path)
+
+
 def chat_tokenizer(directory, *, begins: bool) -> None:
     """Byte-level BPE with more special tokens than a model uses; texts may begin with <|begin_of_text|>."""
     import transformers
@@ -206,6 +221,35 @@ def test_prompts_go_on_as_in_generate_and_the_run_goes_back(tmp_path, capsys, ki
     assert again.eos_token_id == first and again(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
 
 
+def test_rules_and_the_beginning_of_prompts_go_back_too(tmp_path, capsys):
+    """Greedy with rules of its own; and a tokenizer to which we add what begins texts."""
+    import transformers
+
+    rival(tmp_path / "theirs", "llama", vocab_size=294, eos_token_id=291, bos_token_id=290)
+    chat_tokenizer(tmp_path / "theirs", begins=True)
+    rules = {"do_sample": False, "repetition_penalty": 1.8, "suppress_tokens": [5, 6, 7], "max_new_tokens": 12}
+    (tmp_path / "theirs" / "generation_config.json").write_text(json.dumps({"eos_token_id": 291, **rules}))
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "again"), "--to", "llama"]) == 0
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    generator = td.load_generator(tmp_path / "run")
+    for prompt in PROMPTS[:3]:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        ((output,),) = generator.generate([prompt])
+        want = again.generate(input_ids=ids, attention_mask=torch.ones_like(ids))[0, ids.size(1) :].tolist()
+        assert output.tokens + [291] * output.finished == want
+    library = Pieces.from_str(byte_bpe(TEXT, size=290).model.decode())
+    library.add_special_tokens(["<s>", "</s>"])
+    ours = JSONTokenizer(library.to_str().encode())
+    assert ours.bos_id == 290
+    like_llama = {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "bias": False}
+    model = language_model(292, scale_embeddings=False, **like_llama)
+    assert export_language_model(model, tmp_path / "own", "llama", tokenizer=ours)
+    written = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "own")
+    assert written(PROMPTS[:3])["input_ids"] == [Generator(model, ours).encode(prompt) for prompt in PROMPTS[:3]]
+
+
 def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
     """A run of ours: its one table has to become two, as only one of its uses is multiplied by sqrt(d_model)."""
     import transformers
@@ -240,6 +284,12 @@ def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
             "but in {} it is {{'rope_type': 'yarn', 'factor': 2.0}}",
         ),
+        (
+            "phi3",
+            {"rope_parameters": None, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor must be 1.0, but in {}",
+        ),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types must be None, but in {} it is"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window must be False, but in {} it is True"),
     ],
 )
@@ -254,7 +304,18 @@ def test_what_is_no_llama_is_not_exported(tmp_path):
     told = "gated: True -> False; norm: rms -> layer; positions: rotary -> sinusoidal"
     with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
         export_language_model(language_model(31), tmp_path / "out", "llama")
+    like_qwen = {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "scale_embeddings": False}
+    biased = language_model(31, qk_norm=True, bias=False, qkv_bias=True, **like_qwen)
+    with pytest.raises(ValueError, match=r"qk_norm: False -> True$"):
+        export_language_model(biased, tmp_path / "out", "llama")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_more_tokens_than_its_model_is_refused(tmp_path, capsys):
+    rival(tmp_path / "theirs", "llama", vocab_size=97, eos_token_id=91)
+    chat_tokenizer(tmp_path / "theirs", begins=True)
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    assert "at most as many tokens as its model" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_what_ends_texts_may_have_any_name_but_must_be_said(tmp_path, capsys):

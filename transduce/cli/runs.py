@@ -4,7 +4,7 @@ import re
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from tyro.conf import Positional, arg
@@ -269,15 +269,14 @@ def _exported(
     from transduce.config import to_dict
     from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx, whisper
     from transduce.run import read_model
-    from transduce.tasks.config import SearchConfig
+    from transduce.tasks.config import GenerationConfig, SearchConfig
     from transduce.tasks.load import run_decoding
 
     model = read_model(run, contents.model, "cpu")
     source, target = contents.source_tokenizer, contents.target_tokenizer
     assert target is not None
-    decoding = contents.experiment.get("decoding", {})
-    if contents.model.encoder is not None:
-        decoding = to_dict(run_decoding(run, contents, SearchConfig))
+    kind: type[Any] = GenerationConfig if contents.model.encoder is None else SearchConfig
+    decoding = to_dict(run_decoding(run, contents, kind))
     if to == "ctranslate2":
         ctranslate2.export_ctranslate2(model, directory, source=source, target=target)
     elif to == "argos":
@@ -290,7 +289,7 @@ def _exported(
         suppress = decoding.get("suppress", ())
         onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
         if to == "web":
-            write_page(directory, decoding, (run.resolve().name, *languages))
+            write_page(directory, decoding, model.config, (run.resolve().name, *languages))
     elif to == "whisper":
         features = contents.feature_extractor
         whisper.export_whisper(
@@ -301,7 +300,9 @@ def _exported(
             model, directory, source=source, target=target, decoding=decoding
         )
     else:
-        return language_models.export_language_model(model, directory, to, tokenizer=target)
+        return language_models.export_language_model(
+            model, directory, to, tokenizer=target, decoding=decoding
+        )
     return True
 
 

@@ -3,7 +3,7 @@
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transduce.cli.data import RUNTIME, get
 from transduce.config import to_dict
@@ -13,6 +13,9 @@ from transduce.errors import InputError, require
 from transduce.interop.pretrained import write_settings
 from transduce.kernels import cache_folder
 from transduce.tasks.config import SearchConfig
+
+if TYPE_CHECKING:
+    from transduce.model.config import TransformerConfig
 
 PAGE = Path(__file__).parents[1] / "serve" / "page"
 ANSWERS = '<script defer src="page/browser/answers.js"></script>'
@@ -60,8 +63,14 @@ def prepare_page(
     get("onnxruntime-web", cache_folder())
 
 
-def write_page(directory: Path, decoding: dict[str, Any], about: tuple[str, ...]) -> None:
-    """Write the page of `transduce serve`, and what runs a model in a browser, beside it in ONNX.
+def write_page(
+    directory: Path,
+    decoding: dict[str, Any],
+    config: "TransformerConfig",
+    about: tuple[str, ...],
+) -> None:
+    """Write the page of `transduce serve`, and what runs a model in a browser, beside it in ONNX,
+    where positions are tables, whose ends bound what is read and written.
 
     Args:
         about: the name of the run, and the codes of the source and the target language, or "".
@@ -74,5 +83,11 @@ def write_page(directory: Path, decoding: dict[str, Any], about: tuple[str, ...]
         for name, member in RUNTIME_FILES.items():
             archive.makefile(archive.getmember(member), page / "browser" / name)
     shared = (directory / "tokenizer.model").exists()
-    web = {"about": about, "shared": shared, "search": decoding}
+    assert config.encoder is not None and config.decoder is not None
+    bounds = {
+        "max_source_length": config.encoder.max_positions or config.max_positions,
+        "max_length": config.decoder.max_positions or config.max_positions,
+    }
+    lengths = {name: min(decoding[name] or bound, bound) for name, bound in bounds.items()}
+    web = {"about": about, "shared": shared, "search": decoding | lengths}
     write_settings(directory / "web.json", web)

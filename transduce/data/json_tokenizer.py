@@ -214,8 +214,8 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
     def read(name: str) -> dict[str, Any]:
         return read_json(directory / name) if (directory / name).is_file() else {}
 
-    settings = {
-        name: value["content"] if isinstance(value, dict) else value
+    settings: dict[str, Any] = {
+        name: value.get("content") if isinstance(value, dict) else value
         for name, value in (read("special_tokens_map.json") | read("tokenizer_config.json")).items()
     }
     names = [value for name, value in settings.items() if name.endswith("_token")]

@@ -297,3 +297,23 @@ def generation_settings(
         if decoding.get("length_ratio") == 0:
             theirs["max_length"] = decoding["length_extra"] + n_prefix
     return theirs
+
+
+def sampling_settings(decoding: dict[str, Any], suppressed: Collection[int]) -> dict[str, Any]:
+    """Translate the rules of a decoder alone, and how it draws; not its beam, and no rule of
+    n-grams, which count those of the prompt there.
+
+    Args:
+        decoding: fields of GenerationConfig.
+        suppressed: ids that no text holds, beside those that the rules name.
+    """
+    theirs = generation_settings(decoding | {"min_length": 0, "no_repeat_ngram": 0}, suppressed)
+    theirs |= {
+        "max_new_tokens": decoding["max_length"],
+        "min_new_tokens": decoding["min_length"],
+        "do_sample": decoding["temperature"] > 0,
+    }
+    if theirs["do_sample"]:
+        theirs |= {name: decoding[name] for name in ("temperature", "top_k", "top_p")}
+        theirs |= {"min_p": decoding["min_p"]} if decoding["min_p"] else {}
+    return theirs

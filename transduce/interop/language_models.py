@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
@@ -17,7 +18,12 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
-from transduce.interop.generation import Generation, read_sampling
+from transduce.interop.generation import (
+    GENERATION,
+    Generation,
+    read_sampling,
+    sampling_settings,
+)
 from transduce.interop.pretrained import (
     CONFIG,
     TOKENIZER,
@@ -29,6 +35,7 @@ from transduce.interop.pretrained import (
     read_optional,
     their_settings,
     write_model,
+    write_settings,
     write_tokenizer_settings,
 )
 from transduce.interop.settings import (
@@ -105,8 +112,9 @@ def _our_config(settings: Settings) -> TransformerConfig:
 
 
 def _rotation(settings: LlamaLikeSettings) -> dict[str, Any]:
-    """How positions rotate: older files have rope_scaling, newer ones rope_parameters."""
-    rope = settings.rope_parameters or settings.rope_scaling or {}
+    """How positions rotate: older files have rope_scaling, newer ones rope_parameters, and of both
+    transformers takes the first."""
+    rope = settings.rope_scaling or settings.rope_parameters or {}
     ours = {"rotary_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -142,11 +150,16 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
         InputError: nothing ends texts, or several tokens begin them.
     """
     tokenizer = JSONTokenizer.load(directory)
+    if tokenizer.vocab_size > vocab_size:
+        raise InputError(
+            f"a tokenizer must have at most as many tokens as its model, but in {directory} it has "
+            f"{tokenizer.vocab_size} and the model {vocab_size}; remove those that are too many"
+        )
     library = LibraryTokenizer.from_str(tokenizer.model.decode())
     begins = library.encode("").ids
     eos_token = read_optional(directory / TOKENIZER).get("eos_token")
     named = library.token_to_id(
-        str(eos_token["content"] if isinstance(eos_token, dict) else eos_token)
+        str(eos_token.get("content") if isinstance(eos_token, dict) else eos_token)
     )
     end = named if named in ends else next(iter(ends), None)
     if tokenizer.eos_id == end and tokenizer.bos_id in (begins or (None, end)) and begins != [end]:
@@ -168,12 +181,16 @@ def export_language_model(
     to: Literal["gpt2", "llama"],
     *,
     tokenizer: Tokenizer | None = None,
+    decoding: dict[str, Any] | None = None,
 ) -> bool:
     """Write what GPT2LMHeadModel reads; or LlamaForCausalLM, or the class of Qwen2, Qwen3 or
     Mistral, if the model has their parts.
 
     A GPT-2 without biases gets zeros. Of a Llama, embeddings that the model multiplies by
     sqrt(d_model) are so multiplied, and stand beside the output table.
+
+    Args:
+        decoding: fields of GenerationConfig, which generation_config.json has as far as it can.
 
     Returns:
         Whether the tokenizer is there, too.
@@ -193,7 +210,8 @@ def export_language_model(
         theirs = _llama_settings(config)
     else:
         theirs = their_settings(config, "gpt2", "GPT2LMHeadModel")
-    theirs |= {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
+    special = {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
+    theirs |= special
     kind = theirs["model_type"]
     stored = known_fields(SETTINGS[kind], theirs, directory / CONFIG)
     check_same(_our_config(stored), config, FREE[to], kind)
@@ -206,6 +224,9 @@ def export_language_model(
     if to == "gpt2":
         _add_biases(weights, theirs["n_layer"])
     write_model(directory, theirs, weights)
+    if decoding is not None and tokenizer is not None:
+        sampling = sampling_settings(decoding, tokenizer.suppressed)
+        write_settings(directory / GENERATION, special | sampling)
     if tokenizer is not None and content is not None:
         write_file(directory / "tokenizer.json", content)
         tokens = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items()}
@@ -215,12 +236,18 @@ def export_language_model(
 
 
 def _tokenizer_json(tokenizer: Tokenizer | None, to: str) -> bytes | None:
-    """The tokenizer.json of a tokenizer; None where it has none, or no byte-level BPE as GPT-2."""
+    """The tokenizer.json of a tokenizer, with what begins prompts here; None where it has none, or
+    no byte-level BPE as GPT-2."""
     if isinstance(tokenizer, ImportedTokenizer) and to == "llama":
         return tokenizer.tokenizer_json()
-    if isinstance(tokenizer, JSONTokenizer) and (to == "llama" or tokenizer.is_byte_bpe):
+    if not isinstance(tokenizer, JSONTokenizer) or not (to == "llama" or tokenizer.is_byte_bpe):
+        return None
+    library, start = LibraryTokenizer.from_str(tokenizer.model.decode()), tokenizer.bos_id
+    if start in (None, tokenizer.eos_id) or library.encode("").ids:
         return tokenizer.model
-    return None
+    (bos,) = tokenizer.tokens([start])
+    library.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, start)])
+    return library.to_str().encode()
 
 
 def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
@@ -243,7 +270,7 @@ def _add_biases(weights: dict[str, Tensor], n_layers: int) -> None:
 def _llama_settings(config: TransformerConfig) -> dict[str, Any]:
     """Translate our fields into the settings of config.json, as far as it has them."""
     kind = "llama"
-    if config.qk_norm:
+    if config.qk_norm and not config.attention_bias:
         kind = "qwen3"
     elif config.attention_bias and not config.bias:
         kind = "qwen2"

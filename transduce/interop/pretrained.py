@@ -96,6 +96,8 @@ FIXED: dict[str, Collection[Any]] = {
     "use_bidirectional_attention": [None, False],
     "clip_qkv": [None],
     "use_sliding_window": [False],
+    "layer_types": [None],
+    "partial_rotary_factor": [1.0],
     "_remove_final_layer_norm": [False],
     "do_layer_norm_before": [True],
     "enable_bias": [True],

@@ -121,6 +121,7 @@ class MistralSettings(LlamaLikeSettings):
     num_key_value_heads: int | None = 8
     max_position_embeddings: int = 131072
     sliding_window: int | None = 4096
+    layer_types: tuple[str, ...] | None = None
 
 
 class GemmaSettings(LlamaLikeSettings):
@@ -140,6 +141,7 @@ class Phi3Settings(LlamaLikeSettings):
 
     max_position_embeddings: int = 4096
     rms_norm_eps: float = 1e-5
+    partial_rotary_factor: float = 1.0
     sliding_window: int | None = None
     resid_pdrop: float = 0.0
     embd_pdrop: float = 0.0

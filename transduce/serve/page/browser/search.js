@@ -67,8 +67,8 @@ export class Translator {
 
   /** Most tokens of a translation, its end included. */
   #bound(length) {
-    const { length_ratio: ratio, length_extra: extra, max_length: most } = this.search;
-    return Math.min(Math.max(1, Math.trunc(Math.fround(length * ratio)) + extra), most || Infinity);
+    const { length_ratio: ratio, length_extra: extra, max_length: most, min_length: least } = this.search;
+    return Math.min(Math.max(1 + least, Math.trunc(Math.fround(length * ratio)) + extra), most || Infinity);
   }
 
   #penalty(length) {
