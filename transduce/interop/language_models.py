@@ -215,15 +215,7 @@ def export_language_model(
     kind = theirs["model_type"]
     stored = known_fields(SETTINGS[kind], theirs, directory / CONFIG)
     check_same(_our_config(stored), config, FREE[to], kind)
-    weights = named_weights(model, LLAMA if to == "llama" else GPT2)
-    if config.scale_embeddings:
-        table = "model.embed_tokens.weight"
-        weights[table] = weights[table] * config.d_model**0.5
-    elif config.tie != "none":
-        del weights["lm_head.weight"]
-    if to == "gpt2":
-        _add_biases(weights, theirs["n_layer"])
-    write_model(directory, theirs, weights)
+    write_model(directory, theirs, _their_weights(model, to))
     if decoding is not None and tokenizer is not None:
         sampling = sampling_settings(decoding, tokenizer.suppressed)
         write_settings(directory / GENERATION, special | sampling)
@@ -256,6 +248,21 @@ def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
     of_llama = {"bos": tokenizer.bos_id, "eos": end, "pad": tokenizer.pad_id}
     ids = of_llama if to == "llama" else {"bos": end, "eos": end}
     return {role: i for role, i in ids.items() if i is not None}
+
+
+def _their_weights(model: Transformer, to: str) -> dict[str, Tensor]:
+    """The weights by the names that they have there."""
+    config = model.config
+    assert config.decoder is not None
+    weights = named_weights(model, LLAMA if to == "llama" else GPT2)
+    if config.scale_embeddings:
+        table = "model.embed_tokens.weight"
+        weights[table] = weights[table] * config.d_model**0.5
+    elif config.tie != "none":
+        del weights["lm_head.weight"]
+    if to == "gpt2":
+        _add_biases(weights, config.decoder.n_layers)
+    return weights
 
 
 def _add_biases(weights: dict[str, Tensor], n_layers: int) -> None:

@@ -96,10 +96,8 @@ class Generator(Task):
 
         Args:
             first_prompt: the number of prompts[0], where these are a part of all prompts.
-            first_text: the number of each prompt's first text, where these are a part of all its
-                texts.
-            stop: strings, each of which ends a text, as its last part; they may span tokens. What
-                the last token writes behind it is left out of the text.
+            first_text: the number of each prompt's first text, among all its texts.
+            stop: strings, the first of which ends a text, as its last part; they may span tokens.
             token_scores: give outputs the log-probabilities of their tokens, without any
                 temperature, and the confidence of their words.
 
@@ -108,10 +106,6 @@ class Generator(Task):
         """
         check_list(prompts, "generate takes a list of prompts", of_text=True)
         config = self._with_rules(config)
-        if stop and config.beam_size > 1:
-            raise InputError(
-                f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
-            )
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
         spaces = list(map(self._lost_space, prompts))
         outputs: list[list[Output]] = [[] for _ in prompts]
@@ -126,11 +120,11 @@ class Generator(Task):
         batches = list(_batches([len(row) for row in rows], config))
         for (numbers, _), hypotheses in self._at_once(batches, search):
             for i, best in zip(numbers, hypotheses, strict=True):
-                for h in best:
-                    text = TextStream(self.tokenizer, rows[i], spaces[i], stop)
-                    whole = text.add(h.tokens, last=True)
-                    output = Output(whole, h.log_prob, h.score, h.tokens, h.finished)
-                    outputs[i].append(self._scored(rows[i], output) if token_scores else output)
+                texts = (TextStream(self.tokenizer, rows[i], spaces[i], stop) for _ in best)
+                outputs[i] += map(_output, texts, best)
+        if token_scores:
+            for row, some in zip(rows, outputs, strict=True):
+                some[:] = [self._scored(row, output) for output in some]
         return outputs
 
     def stream(
@@ -243,6 +237,10 @@ class Generator(Task):
         """What follows prompts of one length."""
         if config.beam_size == 1:
             return self._sampler(prompts, spaces, config, rngs, stop).run()
+        if stop:
+            raise InputError(
+                f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
+            )
         ids = torch.tensor(prompts, device=self.model.device)
         constraints = self._constraints(ids, spaces, config)
         return beam_search(self.scorer(ids), ids, constraints, config.beam)
@@ -326,6 +324,10 @@ class Generator(Task):
         if not ids:
             (ids,) = self.tokenizer.encode(["\n"])
         return ids
+
+
+def _output(text: "TextStream", h: Hypothesis) -> Output:
+    return Output(text.add(h.tokens, last=True), h.log_prob, h.score, h.tokens, h.finished)
 
 
 class TextStream:
