@@ -29,7 +29,7 @@ def test_a_flag_of_another_toolkit_is_named_as_a_recipe_has_it(name, capsys):
     assert ended(["train", "translation", "commands", f"--{name}", "3"]) == 2
     flag = name.replace("_", "-")
     assert capsys.readouterr().err == f"transduce: there is no flag --{flag}; here it is {TYPED[name]}\n"
-    assert ended(["train", "translation", "commands", TYPED[name], "64", "--print-config"]) == 0
+    assert ended(["train", "translation", "commands", TYPED[name], "8", "--print-config"]) == 0
 
 
 def test_a_flag_of_another_toolkit_is_named_as_a_command_has_it(capsys):

@@ -12,8 +12,9 @@ from tests.language_runs import TEXT, any_tokenizer, language_model, language_ru
 from transduce.decode import sample
 from transduce.decode.sample import Sampler
 from transduce.run import load_run
-from transduce.tasks.generate import GenerationConfig, Generator, TextStream
+from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.load import load_as
+from transduce.tasks.outputs import TextStream
 
 KINDS = ["characters", "bytes", "pieces"]
 FILES = {"characters": "characters.json", "bytes": "tokenizer.json", "pieces": "tokenizer.model"}

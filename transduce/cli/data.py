@@ -17,16 +17,8 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from tyro.conf import Positional, arg
 
-from transduce.data.manifest import (
-    SPAN,
-    Recording,
-    Row,
-    each_row,
-    kaldi_table,
-    seconds_of,
-    to_recording,
-    write_manifest,
-)
+from transduce.data.manifest import Recording, to_recording, write_manifest
+from transduce.data.sound_lists import SPAN, Row, each_row, kaldi_table, seconds_of
 from transduce.errors import InputError
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

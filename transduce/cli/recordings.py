@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from transduce.cli.common import STDIN, Columns, lines_or_errors, side_name
 from transduce.data.config import BY_FFMPEG
-from transduce.data.manifest import LIST, SOUND, manifest_audio
+from transduce.data.manifest import manifest_audio
+from transduce.data.sound_lists import LIST, SOUND
 from transduce.errors import InputError
 from transduce.tasks.formats import ENDINGS
 

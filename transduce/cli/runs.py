@@ -289,7 +289,13 @@ def _exported(
         suppress = decoding.get("suppress", ())
         onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
         if to == "web":
-            write_page(directory, decoding, model.config, (run.resolve().name, *languages))
+            n_source, n_target = (
+                side.max_positions or model.config.max_positions
+                for side in (model.config.encoder, model.config.decoder)
+                if side is not None
+            )
+            about = (run.resolve().name, *languages)
+            write_page(directory, decoding, (n_source, n_target), about)
     elif to == "whisper":
         features = contents.feature_extractor
         whisper.export_whisper(

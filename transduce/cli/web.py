@@ -3,7 +3,7 @@
 import shutil
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transduce.cli.data import RUNTIME, get
 from transduce.config import to_dict
@@ -13,9 +13,6 @@ from transduce.errors import InputError, require
 from transduce.interop.pretrained import write_settings
 from transduce.kernels import cache_folder
 from transduce.tasks.config import SearchConfig
-
-if TYPE_CHECKING:
-    from transduce.model.config import TransformerConfig
 
 PAGE = Path(__file__).parents[1] / "serve" / "page"
 ANSWERS = '<script defer src="page/browser/answers.js"></script>'
@@ -66,13 +63,13 @@ def prepare_page(
 def write_page(
     directory: Path,
     decoding: dict[str, Any],
-    config: "TransformerConfig",
+    n_positions: tuple[int, int],
     about: tuple[str, ...],
 ) -> None:
-    """Write the page of `transduce serve`, and what runs a model in a browser, beside it in ONNX,
-    where positions are tables, whose ends bound what is read and written.
+    """Write the page of `transduce serve`, and what runs a model in a browser, beside it in ONNX.
 
     Args:
+        n_positions: of the tables of encoder and decoder, as ONNX has no others.
         about: the name of the run, and the codes of the source and the target language, or "".
     """
     page = directory / "page"
@@ -83,11 +80,7 @@ def write_page(
         for name, member in RUNTIME_FILES.items():
             archive.makefile(archive.getmember(member), page / "browser" / name)
     shared = (directory / "tokenizer.model").exists()
-    assert config.encoder is not None and config.decoder is not None
-    bounds = {
-        "max_source_length": config.encoder.max_positions or config.max_positions,
-        "max_length": config.decoder.max_positions or config.max_positions,
-    }
-    lengths = {name: min(decoding[name] or bound, bound) for name, bound in bounds.items()}
+    bounds = zip(("max_source_length", "max_length"), n_positions, strict=True)
+    lengths = {name: min(decoding[name] or bound, bound) for name, bound in bounds}
     web = {"about": about, "shared": shared, "search": decoding | lengths}
     write_settings(directory / "web.json", web)

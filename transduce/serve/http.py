@@ -270,9 +270,7 @@ async def _read_fields(request: Request) -> Any:
         )
     if content_type == FORMS[0]:  # UTF-8, as curl -d sends it, where Starlette takes Latin-1
         body = (await request.body()).decode()
-        pairs: list[tuple[str, Any]] = parse_qsl(
-            body, keep_blank_values=True, errors="strict", max_num_fields=100
-        )
+        pairs: Any = parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=100)
     else:
         pairs = (await request.form(max_files=1, max_fields=100)).multi_items()
     fields: dict[str, list[Any]] = {}

@@ -4,6 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Generator as Pieces, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import overload
 
 import numpy as np
@@ -24,13 +25,10 @@ from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import Task, check_list, check_positions, last_position, token_log_probs
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.outputs import Output, TokenScores, with_scores
+from transduce.tasks.outputs import Output, TextStream, TokenScores, with_scores
 from transduce.tasks.search import check_suppressed, phrase_rules
 
 logger = logging.getLogger("transduce")
-
-TAIL = 8
-"""Tokens whose bytes form the same last characters whatever stands before them."""
 
 
 class Generator(Task):
@@ -120,8 +118,8 @@ class Generator(Task):
         batches = list(_batches([len(row) for row in rows], config))
         for (numbers, _), hypotheses in self._at_once(batches, search):
             for i, best in zip(numbers, hypotheses, strict=True):
-                texts = (TextStream(self.tokenizer, rows[i], spaces[i], stop) for _ in best)
-                outputs[i] += map(_output, texts, best)
+                text = partial(TextStream, self.tokenizer, rows[i], spaces[i] is not None, stop)
+                outputs[i] += [_output(text(), h) for h in best]
         if token_scores:
             for row, some in zip(rows, outputs, strict=True):
                 some[:] = [self._scored(row, output) for output in some]
@@ -160,7 +158,7 @@ class Generator(Task):
         space = self._lost_space(prompt)
         rng = config.rng(prompt_number, text_number)
         sampler = self._sampler([row], [space], config, [rng], stop)
-        text = TextStream(self.tokenizer, row, space, stop)
+        text = TextStream(self.tokenizer, row, space is not None, stop)
         tokens: list[int] = []
         pieces: list[str] = []
         finished = False
@@ -288,7 +286,10 @@ class Generator(Task):
         constraints = self._constraints(ids, spaces, config)
         sampler = Sampler(self.scorer(ids), ids, constraints, config, rngs)
         if stop:
-            texts = [TextStream(self.tokenizer, prompts[i], spaces[i]) for i in sampler.sentences]
+            texts = [
+                TextStream(self.tokenizer, prompts[i], spaces[i] is not None)
+                for i in sampler.sentences
+            ]
             sampler.ends = ends_with(stop, texts)
         return sampler
 
@@ -326,61 +327,8 @@ class Generator(Task):
         return ids
 
 
-def _output(text: "TextStream", h: Hypothesis) -> Output:
+def _output(text: TextStream, h: Hypothesis) -> Output:
     return Output(text.add(h.tokens, last=True), h.log_prob, h.score, h.tokens, h.finished)
-
-
-class TextStream:
-    """Text of tokens as they come after a prompt, from a window: time does not grow with the text.
-
-    The window has tokens before the new ones, as SentencePiece leaves out a space at the beginning
-    of a text, and as bytes spell a character only together.
-
-    Args:
-        space: that of the prompt which its tokens left out, and which is not shown again.
-        stop: strings behind which nothing is shown.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt: Sequence[int],
-        space: Prefix | None = None,
-        stop: Sequence[str] = (),
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.window = list(prompt)
-        self.shown = len(self._text()) + (space is not None)
-        """Characters of the window's text that were returned before."""
-        self.stop = stop
-        self.tail = ""
-        """The end of what was returned, in which a stop string may have begun."""
-
-    def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
-        """The text that these tokens add, without an unfinished character unless `last`."""
-        new = self._added(tokens, last=last)
-        if self.stop:
-            text = self.tail + new
-            ends = [text.find(each) + len(each) for each in self.stop if each in text]
-            new = text[len(self.tail) : min(ends, default=None)]
-            self.tail = text[-max(map(len, self.stop)) :]
-        return new
-
-    def _added(self, tokens: Sequence[int], *, last: bool) -> str:
-        self.window += tokens
-        text = self._text()
-        # a character has four bytes at most
-        n_open = 0 if last else min(3, len(text) - len(text.rstrip("\ufffd")))
-        settled = text[: len(text) - n_open]
-        new = settled[self.shown :]
-        self.shown = max(self.shown, len(settled))
-        if len(self.window) > 2 * TAIL:
-            self.window = self.window[-TAIL:]
-            self.shown -= len(text) - len(self._text())
-        return new
-
-    def _text(self) -> str:
-        return self.tokenizer.decode([self.window])[0]
 
 
 def ends_with(stop: Sequence[str], texts: Sequence[TextStream]) -> Callable[[int, int], bool]:

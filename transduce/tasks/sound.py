@@ -359,5 +359,5 @@ class SoundTask(Seq2SeqTask[Audio]):
     def position_seconds(self) -> float:
         """The time from one source position to the next."""
         features = self.feature_extractor.config
-        hop = features.seconds(2) - features.seconds(1)  # a whole number of samples
+        hop = round(features.seconds(2) - features.seconds(1), 9)  # a whole number of samples
         return hop * self.model.config.frames.per_position

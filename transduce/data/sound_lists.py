@@ -1,0 +1,180 @@
+"""Lists of recordings as other tools have them: tables, Kaldi directories, folders of sound."""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from transduce.data.lines import read_lines
+from transduce.data.tables import each_record
+from transduce.errors import InputError
+
+Row = dict[str, str]
+
+NAMES = {
+    "audio": ("audio_filepath", "file_name", "path"),
+    "seconds": ("duration",),
+    "speaker": ("speaker_id", "client_id"),
+    "text": ("transcription", "transcript", "sentence"),
+}
+"""The names of other tools for columns of a manifest: NeMo's, Hugging Face's and Common Voice's."""
+
+TABLES = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
+"""Files that say which text belongs to which sound of their folder."""
+
+SOUND = re.compile(r"\.(wav|flac|og[ga]|opus|mp3|aif[fc]?|au|caf|sph|w64)", re.IGNORECASE)
+"""Endings of sound files."""
+
+LIST = re.compile(r".+\.(tsv|csv|jsonl)(\.gz)?", re.IGNORECASE | re.DOTALL)
+"""Names of files that list sound."""
+
+SPAN = "start end"
+"""The key, which no table has for a column, of the part of its sound that a row is, in seconds."""
+
+FRAME = 0.01
+"""Seconds from one vector of a .npy file to the next, where its manifest does not have seconds."""
+
+
+def each_row(path: Path) -> Iterator[tuple[str, Row]]:
+    """The cells of every recording by column, and its place for messages.
+
+    `path` is a table that `each_record` reads; or a folder with one of TABLES, with Kaldi's wav.scp
+    and text, or with x.txt beside x.wav in any depth. In a table, sound is relative to its folder,
+    or to `clips` in it, as in Common Voice.
+
+    Raises:
+        InputError: there is no such file, or it is something else; by file and line.
+    """
+    if not path.is_dir():
+        return _table_rows(path)
+    if table := next((path / name for name in TABLES if (path / name).is_file()), None):
+        return _table_rows(table)
+    return (_kaldi_rows if (path / "wav.scp").is_file() else _sounds_and_texts)(path)
+
+
+def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    folder, clips = path.parent, path.parent / "clips"
+    has_clips = clips.is_dir()
+    for place, row in each_record(path):
+        for name, others in NAMES.items():
+            other = next(filter(row.__contains__, others), None)
+            if name not in row and other:
+                row[name] = row.pop(other)
+        if "audio" not in row:
+            raise InputError(
+                f"a list of recordings must have a column audio (or {', '.join(NAMES['audio'])}), "
+                f"but {place} has {', '.join(row)!r}; name the columns of a table in its first "
+                "line, with tabs between them, or commas where its name ends in .csv"
+            )
+        if audio := row["audio"]:
+            in_clips = has_clips and (clips / audio).exists()
+            row["audio"] = str((clips if in_clips else folder) / audio)
+            if span := _span(row, place):
+                row[SPAN] = span
+                audio = f"{audio}-{row.pop('offset')}"
+            row["id"] = row.get("id") or audio
+        yield place, row
+
+
+def _span(row: Row, place: str) -> str:
+    """Start and end of a row of NeMo that is a part of its sound; otherwise nothing."""
+    if not row.get("offset") or not row.get("seconds"):
+        return ""
+    start = positive_seconds(row["offset"], place) if row["offset"].strip("0.") else 0.0
+    seconds = positive_seconds(row.pop("seconds"), place)
+    if start or seconds < seconds_of(Path(row["audio"])) - FRAME:
+        return f"{start} {start + seconds}"
+    return ""
+
+
+def kaldi_table(path: Path) -> dict[str, str]:
+    """A key, spaces, the rest of the line; nothing where there is no such file.
+
+    Raises:
+        InputError: a key stands twice.
+    """
+    table: dict[str, str] = {}
+    for line in filter(str.strip, read_lines(path) if path.is_file() else []):
+        key, *rest = line.split(maxsplit=1)
+        if key in table:
+            raise InputError(
+                f"a key must stand once, but {path} has {key!r} again; remove one of its lines"
+            )
+        table[key] = rest[0].strip() if rest else ""
+    return table
+
+
+def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
+    """The utterances of a Kaldi data directory; segments have a SPAN."""
+    sounds, texts, speakers, segments = (
+        kaldi_table(folder / name) for name in ("wav.scp", "text", "utt2spk", "segments")
+    )
+    utterances = segments or dict.fromkeys(sounds, "")
+    for name in sorted(texts.keys() - utterances.keys()):
+        yield f"{name} in {folder}", {"id": name, "text": "alone"}
+    for name, cut in utterances.items():
+        sound, *segment = cut.split() or [""]
+        audio = sounds.get(sound or name, "")
+        if audio.endswith("|"):
+            raise InputError(
+                f"wav.scp must name files, but in {folder} it has a command: {audio!r}; run the "
+                "commands, write their sound to files, and name those"
+            )
+        # relative to here, to where commands are run, or to the folder of the splits
+        homes = (folder, Path(), folder.parent)
+        home = next((home for home in homes if (home / audio).exists()), folder)
+        row = {
+            "id": name,
+            "audio": audio and os.path.abspath(home / audio),
+            "text": texts.get(name, ""),
+            "speaker": speakers.get(name, ""),
+        }
+        yield f"{name} in {folder}", {**row, SPAN: " ".join(segment)} if segments else row
+
+
+def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
+    """Sounds and the texts of the same name; a speaker is the folder of the sound."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    texts = {path.with_suffix(""): path for path in files if path.suffix.lower() == ".txt"}
+    sounds = [path for path in files if SOUND.fullmatch(path.suffix)]
+    for path in sounds:
+        stem = path.with_suffix("")
+        row = {"id": stem.relative_to(folder).as_posix(), "speaker": path.absolute().parent.name}
+        text = " ".join(read_lines(texts[stem])) if stem in texts else ""
+        yield str(path), {**row, "audio": str(path), "text": text}
+    for stem in texts.keys() - {path.with_suffix("") for path in sounds}:
+        yield str(texts[stem]), {"id": stem.relative_to(folder).as_posix(), "text": "alone"}
+
+
+def seconds_of(path: Path) -> float:
+    """The length of a sound file, or of vectors with FRAME; 0 of one that cannot be read, which is
+    left out later, with the reason."""
+    import soundfile
+
+    try:
+        if path.suffix == ".npy":
+            return len(np.load(path, mmap_mode="r")) * FRAME
+        return float(soundfile.info(os.fsencode(path)).duration)
+    except (soundfile.SoundFileError, OSError, ValueError, TypeError):
+        return 0.0
+
+
+def positive_seconds(cell: str, place: str) -> float:
+    """Seconds of a cell.
+
+    Raises:
+        InputError: they are no positive number; the message has the place.
+    """
+    try:
+        seconds = float(cell)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(
+            f"seconds must be a positive number, but {place} has {cell!r}; write the length of the "
+            "sound, such as 2.5, or nothing"
+        )
+    return seconds
