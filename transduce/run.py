@@ -61,8 +61,11 @@ MAY_CHANGE = (
 """What may change from one start of a run to the next: where files lie, the machine, how long to
 train, how often to save, how to decode and what to test on."""
 
-MUST_STAY = ("corpus.target_column",)
-"""What must not change, although a prefix in MAY_CHANGE covers it."""
+MUST_STAY = (
+    "corpus.target_column", "tokenize", "decoding.source_language", "decoding.target_language",
+)  # fmt: skip
+"""What must not change, although a prefix in MAY_CHANGE covers it: what is trained on, and how
+validations are scored."""
 
 
 @dataclass(frozen=True)

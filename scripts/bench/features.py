@@ -29,7 +29,7 @@ from torchaudio.compliance import kaldi
 
 from transduce.data.audio import read_audio
 from transduce.data.features import FeatureConfig, FeatureExtractor
-from transduce.data.manifest import SOUND
+from transduce.data.sound_lists import SOUND
 from transduce.errors import InputError
 
 COMMANDS = Path(__file__).resolve().parents[2] / "recipes" / "data" / "commands" / "sound"

@@ -94,6 +94,14 @@ def test_what_cannot_be_is_told(folder, fields, message):
     assert message.format(folder) in str(error.value)
 
 
+def test_a_training_or_a_test_without_sound_is_refused_before_the_training(folder):
+    (folder / "nowhere.tsv").write_text("audio\ttext\nnowhere.wav\tyes\n")
+    for part in ("test", "training"):
+        fields = {"test" if part == "test" else "train": Path("nowhere.tsv"), "valid": Path("valid.tsv")}
+        with pytest.raises(ValueError, match=f"a {part} needs sound, but none of its 1 recordings can be read"):
+            Manifests(data=folder, **fields).read(1)
+
+
 def test_a_training_or_a_test_without_texts_is_refused_before_the_training(folder):
     write_manifest(folder / "blank.tsv", [Recording("a", folder / "a.wav", 1.0, "A", " ")])
     for part in ("test", "training"):

@@ -1,6 +1,7 @@
 """A stream of ids, its windows, its shards, and the bigram that is counted from it."""
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -74,6 +75,16 @@ def test_validation_predicts_every_token_but_the_first_once(n_tokens):
     assert [t for b in batches for t in b.target_in.flatten().tolist()] == list(range(n_tokens - 1))
     assert sum(b.n_tokens for b in batches) == n_tokens - 1
     assert all(len(b.target_in) <= 2 for b in batches)
+
+
+@pytest.mark.parametrize("n", [1, 34, 51, 60, 99, 100])
+def test_validation_windows_leave_no_part_of_the_text_out(n):
+    """Gaps between them are equal, but for one window, and the last is as near the end."""
+    batches = HeldOutWindows(split(range(801)), context=8, batch_size=4, n_windows=n)
+    starts = [int(row[0]) // 8 for batch in batches for row in batch.target_in]
+    assert len(starts) == n and starts[0] == 0
+    gaps = [b - a for a, b in itertools.pairwise([*starts, 100])]
+    assert max(gaps) - min(gaps) <= 1
 
 
 def test_some_validation_windows_are_spread_over_the_text():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.runs import LITTLE, random_run
 from tests.train import toy
 from transduce.plot import learning_curve
+from transduce.train import log as log_module
 from transduce.train.log import Log, ProgressBar, RunFiles, Sink, TensorBoard
 from transduce.train.state import Progress, Validation
 
@@ -69,6 +71,17 @@ def test_tensorboard_has_samples_and_the_bar_the_score(tmp_path, monkeypatch, ca
         "    a\n    should be  b\n    is         c"
     )
     assert imread(tmp_path / "learning_curve.png").std() > 0
+
+
+def test_a_bar_that_is_disabled_counts_all_the_same(monkeypatch):
+    """As TQDM_DISABLE does it, which others set for all that they run."""
+    bar = partial(log_module.Bar, disable=True)
+    monkeypatch.setattr(log_module, "Bar", bar)
+    sink = ProgressBar(9)
+    sink.open(Progress(update=3))
+    sink.update({"loss": 1.0}, 10.0)
+    assert sink.n == 4 and "ETA" in sink.shown
+    sink.close()
 
 
 def test_a_sink_of_ones_own_receives_what_the_others_do(tmp_path, monkeypatch):

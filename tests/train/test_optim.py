@@ -33,6 +33,8 @@ def test_the_peak_is_at_the_end_of_the_warmup_and_four_times_later_half_of_it():
 
 
 def test_constant_stays_after_the_warmup():
+    with pytest.raises(ValueError, match=r"beta_2 must lie in \[0, 1\), but beta_2=1\.5"):
+        OptimConfig(betas=(0.9, 1.5))
     config = OptimConfig(peak_rate=2e-3, warmup_steps=10, schedule="constant")
     assert config.rate(5, LAST) == pytest.approx(1e-3)
     assert [config.rate(update, LAST) for update in (10, 11, 10_000)] == [2e-3] * 3

@@ -249,6 +249,11 @@ class Manifests:
                     f"a {part} needs texts, but none of its {len(recordings)} recordings has one; "
                     f"look at {path}, and at what transduce data manifest says of it"
                 )
+            if recordings and not any(r.seconds for r in recordings):
+                raise InputError(
+                    f"a {part} needs sound, but none of its {len(recordings)} recordings can be "
+                    f"read; look at {path}"
+                )
         return [*train, *(replace(r, replay=self.replay_share) for r in replay)], valid, test
 
     def part(self, path: Path | None) -> list[Recording]:

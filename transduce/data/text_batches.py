@@ -229,7 +229,7 @@ class HeldOutWindows(Batches):
             )
         complete = (len(stream) - 1) // context
         n = complete if n_windows is None else min(n_windows, complete)
-        starts = (np.arange(n) * (complete // max(n, 1)) * context).tolist()
+        starts = (np.arange(n) * complete // max(n, 1) * context).tolist()
         rows = [starts[i : i + batch_size] for i in range(0, n, batch_size)]
         if n == complete and complete * context < len(stream) - 1:
             rows.append([complete * context])

@@ -326,15 +326,15 @@ def finish(directory: Path, trainer: Trainer, example: tuple[Any, str] | None = 
     numbers = ", ".join(map(str, sorted(candidates[chosen])))
     scores = ", ".join(f"{name} {abs(result.score):.3f}" for name, result in results.items())
     by = list(results.values())[-1].by
-    print(f"finished model: {chosen} (update {numbers}); {by}: {scores}")
     if trainer.world.first:
         weights = average(checkpoint_weights(directory, candidates[chosen]))
         write_file(directory / WEIGHTS, serialize(weights))
-        if example is not None:
-            task = load(directory, trainer.device)
-            assert isinstance(task, Translator | Transcriber)
-            path = directory / SAMPLES / f"{progress.update:08d}.attention.png"
-            draw_attention(task, example, path)
+    print(f"finished model: {chosen} (update {numbers}); {by}: {scores}")
+    if trainer.world.first and example is not None:
+        task = load(directory, trainer.device)
+        assert isinstance(task, Translator | Transcriber)
+        path = directory / SAMPLES / f"{progress.update:08d}.attention.png"
+        draw_attention(task, example, path)
 
 
 def _rank(result: Validation) -> tuple[float, float]:

@@ -52,6 +52,7 @@ class OptimConfig:
         within(f"[0, {self.peak_rate}]", self, "final_rate")
         within("[0, 1]", self, "cooldown")
         within("(0, 1]", self, "layer_decay")
+        within("[0, 1)", beta_1=self.betas[0], beta_2=self.betas[1])
         at_least(0, self, "warmup_steps", "clip_norm", "weight_decay")
 
     def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:

@@ -147,6 +147,7 @@ class ProgressBar(Sink):
             self.message(f"resuming after update {progress.update}")
         self.opened = time.monotonic()
         self.seconds_before = progress.seconds
+        self.first = self.n = progress.update  # a bar that is disabled does not count
         self.first_update = 0.0
         """The time of the first update, which takes longer than others."""
         self.bar = Bar(
@@ -160,10 +161,11 @@ class ProgressBar(Sink):
     def update(self, losses: dict[str, float], tokens_per_second: float) -> None:
         """Move the bar."""
         self.bar.update()
-        n = self.bar.n - self.bar.initial
+        self.n += 1
+        n = self.n - self.first
         now = time.monotonic()
         each = (now - self.opened) / n
-        left = min(each * (self.max_updates - self.bar.n), self._allowed(now))
+        left = min(each * (self.max_updates - self.n), self._allowed(now))
         self.shown |= {
             "ETA": tqdm.format_interval(max(0.0, left)),
             "loss": f"{losses['loss']:.3f}",
@@ -174,7 +176,7 @@ class ProgressBar(Sink):
         self.bar.set_postfix(self.shown, refresh=False)
         if n == 1:
             self.first_update = now
-        elif n == MEASURED and self.bar.n < self.max_updates:
+        elif n == MEASURED and self.n < self.max_updates:
             self.message(self._estimate((now - self.first_update) / (n - 1), now))
 
     def _allowed(self, now: float) -> float:
@@ -184,7 +186,7 @@ class ProgressBar(Sink):
 
     def _estimate(self, each: float, now: float) -> str:
         """What a training takes whose updates take so many seconds each."""
-        left = self.max_updates - self.bar.n
+        left = self.max_updates - self.n
         ends = f"about {each * left / 60:,.1f} min for the {left:,} to come"
         if (allowed := self._allowed(now)) < each * left:
             ends = f"about {round(allowed / each):,} of the {left:,} to come, by max_minutes"
