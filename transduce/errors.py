@@ -83,7 +83,7 @@ def os_error_message(error: OSError) -> str:
         place = f", {error.filename}" if error.filename else ""
         return f"no space is left on the disk{place}; make room, and run it again"
     if error.filename and isinstance(error, FileNotFoundError | NotADirectoryError):
-        is_file = os.path.isfile(error.filename)
+        is_file = isinstance(error, NotADirectoryError) and os.path.isfile(error.filename)
         return f"{error.filename} {'is not a folder' if is_file else 'does not exist'}"
     if error.filename and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return (

@@ -130,7 +130,7 @@ def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
         assert rate == 8000
         np.testing.assert_array_equal(samples, noise(source)[start:stop, 0])
     assert out[:-1] == [
-        "left out 4: a segment that is not START END in seconds, inside its sound: r, s, t, n",
+        "left out 4: a segment that is not START END in seconds, inside its sound, or is none for FLAC: r, s, t, n",
         "left out 1: no sound: u",
     ]
     assert make(segments, tmp_path / "m.tsv")[1][0].startswith(
@@ -156,17 +156,40 @@ def test_a_key_of_kaldi_stands_once_and_texts_have_sound(tmp_path, make, kaldi):
     )
 
 
+def test_sound_that_cannot_be_cut_is_left_out_alone(tmp_path, make, kaldi):
+    """Ten channels and a sample that is no number, which FLAC does not hold."""
+    soundfile.write(kaldi / "ten.wav", np.zeros((8000, 10)), 8000)
+    soundfile.write(kaldi / "nan.wav", np.full(8000, np.inf), 8000, subtype="FLOAT")
+    put(kaldi / "wav.scp", "a a.wav", "t ten.wav", "n nan.wav")
+    put(kaldi / "segments", "p a 0.1 0.3", "q t 0.1 0.3", "r n 0.1 0.3")
+    put(kaldi / "text", "p good day", "q ten", "r none")
+    code, out, _ = make(kaldi, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")
+    assert code == 0 and [row[0] for row in cells(tmp_path / "m.tsv")] == ["p"]
+    assert out[0].startswith("left out 2: a segment that is not START END") and out[0].endswith(": q, r")
+
+
+def test_an_offset_is_seconds_and_vectors_keep_their_length(tmp_path):
+    np.save(tmp_path / "v.npy", np.zeros((160, 3), dtype=np.float32))
+    rows = [{"audio_filepath": "v.npy", "offset": 0, "duration": n, "id": str(n), "text": "a"} for n in (3.2, 0.8)]
+    put(tmp_path / "v.jsonl", *map(json.dumps, rows))
+    assert [r.seconds for r in read_manifest(tmp_path / "v.jsonl")] == [3.2, 0.8]
+    put(tmp_path / "x.JSONL", json.dumps({"audio_filepath": "v.npy", "offset": "x", "duration": 1, "text": "a"}))
+    with pytest.raises(ValueError, match=r"an offset must be seconds, but .* has 'x'; correct it"):
+        read_manifest(tmp_path / "x.JSONL")
+
+
 def test_segments_of_nemo_are_cut(tmp_path, make):
     sound(tmp_path / "long.wav", n=8000)
-    rows = [{"offset": 0.0, "duration": 0.25}, {"offset": 0.5, "duration": 0.5}, {"offset": 0, "duration": 1.0}]
+    spans = [(0.0, 0.25), (0.5, 0.5), (0, 1.0), (0.5, 0.25)]
+    rows = [{"offset": start, "duration": length} for start, length in spans]
     plain = [{"audio_filepath": "long.wav", "text": str(i), **row} for i, row in enumerate(rows)]
     put(tmp_path / "m.jsonl", *map(json.dumps, plain))
     with pytest.raises(ValueError, match=r"segments must be cut out of their sound, but .*m\.jsonl, line 1, has one"):
         read_manifest(tmp_path / "m.jsonl")
     assert make(tmp_path / "m.jsonl", tmp_path / "out.tsv", "--audio-out", tmp_path / "pieces")[0] == 0
     recordings = read_manifest(tmp_path / "out.tsv")
-    assert [(r.text, r.seconds) for r in recordings] == [("0", 0.25), ("1", 0.5), ("2", 1.0)]
-    for recording, (start, stop) in zip(recordings, [(0, 2000), (4000, 8000), (0, 8000)], strict=True):
+    assert [(r.text, r.seconds) for r in recordings] == [("0", 0.25), ("1", 0.5), ("2", 1.0), ("3", 0.25)]
+    for recording, (start, stop) in zip(recordings, [(0, 2000), (4000, 8000), (0, 8000), (4000, 6000)], strict=True):
         np.testing.assert_array_equal(soundfile.read(recording.audio, dtype="int16")[0], noise(8000)[start:stop, 0])
 
 

@@ -91,6 +91,17 @@ def test_another_recording_of_the_same_name_does_not_take_its_text(run, recordin
     assert (out / "a.txt").read_text() == f"{TEXTS['a.wav']}\n"
 
 
+def test_a_sound_that_is_not_there_or_was_moved_keeps_no_name(run, recordings, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as end:
+        transcribe(run, [tmp_path / "mistyped" / "a.wav"], "--output-dir", str(out))
+    assert end.value.code == 1
+    assert transcribe(run, [recordings / "a.wav"], "--output-dir", str(out)) == 0
+    moved = recordings.rename(tmp_path / "moved")
+    assert transcribe(run, [moved / "a.wav"], "--output-dir", str(out)) == 0
+    assert (out / "a.txt").read_text() == f"{TEXTS['a.wav']}\n"
+
+
 def test_the_same_command_does_what_is_missing_or_older(run, recordings, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     done = []

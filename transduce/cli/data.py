@@ -212,15 +212,17 @@ def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
             sound.seek(round(start * rate))
             whole = subtype.startswith("PCM")
             samples = sound.read(last - sound.tell(), dtype="int32" if whole else "float64")
-        if not len(samples):
+        if not len(samples) or not np.isfinite(samples).all():
             raise ValueError
         if not whole:  # of sound beyond full scale, too
             samples /= max(1.0, np.abs(samples).max())
+        flac = BytesIO()
+        bits = "PCM_24" if subtype in ("PCM_24", "PCM_32") else "PCM_16"
+        soundfile.write(flac, samples, rate, format="FLAC", subtype=bits)
     except (ValueError, OverflowError, soundfile.SoundFileError) as error:
-        raise InputError("a segment that is not START END in seconds, inside its sound") from error
-    flac = BytesIO()
-    bits = "PCM_24" if subtype in ("PCM_24", "PCM_32") else "PCM_16"
-    soundfile.write(flac, samples, rate, format="FLAC", subtype=bits)
+        raise InputError(
+            "a segment that is not START END in seconds, inside its sound, or is none for FLAC"
+        ) from error
     path = pieces / f"{os.path.normpath(f'/{name}')[1:]}.flac"  # in this folder, whatever the name
     if path.exists() and path.read_bytes() != flac.getvalue():
         raise InputError(f"a segment whose file in {pieces} has other sound; name another folder")
@@ -258,7 +260,7 @@ def _make_speechocean762(folder: Path) -> None:
     for split in ("train", "test"):
         about = {name: kaldi_table(folder / split / f"spk2{name}") for name in ("age", "gender")}
         rows = (
-            (place, row | {name: of.get(row["speaker"], "") for name, of in about.items()})
+            (place, row | {name: of.get(row.get("speaker", ""), "") for name, of in about.items()})
             for place, row in each_row(folder / split)
         )
         _write(folder / split / "manifest.tsv", _usable(rows), root=folder)

@@ -354,7 +354,8 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
         before = read_json(record)
         known = before.pop("sounds", {})
         for stem, sound in sounds.items():
-            if known.get(stem, sound) != sound:
+            has_text = any(os.path.exists(f"{directory / stem}{end}") for end in ENDINGS.values())
+            if known.get(stem, sound) != sound and has_text and os.path.exists(known[stem]):
                 raise same_name(known[stem], sound, str(directory / stem))
         sounds = known | sounds
         if changed := differences(before, key):

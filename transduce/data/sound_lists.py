@@ -74,7 +74,7 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
             row["audio"] = str((clips if in_clips else folder) / audio)
             if span := _span(row, place):
                 row[SPAN] = span
-                audio = f"{audio}-{row.pop('offset')}"
+                audio = f"{audio}-{row.pop('offset')}-{row.pop('seconds')}"
             row["id"] = row.get("id") or audio
         yield place, row
 
@@ -83,11 +83,15 @@ def _span(row: Row, place: str) -> str:
     """Start and end of a row of NeMo that is a part of its sound; otherwise nothing."""
     if not row.get("offset") or not row.get("seconds"):
         return ""
-    start = positive_seconds(row["offset"], place) if row["offset"].strip("0.") else 0.0
-    seconds = positive_seconds(row.pop("seconds"), place)
-    if start or seconds < seconds_of(Path(row["audio"])) - FRAME:
-        return f"{start} {start + seconds}"
-    return ""
+    audio, seconds = Path(row["audio"]), positive_seconds(row["seconds"], place)
+    try:
+        start = float(row["offset"])
+    except ValueError as error:
+        raise InputError(
+            f"an offset must be seconds, but {place} has {row['offset']!r}; correct it"
+        ) from error
+    is_part = audio.suffix != ".npy" and seconds < seconds_of(audio) - FRAME
+    return f"{start} {start + seconds}" if start or is_part else ""
 
 
 def kaldi_table(path: Path) -> dict[str, str]:

@@ -101,7 +101,7 @@ def each_record(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     Raises:
         InputError: there is no such file, or it is something else; by file and line.
     """
-    ending = Path(path.name.removesuffix(".gz")).suffix
+    ending = Path(path.name.lower().removesuffix(".gz")).suffix
     if ending in (".json", ".jsonl"):
         for number, line in enumerate(each_line(path), start=1):
             if line.strip():
