@@ -9,12 +9,12 @@ import torch
 
 import transduce as td
 from tests.language_runs import TEXT, any_tokenizer, language_model, language_run
+from transduce.data.base_tokenizer import TextStream
 from transduce.decode import sample
 from transduce.decode.sample import Sampler
 from transduce.run import load_run
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.load import load_as
-from transduce.tasks.outputs import TextStream
 
 KINDS = ["characters", "bytes", "pieces"]
 FILES = {"characters": "characters.json", "bytes": "tokenizer.json", "pieces": "tokenizer.model"}
@@ -217,14 +217,17 @@ def test_a_space_at_the_end_of_a_prompt_ends_its_word(kind, beam_size):
     """Where tokens have no such space, a text begins with it, and it is written once; beside a prompt without."""
     g = generator(kind)
     x = GenerationConfig(max_length=6, n=3 if beam_size == 1 else 1, seed=1, beam_size=beam_size)
-    for outputs, prompt in zip(g.generate(["All ", "All", "it's "], x), ["All ", "All", "it's "], strict=True):
+    prompts = ["All ", "All", "it's "]
+    for number, (outputs, prompt) in enumerate(zip(g.generate(prompts, x), prompts, strict=True)):
         for k, output in enumerate(outputs):
             ids = g.encode(prompt) + output.tokens
             written = g.tokenizer.decode([ids])[0]
             assert written == prompt + output.text
             if beam_size == 1:
-                stream = g.stream(prompt, x, prompt_number=["All ", "All", "it's "].index(prompt), text_number=k)
+                stream = g.stream(prompt, x, prompt_number=number, text_number=k)
                 assert "".join(stream) == output.text
+    if kind == "pieces":  # SentencePiece knows no tab
+        assert g(["All\t"], x) == g(["All "], x) != g(["All"], x)
 
 
 def test_long_prompts_keep_their_end_and_text_stops_where_positions_end(caplog):

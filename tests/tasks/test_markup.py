@@ -30,6 +30,14 @@ def translated(text: str, format: str = "html", order: list[int] | None = None) 
     return joined(pieces, (shouted(piece, order) for piece in pieces if isinstance(piece, Fragment)))
 
 
+def test_what_nobody_sees_is_no_text():
+    """A space without width and a soft hyphen stay where they are, and nothing is translated there."""
+    text = "<p>&#8203;</p><p>&shy;</p><p>a</p>"
+    pieces = parse(text, "html")
+    assert [each.text for each in pieces if isinstance(each, Fragment)] == ["a"]
+    assert joined(pieces, iter([Output("b")])) == text.replace(">a<", ">b<")
+
+
 def test_words_change_and_all_else_stays():
     want = """<!DOCTYPE html>
 <p class="x" title="a > b">PRINT <b>IT</b>, PLEASE &amp; NOW.</p>

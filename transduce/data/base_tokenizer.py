@@ -297,3 +297,61 @@ def warn_if_smaller(size: int, requested: int) -> None:
             f"{size:,}",
             f"{requested:,}",
         )
+
+
+TAIL = 8
+"""Tokens whose bytes form the same last characters whatever stands before them."""
+
+
+class TextStream:
+    """Text of tokens as they come after a prompt, from a window: time does not grow with the text.
+
+    The window has tokens before the new ones, as SentencePiece leaves out a space at the beginning
+    of a text, and as bytes spell a character only together.
+
+    Args:
+        space: whether tokens left out the space at the end of the prompt; it is not shown again.
+        stop: strings behind which nothing is shown.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        *,
+        space: bool = False,
+        stop: Sequence[str] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.window = list(prompt)
+        self.shown = len(self._text()) + space
+        """Characters of the window's text that were returned before."""
+        self.stop = stop
+        self.tail = ""
+        """The end of what was returned, in which a stop string may have begun."""
+
+    def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
+        """The text that these tokens add, without an unfinished character unless `last`."""
+        new = self._added(tokens, last=last)
+        if self.stop:
+            text = self.tail + new
+            ends = [text.find(each) + len(each) for each in self.stop if each in text]
+            new = text[len(self.tail) : min(ends, default=None)]
+            self.tail = text[-max(map(len, self.stop)) :]
+        return new
+
+    def _added(self, tokens: Sequence[int], *, last: bool) -> str:
+        self.window += tokens
+        text = self._text()
+        # a character has four bytes at most
+        n_open = 0 if last else min(3, len(text) - len(text.rstrip("\ufffd")))
+        settled = text[: len(text) - n_open]
+        new = settled[self.shown :]
+        self.shown = max(self.shown, len(settled))
+        if len(self.window) > 2 * TAIL:
+            self.window = self.window[-TAIL:]
+            self.shown -= len(text) - len(self._text())
+        return new
+
+    def _text(self) -> str:
+        return self.tokenizer.decode([self.window])[0]

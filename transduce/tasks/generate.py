@@ -4,15 +4,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Generator as Pieces, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.base_tokenizer import TextStream, Tokenizer
 from transduce.data.language import encode_text
 from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import RulesConfig
@@ -25,7 +24,7 @@ from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import Task, check_list, check_positions, last_position, token_log_probs
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.outputs import Output, TextStream, TokenScores, with_scores
+from transduce.tasks.outputs import Output, TokenScores, with_scores
 from transduce.tasks.search import check_suppressed, phrase_rules
 
 logger = logging.getLogger("transduce")
@@ -104,25 +103,23 @@ class Generator(Task):
         """
         check_list(prompts, "generate takes a list of prompts", of_text=True)
         config = self._with_rules(config)
-        rows = [self.encode(prompt, config.max_length) for prompt in prompts]
-        spaces = list(map(self._lost_space, prompts))
+        if stop and config.beam_size > 1:
+            raise InputError(
+                f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
+            )
+        rows = [self._prompt(prompt, config) for prompt in prompts]
         outputs: list[list[Output]] = [[] for _ in prompts]
 
         def search(batch: tuple[list[int], range]) -> list[list[Hypothesis]]:
             numbers, samples = batch
             rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
-            return self._search(
-                [rows[i] for i in numbers], [spaces[i] for i in numbers], config, rngs, stop
-            )
+            return self._search([rows[i] for i in numbers], config, rngs, stop)
 
-        batches = list(_batches([len(row) for row in rows], config))
+        batches = list(_batches([len(row.ids) for row in rows], config))
         for (numbers, _), hypotheses in self._at_once(batches, search):
             for i, best in zip(numbers, hypotheses, strict=True):
-                text = partial(TextStream, self.tokenizer, rows[i], spaces[i] is not None, stop)
-                outputs[i] += [_output(text(), h) for h in best]
-        if token_scores:
-            for row, some in zip(rows, outputs, strict=True):
-                some[:] = [self._scored(row, output) for output in some]
+                texts = [self._output(rows[i], each, stop) for each in best]
+                outputs[i] += [self._scored(rows[i], o) for o in texts] if token_scores else texts
         return outputs
 
     def stream(
@@ -154,11 +151,9 @@ class Generator(Task):
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; "
                 "set it to 1, or use generate"
             )
-        row = self.encode(prompt, config.max_length)
-        space = self._lost_space(prompt)
-        rng = config.rng(prompt_number, text_number)
-        sampler = self._sampler([row], [space], config, [rng], stop)
-        text = TextStream(self.tokenizer, row, space is not None, stop)
+        row = self._prompt(prompt, config)
+        sampler = self._sampler([row], config, [config.rng(prompt_number, text_number)], stop)
+        text = row.text(self.tokenizer, stop)
         tokens: list[int] = []
         pieces: list[str] = []
         finished = False
@@ -226,54 +221,54 @@ class Generator(Task):
 
     def _search(
         self,
-        prompts: Sequence[list[int]],
-        spaces: Sequence[Prefix | None],
+        prompts: Sequence["Prompt"],
         config: GenerationConfig,
         rngs: Sequence[np.random.Generator],
         stop: Sequence[str],
     ) -> list[list[Hypothesis]]:
         """What follows prompts of one length."""
         if config.beam_size == 1:
-            return self._sampler(prompts, spaces, config, rngs, stop).run()
-        if stop:
-            raise InputError(
-                f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
-            )
-        ids = torch.tensor(prompts, device=self.model.device)
-        constraints = self._constraints(ids, spaces, config)
-        return beam_search(self.scorer(ids), ids, constraints, config.beam)
+            return self._sampler(prompts, config, rngs, stop).run()
+        scorer, ids, constraints = self._start(prompts, config)
+        return beam_search(scorer, ids, constraints, config.beam)
+
+    def _output(self, prompt: "Prompt", h: Hypothesis, stop: Sequence[str]) -> Output:
+        text = prompt.text(self.tokenizer, stop).add(h.tokens, last=True)
+        return Output(text, h.log_prob, h.score, h.tokens, h.finished)
 
     @torch.no_grad()
-    def _scored(self, prompt: list[int], output: Output) -> Output:
+    def _scored(self, prompt: "Prompt", output: Output) -> Output:
         """The output with scores of its tokens."""
         end = [self.tokenizer.eos_id] * output.finished
-        ids = torch.tensor([*prompt, *output.tokens, *end], device=self.model.device)
-        return with_scores(self.tokenizer, output, self._token_scores(ids, len(prompt)))
+        ids = torch.tensor([*prompt.ids, *output.tokens, *end], device=self.model.device)
+        return with_scores(self.tokenizer, output, self._token_scores(ids, len(prompt.ids)))
 
-    def _constraints(
-        self, ids: Int[Tensor, "B P"], spaces: Sequence[Prefix | None], config: GenerationConfig
-    ) -> Constraints:
-        """What may follow these prompts; the last new token needs no position."""
+    def _start(
+        self, prompts: Sequence["Prompt"], config: GenerationConfig
+    ) -> tuple[Scorer, Int[Tensor, "B P"], Constraints]:
+        """What a search begins with: the scorer and the ids of these prompts, and what may follow
+        them; the last new token needs no position."""
+        ids = torch.tensor([prompt.ids for prompt in prompts], device=self.model.device)
         check_suppressed(config, self.tokenizer)
         limit = last_position(*self.engines)
         bound = limit + 1 - ids.size(1)
         if bound < config.max_length:
             logger.warning("texts end after %d tokens at most (max_positions=%d)", bound, limit)
         rules = phrase_rules(self.tokenizer, config, ids, [()] * len(ids), self.model.vocab_size)
-        return Constraints(
+        constraints = Constraints(
             ids.new_full((len(ids),), min(bound, config.max_length)),
             eos_id=self.tokenizer.eos_id,
             suppressed=self.suppressed,
             config=config,
             prompts=ids,
             rules=[*rules, *self.rules],
-            prefixes=spaces,
+            prefixes=[prompt.space for prompt in prompts],
         )
+        return self.scorer(ids), ids, constraints
 
     def _sampler(
         self,
-        prompts: Sequence[list[int]],
-        spaces: Sequence[Prefix | None],
+        prompts: Sequence["Prompt"],
         config: GenerationConfig,
         rngs: Sequence[np.random.Generator],
         stop: Sequence[str],
@@ -282,16 +277,19 @@ class Generator(Task):
         check_list(stop, "stop takes a list of strings", of_text=True)
         if "" in stop:
             raise InputError("a stop string must have a character, but one is empty; leave it out")
-        ids = torch.tensor(prompts, device=self.model.device)
-        constraints = self._constraints(ids, spaces, config)
-        sampler = Sampler(self.scorer(ids), ids, constraints, config, rngs)
+        scorer, ids, constraints = self._start(prompts, config)
+        sampler = Sampler(scorer, ids, constraints, config, rngs)
         if stop:
-            texts = [
-                TextStream(self.tokenizer, prompts[i], spaces[i] is not None)
-                for i in sampler.sentences
-            ]
+            texts = [prompts[i].text(self.tokenizer) for i in sampler.sentences]
             sampler.ends = ends_with(stop, texts)
         return sampler
+
+    def _prompt(self, prompt: str, config: GenerationConfig) -> "Prompt":
+        ids = self.encode(prompt, config.max_length)
+        last = self.tokenizer.surfaces[ids[-1]]
+        if prompt[-1:] not in (" ", "\t") or last.endswith((b" ", b"\t")) or not prompt.strip():
+            return Prompt(ids)
+        return Prompt(ids, Prefix(vocabulary(self.tokenizer), [], b" "))
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids of a prompt, or as many of its last ones as have room, with a warning."""
@@ -304,14 +302,6 @@ class Generator(Task):
             "a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), n, limit
         )
         return ids[-n:]
-
-    def _lost_space(self, prompt: str) -> Prefix | None:
-        """The space at the end of a prompt where tokens leave it out, as those of SentencePiece do:
-        a text behind it begins with a new word."""
-        (ids,) = self.tokenizer.encode([prompt])
-        if not ids or prompt[-1] != " " or self.tokenizer.surfaces[ids[-1]].endswith(b" "):
-            return None
-        return Prefix(vocabulary(self.tokenizer), [], b" ")
 
     def encode_uncut(self, prompt: str) -> list[int]:
         """Ids of a prompt of any length, with BOS where texts begin with it: at least one."""
@@ -327,8 +317,17 @@ class Generator(Task):
         return ids
 
 
-def _output(text: TextStream, h: Hypothesis) -> Output:
-    return Output(text.add(h.tokens, last=True), h.log_prob, h.score, h.tokens, h.finished)
+class Prompt(NamedTuple):
+    """What texts go on from."""
+
+    ids: list[int]
+    space: Prefix | None = None
+    """The space at its end where the ids leave it out, as those of SentencePiece do: what follows
+    begins with a new word."""
+
+    def text(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
+        """The text behind it, of which nothing is there yet."""
+        return TextStream(tokenizer, self.ids, space=self.space is not None, stop=stop)
 
 
 def ends_with(stop: Sequence[str], texts: Sequence[TextStream]) -> Callable[[int, int], bool]:

@@ -8,6 +8,7 @@ from html import escape, unescape
 from itertools import chain, takewhile
 from typing import Any
 
+from transduce.data.lines import is_blank
 from transduce.errors import InputError
 from transduce.tasks.outputs import Output
 from transduce.tasks.translate import Translator
@@ -134,7 +135,7 @@ def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
         name = (hidden or untranslated or next(filter(None, others))).lower()
         if not INLINE.fullmatch(name.removeprefix("/")):
             between = text[begin : match.start()]
-            pieces += [fragment if fragment.text.strip() else between, markup]
+            pieces += [between if is_blank(fragment.text) else fragment, markup]
             fragment, opened, begin = Fragment(escaped=escaped), [], at
             continue
         place = len(fragment.text)

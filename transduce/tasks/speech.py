@@ -79,8 +79,7 @@ def _seconds(frame: int, n_frames: int, features: FeatureConfig | VectorConfig) 
         return 0.0
     if frame == n_frames:
         return features.seconds(n_frames)
-    middle = features.seconds(frame) + features.seconds(frame + 1)
-    return (middle - features.seconds(1)) / 2
+    return (features.seconds(frame) + features.seconds(frame + 1) - features.seconds(1)) / 2
 
 
 def boundaries(
