@@ -15,7 +15,8 @@ from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.serve import ServeConfig
 from transduce.serve.app import create_app, serve_run
-from transduce.serve.http import Connection, Languages, Served
+from transduce.serve.connection import Connection
+from transduce.serve.http import Languages, Served
 from transduce.serve.translation import TranslationRequest
 from transduce.tasks.load import load
 

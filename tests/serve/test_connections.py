@@ -21,7 +21,7 @@ from tests.cli.test_serve import ROOT
 from tests.serve.test_refusals import ASKED, upload, wav
 from transduce.cli import serve
 from transduce.cli.serve import LogRate, connection_limit
-from transduce.serve.http import HEAD_SECONDS
+from transduce.serve.connection import HEAD_SECONDS
 
 DESCRIPTORS = 128
 NAME = b"a" * 100_000

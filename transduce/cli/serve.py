@@ -186,7 +186,7 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
     """
     import uvicorn
 
-    from transduce.serve.http import Connection
+    from transduce.serve.connection import Connection
 
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

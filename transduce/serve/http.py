@@ -1,13 +1,11 @@
-"""What endpoints share over HTTP: connections, the server's state, its token, bodies, errors.
+"""What endpoints share over HTTP: the server's state, its token, bodies, errors.
 
-Heads, bodies and answers are bounded in size and time; bodies are checked by pydantic.
+Bodies are bounded in size and time, and checked by pydantic.
 """
 
 import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from pathlib import Path
@@ -24,7 +22,6 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transduce.errors import InputError
 from transduce.serve import ServeConfig
@@ -34,12 +31,6 @@ from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
 Json = dict[str, Any]
-
-HEAD_SECONDS = 10.0
-"""The head of a connection's first request must come by then; see also timeout_keep_alive."""
-
-WRITE_SECONDS = 60.0
-"""A client must read some of an answer by then, if timeout_graceful_shutdown is not set."""
 
 OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors; others below 500 are invalid requests."""
@@ -208,7 +199,8 @@ TOKEN = [Depends(_check_token)]
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
-FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+FORM = "application/x-www-form-urlencoded"
+FORMS = (FORM, "multipart/form-data")
 
 
 def body_schema(model: type[BaseModel], *content_types: str) -> Json:
@@ -268,7 +260,7 @@ async def _read_fields(request: Request) -> Any:
             "the body must be application/json or a form, but its Content-Type is "
             f"{content_type[:40]!r}; name it",
         )
-    if content_type == FORMS[0]:  # UTF-8, as curl -d sends it, where Starlette takes Latin-1
+    if content_type == FORM:  # UTF-8, as curl -d sends it, where Starlette takes Latin-1
         body = (await request.body()).decode()
         pairs: Any = parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=100)
     else:
@@ -316,85 +308,3 @@ def check_bound(n: int, bound: int, noun: str) -> None:
     """Raise InputError if a request has more than it may."""
     if n > bound:
         raise InputError(f"a request may have {bound} {noun}, but it has {n}; ask for less")
-
-
-class Connection(H11Protocol):
-    """A connection that ends if its request is late, or if others need its place before its request
-    is whole, and whose end cancels the work for an answer that has not begun.
-
-    uvicorn bounds the bytes of a head, but not its time: any byte ends the timer of an idle
-    connection.
-    """
-
-    def connection_made(self, transport: Any) -> None:  # uvloop's is no asyncio.Transport
-        """Start the timer; where places run out, close the connection that has waited longest."""
-        super().connection_made(transport)
-        self.application = self.app
-        self.app = self._answer
-        self.answering: asyncio.Task[None] | None = None
-        self.by_age = self.app_state.setdefault("by_age", OrderedDict())
-        """All of this server, the one that has waited longest for its request first."""
-        self.by_age[self] = None
-        self.timeout_keep_alive_task = self.loop.call_later(
-            HEAD_SECONDS, self.timeout_keep_alive_handler
-        )
-        if self.limit_concurrency and len(self.connections) >= 0.9 * self.limit_concurrency:
-            while not (oldest := self.by_age.popitem(last=False)[0]).unready:
-                pass  # it comes back with its answer
-            oldest.transport.abort()
-
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application; close the connection if the body is not here by then."""
-
-        async def send_answer(message: Any) -> None:
-            if message["type"] == "http.response.start" and self.cycle.more_body:
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
-            await send(message)
-
-        self.answering = asyncio.current_task()
-        with suppress(asyncio.CancelledError):
-            await self.application(scope, receive, send_answer)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the work for a client that has left; a stream notices that by itself."""
-        super().connection_lost(exc)
-        self.by_age.pop(self, None)
-        if self.answering and not self.cycle.response_started:
-            self.answering.cancel()
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request has begun since the last answer."""
-        return self.cycle is None or self.cycle.response_complete
-
-    @property
-    def unready(self) -> bool:
-        """Whether it is open, and waits for a request or for the rest of one."""
-        return (self.idle or self.cycle.more_body) and not self.transport.is_closing()
-
-    def data_received(self, data: bytes) -> None:
-        """Let the timer run until the head of a request is whole."""
-        timer = self.timeout_keep_alive_task
-        self.timeout_keep_alive_task = None
-        super().data_received(data)
-        if timer and self.idle and not self.timeout_keep_alive_task:
-            self.timeout_keep_alive_task = timer
-        elif timer:
-            timer.cancel()
-
-    def pause_writing(self) -> None:
-        """Start a timer for a client that reads too little of an answer."""
-        super().pause_writing()
-        seconds = self.config.timeout_graceful_shutdown or WRITE_SECONDS
-        self.write_timer = self.loop.call_later(seconds, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """End that timer."""
-        self.write_timer.cancel()
-        super().resume_writing()
-
-    def on_response_complete(self) -> None:
-        """Begin to wait anew, as the youngest connection."""
-        self.by_age[self] = None
-        self.by_age.move_to_end(self)
-        super().on_response_complete()
