@@ -93,7 +93,7 @@ class Run:
             side = getattr(self, name)
             named[name] = hashlib.sha256(side.model).hexdigest()[:12] if side else None
         # first, as it explains other differences
-        must_stay = {name: named[name] for name in MUST_STAY if name in named}
+        must_stay = {name: named[name] for name in MUST_STAY if named.get(name)}
         return must_stay | {
             name: value for name, value in named.items() if not (name + ".").startswith(MAY_CHANGE)
         }

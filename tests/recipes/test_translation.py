@@ -90,6 +90,8 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(
     first = small(copy, parallel_text)
     assert run(first) == translation_run.scores
     assert (copy / "model.safetensors").read_bytes() == (translation_run.run / "model.safetensors").read_bytes()
+    for name in ("tokenize", "decoding.target_language"):  # a run that was begun before there were such fields goes on
+        assert name not in load_run(copy).resume_key()
     with pytest.raises(ValueError, match=r"this differs: tokenize: .* -> char\. Name another directory"):
         run(replace(first, tokenize="char"))
     with pytest.raises(ValueError, match=r"this differs: max_length: 256 -> 255\. Name another directory"):
