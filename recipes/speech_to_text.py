@@ -111,7 +111,7 @@ def run(specified: ex.SpeechExperiment) -> dict[str, float]:
     x = ex.resolved(specified, columns=set.intersection(*({*r.columns} for r in recordings + valid)))
     tokenizer = ex.speech_tokenizer(x, recordings)
     cache = ex.FeatureCache(x.cache)
-    features = ex.make_feature_extractor(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds)
+    features = ex.speech_features(x, recordings, cache)
     reader = ex.FrameReader(features, cache)
     x = ex.resolved(x, n_features=reader.n_features, vocab_sizes=[tokenizer.vocab_size])
     _, tokenizer = ex.in_languages(tokenizer, tokenizer, x.decoding)

@@ -294,14 +294,14 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
     ):
         for folder in (directory, directory / SAMPLES):
             remove_leftovers(folder)
-        if not (directory / CONFIG).exists():
-            save_run(directory, run)
-        elif changed := differences(load_run(directory).resume_key(), run.resume_key()):
+        begun = (directory / CONFIG).exists()
+        if begun and (changed := differences(load_run(directory).resume_key(), run.resume_key())):
             raise InputError(
                 f"a run goes on with the configuration it began with, but in {directory} this "
                 f"differs: {'; '.join(changed)}. Name another directory with --run, and "
                 f"--start-from {directory} to go on from its weights"
             )
+        save_run(directory, run)  # anew, with what may change
         yield
 
 

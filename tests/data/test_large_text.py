@@ -2,8 +2,11 @@
 
 import gzip
 import math
+import os
 import re
+import threading
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +65,16 @@ def decoded(batch) -> list[tuple[str, str]]:
         cut = [row[: n - 1].tolist() for row, n in zip(rows, lengths.tolist(), strict=True)]
         sides.append(tokenizer.decode(cut))
     return list(zip(*sides, strict=True))
+
+
+def test_a_pipe_holds_no_more_than_memory_does(files, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes((tmp_path / "a").read_bytes()))
+    writer.start()
+    with pytest.raises(ValueError, match=rf"again and again, but {pipe} is none, and can be read once; write it to"):
+        replace(files, train_source=pipe).splits(0, tmp_path / "cache")
+    writer.join()
 
 
 def test_a_pass_has_every_pair_once_with_its_own_translation(files, tmp_path):

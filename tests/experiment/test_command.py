@@ -15,7 +15,7 @@ from tests.runs import random_speech_run
 from transduce.cli.main import COMMANDS, main
 from transduce.config import flatten, to_dict
 from transduce.data.corpus import Files, Folder
-from transduce.experiment.command import choose, main as recipe_main, with_files
+from transduce.experiment.command import INTERRUPTED, choose, main as recipe_main, with_files
 
 RECIPES = (translation, speech_to_text, language_model, masked_language_model)
 
@@ -78,6 +78,28 @@ def test_a_start_from_a_run_takes_its_model_and_features(chosen, translator, tmp
         ValueError, match=r"^a run to start from .*config\.json: model\.d_model must be a whole number, bu"
     ):
         chosen(speech_to_text, "--start-from", sound)
+
+
+def test_flags_of_a_vocabulary_to_train_are_refused_where_that_of_a_run_is_taken(chosen, said, translator, tmp_path):
+    for recipe, words, named in (
+        (translation, ["--no-joint", "--vocab-size", 300], "vocab_size=300, joint=False"),
+        (translation, ["--normalization", "nmt_nfkc"], "normalization=nmt_nfkc"),
+        (language_model, ["--tokenizer", "byte_bpe"], "tokenizer=byte_bpe"),
+    ):
+        assert said(recipe, "--start-from", translator, *words) == (
+            2, "", "transduce: a run that starts from another has its vocabulary, or that of --tokenizer FILE, but "
+            f"{named}; leave it out\n",
+        )  # fmt: skip
+        assert said(recipe, *words, "--run", tmp_path)[0] == 0
+    chosen(language_model, "--start-from", translator, "--tokenizer", tmp_path / "my.json", "--vocab-size", 300)
+
+
+def test_a_training_whose_output_nobody_reads_any_longer_is_not_done(monkeypatch, capsys):
+    def closed(x):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    code = recipe_main(closed, translation.SETTINGS, default="commands", description="", arguments=[])
+    assert (code, capsys.readouterr().err) == (130, f"transduce: {INTERRUPTED}\n")
 
 
 def parts(config) -> tuple:

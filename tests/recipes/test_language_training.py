@@ -1,5 +1,6 @@
 """Trainings of language models and masked ones that are stopped or go on for longer."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -63,3 +64,5 @@ def test_more_updates_have_the_schedule_of_their_number_or_one_of_their_own(
         f"goes on after update 4, in a schedule of 6 updates: the rate was 0.0001 and is now {formula(5, 6):.3g}; for a "
         f"schedule of its own: --start-from {tmp_path / 'run'} --run NEW\n"
     ) in capsys.readouterr().out
+    plain = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert [plain[name]["training"]["max_updates"] for name in ("experiment", "specified")] == [6, 6]

@@ -201,6 +201,13 @@ def test_another_column_makes_it_speech_translation(recordings, tmp_path, untrai
     want = (frames[0].double() - everything.mean(dim=0)) / everything.std(dim=0, correction=0)
     got = feature_extractor(read_audio(paths[0], RATE))
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
+    few = [r for r in read_manifest(recordings / "train.tsv") if r.id != "broken"][:3]
+    write_manifest(tmp_path / "few.tsv", few)
+    brief = replace(x.corpus, train=tmp_path / "few.tsv", test=None)
+    more = replace(x, run=tmp_path / "more", start_from=x.run, corpus=brief)
+    untrained(run, more)
+    same = load_run(more.run).feature_extractor  # the numbers that the weights know
+    assert same.mean.equal(feature_extractor.mean) and same.std.equal(feature_extractor.std)
     with pytest.raises(ValueError, match=r"differs: corpus\.target_column: german -> text"):
         run(replace(x, corpus=replace(x.corpus, target_column="text"), ctc_weight=0.0))
 

@@ -136,6 +136,8 @@ def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_pa
         run(small(tmp_path / "other", parallel_text, lowercase=True, start_from=translation_run.run))
     there = saved_tokenizers(tmp_path / "other", x.run, lowercase=True)
     assert there is not None and there[0].model == (x.run / "tokenizer.model").read_bytes()
+    with pytest.raises(ValueError, match=r"^the tokenizer of .*run has no capitals, .*; add --lowercase, or name ano"):
+        run(small(tmp_path / "other", parallel_text, start_from=x.run))
 
 
 def test_transcripts_are_trained_on_beside_the_text(parallel_text, tmp_path, untrained, capsys):

@@ -136,7 +136,14 @@ class PairFiles:
         """The pairs that have text on both sides, in memory where the files have no more than POOL
         pairs."""
         beginning = list(islice(self, POOL + 1))
-        return survey(self, cache) if len(beginning) > POOL else _with_text(beginning, str(self))
+        if len(beginning) <= POOL:
+            return _with_text(beginning, str(self))
+        if pipe := next((path for path in self.paths if not path.is_file()), None):
+            raise InputError(
+                f"more than {POOL:,} pairs are read from their files again and again, but {pipe} "
+                "is none, and can be read once; write it to a file, which may be .gz"
+            )
+        return survey(self, cache)
 
 
 def each_tsv_pair(path: Path, errors: str = "strict") -> Iterator[Pair]:

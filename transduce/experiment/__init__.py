@@ -28,10 +28,7 @@ if TYPE_CHECKING:
         corpus_folder as corpus_folder,
     )
     from transduce.data.features import FeatureCache as FeatureCache
-    from transduce.data.frame_reader import (
-        FrameReader as FrameReader,
-        make_feature_extractor as make_feature_extractor,
-    )
+    from transduce.data.frame_reader import FrameReader as FrameReader
     from transduce.data.language import (
         OneText as OneText,
         Shards as Shards,
@@ -98,6 +95,7 @@ if TYPE_CHECKING:
     )
     from transduce.experiment.start import (
         saved_tokenizers as saved_tokenizers,
+        speech_features as speech_features,
         speech_pairs as speech_pairs,
         speech_tokenizer as speech_tokenizer,
     )

@@ -55,7 +55,10 @@ def main(
         limit_omp_spin()
         experiment = choose(settings, words, default=default, description=description, prog=prog)
         _check_machine(experiment)
-        run(experiment)
+        try:
+            run(experiment)
+        except BrokenPipeError as error:  # nobody reads on, but it is not done
+            raise KeyboardInterrupt from error
         directory = resolved(experiment).run
         print(f"curves, samples and scores: {directory / 'report.html'}")
         print(f"try it: {experiment.NEXT.format(run=directory)}")
@@ -161,11 +164,26 @@ def choose(
     chosen: ExperimentT = call(
         kind, words, prog=f"{prog} {name}", default=experiment, description=summary, foot=FOOT
     )
+    _check_vocabulary(chosen, experiment)
     if options.print_config:
         print(f"# {prog} {name} --config FILE")
         print(*_commented_yaml(chosen, [each for _, each in settings.values()]), sep="\n")
         sys.exit(0)
     return chosen
+
+
+def _check_vocabulary(x: Experiment, default: Experiment) -> None:
+    """Raise InputError where flags describe a vocabulary to train, and that of a run is taken."""
+    names = ("tokenizer", "vocab_size", "joint", "normalization")
+    named = {
+        name: value for name in names if (value := getattr(x, name, 0)) != getattr(default, name, 0)
+    }
+    files = not isinstance(getattr(x, "tokenizer", None) or "", str)
+    if x.start_from and named and not files:
+        raise InputError(
+            "a run that starts from another has its vocabulary, or that of --tokenizer FILE, but "
+            f"{', '.join(f'{name}={value}' for name, value in named.items())}; leave it out"
+        )
 
 
 def _starting_run(words: list[str], x: Experiment) -> Path | None:

@@ -26,6 +26,7 @@ from transduce.model.meta import INFERENCE, TRAINING, check_fits, flops_per_toke
 from transduce.model.transformer import Transformer
 from transduce.report.documents import write_reports
 from transduce.run import (
+    CONFIG,
     SAMPLES,
     WEIGHTS,
     Run,
@@ -203,13 +204,14 @@ def train(
     experiment = {**to_dict(x), "data": fingerprint}
     run = processor.as_run(objective.model, experiment, to_dict(specified or x))
     here = world()
+    former = load_run(x.run).experiment["training"] if (x.run / CONFIG).exists() else {}
     held = open_run(x.run, run) if here.first else nullcontext()  # the first alone writes there
     with here.exchanging(COLLECTIVE), held:
         if here.first:
             save_lexicon(x.run, processor.lexicon)
         here.barrier()
         _check_alike(x, run)
-        _print_schedule(x.run, x.training)
+        _print_schedule(x.run, former.get("max_updates", 0), x.training)
         trainer = Trainer(
             objective=objective,
             data=data,
@@ -263,11 +265,10 @@ def _check_alike(x: Experiment, run: Run) -> None:
         )
 
 
-def _print_schedule(directory: Path, training: TrainingConfig) -> None:
-    """Print the change of the rate where a run that had ended goes on."""
-    first = load_run(directory).experiment["training"]["max_updates"]
+def _print_schedule(directory: Path, former: int, training: TrainingConfig) -> None:
+    """Print the change of the rate where a run that had ended, after `former` updates, goes on."""
     done = max((int(path.name) for path in checkpoints(directory)), default=0)
-    if first <= done < training.max_updates:
+    if 0 < former <= done < training.max_updates:
         before = training.optim.rate(done, done)
         now = training.optim.rate(done + 1, training.max_updates)
         print(

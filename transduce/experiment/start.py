@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.frame_reader import FrameReader
+from transduce.data.config import FeatureConfig
+from transduce.data.features import FeatureCache, FeatureExtractor, VectorReader
+from transduce.data.frame_reader import FrameReader, make_feature_extractor
 from transduce.data.manifest import Recording
 from transduce.data.pronunciations import PronunciationTokenizer, read_dictionary
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
@@ -42,7 +44,7 @@ def saved_tokenizers(
     symbols: str = "",
     *,
     needs: Sequence[str] = (),
-    lowercase: bool = False,
+    lowercase: bool | None = None,
 ) -> tuple[Tokenizer, Tokenizer] | None:
     """The tokenizers of the run that was begun here, or else of files, or of another run.
 
@@ -51,7 +53,7 @@ def saved_tokenizers(
         named: a tokenizer file for both sides, or one for each; a word such as "byte_bpe" is none.
         symbols: words that become one token each in tokenizers of files or another run.
         needs: the special ids that the recipe cannot do without, such as "bos_id" and "eos_id".
-        lowercase: it must fold case as well.
+        lowercase: what it makes of capitals, unless they may be kept or not.
 
     Returns:
         None where there are none; one tokenizer twice where a side has none, or both share it.
@@ -77,21 +79,31 @@ def saved_tokenizers(
     if symbols and not begun:
         tokenizers = {each.with_symbols(symbols.split()): path for each, path in tokenizers.items()}
     for tokenizer, path in tokenizers.items():
-        _check_tokenizer(tokenizer, path, needs, lowercase)
+        _check_tokenizer(tokenizer, path, needs, None if begun else lowercase)
     first, *rest = tokenizers
     return first, (rest or [first])[0]
 
 
-def _check_tokenizer(tokenizer: Tokenizer, path: Path, needs: Sequence[str], lower: bool) -> None:
+def _check_tokenizer(
+    tokenizer: Tokenizer, path: Path, needs: Sequence[str], lowercase: bool | None
+) -> None:
     """Raise InputError where a tokenizer lacks what is needed."""
     try:
         tokenizer.required(*needs)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    if lower and tokenizer.decode(tokenizer.encode(["A"])) != ["a"]:
+    if lowercase is None:
+        return
+    folds = tokenizer.decode(tokenizer.encode(["A"])) == ["a"]
+    if lowercase and not folds:
         raise InputError(
             f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out "
             "--lowercase, or train a tokenizer with it"
+        )
+    if folds and not lowercase:
+        raise InputError(
+            f"the tokenizer of {path} has no capitals, so validation must not count those of the "
+            "references; add --lowercase, or name another --tokenizer"
         )
 
 
@@ -112,6 +124,28 @@ def speech_tokenizer(x: SpeechExperiment, recordings: Sequence[Recording]) -> To
     texts += cells(recordings, x.ctc_text) if x.ctc_text else []
     symbols = x.symbols.split()
     return SentencePieceTokenizer.train(texts, vocab_size=x.vocab_size, symbols=symbols)
+
+
+def speech_features(
+    x: SpeechExperiment, recordings: Sequence[Recording], cache: FeatureCache
+) -> FeatureExtractor | VectorReader:
+    """The feature extractor of a speech experiment.
+
+    Statistics of training data are those that the weights know: of the run that was begun here, or
+    that the experiment starts from. Where there are none, they are those of the recordings.
+
+    Raises:
+        InputError: see `make_feature_extractor`; or start_from is no run.
+    """
+    assert x.run is not None  # it is resolved
+    origin = x.run if (x.run / CONFIG).exists() else x.start_from
+    if origin and isinstance(x.features, FeatureConfig) and x.features.has_statistics:
+        known = load_run(origin).feature_extractor
+        if known is not None and known.config == x.features:
+            return known
+    return make_feature_extractor(
+        x.features, recordings, cache, x.workers, max_seconds=x.max_seconds
+    )
 
 
 def speech_pairs(
