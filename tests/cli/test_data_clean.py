@@ -179,6 +179,40 @@ def test_a_text_may_begin_with_many_blank_pairs(tmp_path, clean):
     assert (code, written["c.de"]) == (0, ["Ein Hund."])
 
 
+def test_no_file_takes_the_place_of_another_or_of_what_is_read(tmp_path, clean):
+    (tmp_path / "out").mkdir()
+    source, target = (put(tmp_path / "out" / f"c.{ending}", ["1", "2"]) for ending in ("en", "de"))
+    assert "an output must not replace what is read, but " in clean(source, target)[1]
+    assert source.read_text() == target.read_text() == "1\n2\n"
+    words = ["--source", "en", "--target", "en", "--output", str(tmp_path / "same")]
+    assert main(["data", "clean", str(source), str(target), *words]) == 2
+    assert not [*tmp_path.glob("same*")]
+
+
+def test_numbers_have_no_script(tmp_path, clean):
+    lines = [f"{i}.\t{i}.)" for i in range(30)] + ["A dog.\tEin Hund.", "A cat.\tКошка."]
+    code, said, written = clean(put(tmp_path / "a.tsv", [*lines, "Two dogs.\tZwei Hunde."]))
+    assert (code, written["c.de"][-2:]) == (0, ["Ein Hund.", "Zwei Hunde."]) and said.endswith(": 1 other script\n")
+
+
+def test_what_no_line_can_hold_is_a_wrong_encoding_or_blank(tmp_path, clean):
+    rows = [("a \ud800 b", "c"), ("d \0 e", "f"), ("\u200b", "c"), ("\ufeff\u200d", "c"), ("a", "b")]
+    code, said, written = clean(put(tmp_path / "a.jsonl", [json.dumps({"en": s, "de": t}) for s, t in rows]))
+    assert (code, written["c.en"]) == (0, ["a"]) and "2 wrong encoding, 2 blank" in said
+    texts = [f"a dog {i}".encode() for i in range(20)] + [b"a caf\xe9"]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr("x.en", b"\n".join(texts))
+        packed.writestr("x.de", "\n".join(f"ein Hund {i}" for i in range(21)))
+    code, said, written = clean(tmp_path / "a.zip")
+    assert (code, len(written["c.en"])) == (0, 20) and said.endswith(": 1 wrong encoding\n")
+
+
+def test_a_country_may_stand_behind_an_underscore(tmp_path, clean):
+    unit = '<tu><tuv xml:lang="en_US"><seg>a dog</seg></tuv><tuv xml:lang="de_DE"><seg>ein Hund</seg></tuv></tu>'
+    _, _, written = clean(put(tmp_path / "a.tmx", [f"<tmx><body>{unit}</body></tmx>"]))
+    assert (written["c.en"], written["c.de"]) == (["a dog"], ["ein Hund"])
+
+
 def test_the_script_is_the_one_that_most_of_the_text_has(tmp_path, clean):
     """Japanese mixes three, which are one here."""
     pairs = [("A dog.", "犬です。"), ("Tokyo", "東京"), ("Coffee", "コーヒー"), ("Wrong", "Something else")]

@@ -110,6 +110,8 @@ def segments(kaldi):
         "u z 0 1",
         "v/../w a 0 1",
         "n a nan 1",
+        "x b 0.5 0.3",
+        "y b 0.2 20",
     ]
     put(kaldi / "segments", *rows)
     put(kaldi / "text", *(f"{row.split()[0]} said" for row in rows))
@@ -130,11 +132,12 @@ def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
         assert rate == 8000
         np.testing.assert_array_equal(samples, noise(source)[start:stop, 0])
     assert out[:-1] == [
-        "left out 4: a segment that is not START END in seconds, inside its sound, or is none for FLAC: r, s, t, n",
+        "left out 6: a segment that is not START END in seconds, inside its sound, or is none for FLAC: "
+        "r, s, t, n, x, ...",
         "left out 1: no sound: u",
     ]
     assert make(segments, tmp_path / "m.tsv")[1][0].startswith(
-        "left out 7: a segment that must be cut; name a folder for segments: --audio-out DIR: p, q, r, s, t, ..."
+        "left out 9: a segment that must be cut; name a folder for segments: --audio-out DIR: p, q, r, s, t, ..."
     )
     with pytest.raises(ValueError, match="segments must be cut out of their sound"):
         read_manifest(segments)
@@ -191,6 +194,25 @@ def test_segments_of_nemo_are_cut(tmp_path, make):
     assert [(r.text, r.seconds) for r in recordings] == [("0", 0.25), ("1", 0.5), ("2", 1.0), ("3", 0.25)]
     for recording, (start, stop) in zip(recordings, [(0, 2000), (4000, 8000), (0, 8000), (4000, 6000)], strict=True):
         np.testing.assert_array_equal(soundfile.read(recording.audio, dtype="int16")[0], noise(8000)[start:stop, 0])
+
+
+def test_of_a_sound_of_nemo_that_lasts_longer_than_its_duration_the_beginning_is_meant(tmp_path, make):
+    sound(tmp_path / "long.wav", n=8000)
+    rows = [{"audio_filepath": "long.wav", "duration": n, "text": str(n)} for n in (0.25, 0.95)]
+    put(tmp_path / "m.jsonl", *map(json.dumps, rows))
+    assert make(tmp_path / "m.jsonl", tmp_path / "out.tsv", "--audio-out", tmp_path / "pieces")[0] == 0
+    recordings = read_manifest(tmp_path / "out.tsv")
+    assert [r.seconds for r in recordings] == [0.25, 1.0]  # a duration may be rounded
+    np.testing.assert_array_equal(soundfile.read(recordings[0].audio, dtype="int16")[0], noise(8000)[:2000, 0])
+
+
+def test_what_is_read_is_not_replaced(tmp_path, make):
+    sound(tmp_path / "a.wav")
+    put(tmp_path / "metadata.csv", "file_name,text", "a.wav,good", "b.wav,none")
+    for source in (tmp_path, tmp_path / "metadata.csv"):
+        code, _, err = make(source, tmp_path / "metadata.csv")
+        assert code == 2 and err.startswith("transduce: an output must not replace what is read, but ")
+    assert len((tmp_path / "metadata.csv").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize(

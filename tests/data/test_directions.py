@@ -95,6 +95,11 @@ def test_validation_is_spread_over_the_file(folder):
     assert valid.target == [line("val", "de", i) for i in (0, 2, 4)]
 
 
+def test_a_direction_that_is_named_twice_is_read_once(folder):
+    once, twice = (Directions(data=folder, languages=LANGUAGES, directions=d) for d in (("en-de",), ("en-de",) * 2))
+    assert twice.splits(1) == once.splits(1) and twice.test_groups() == once.test_groups()
+
+
 def test_wrong_directions_are_refused(folder):
     with pytest.raises(ValueError) as caught:
         Directions(data=folder, languages=("en",))

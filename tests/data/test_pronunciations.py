@@ -76,6 +76,13 @@ def test_what_is_no_dictionary_is_refused(tmp_path, name, content, told):
     assert told.format(path=path) in str(error.value)
 
 
+def test_digits_that_are_no_stress_stay(tmp_path):
+    """Tones, and vowels of X-SAMPA."""
+    (tmp_path / "a.dict").write_text("妈 m a1\n麻 m a2\n鱼 AI1\ndeux d 2\nER ER0\n")
+    want = {"妈": "m a1", "麻": "m a2", "鱼": "AI1", "deux": "d 2", "er": "ER"}
+    assert read_dictionary(tmp_path / "a.dict") == want
+
+
 def test_a_damaged_file_is_told(tmp_path):
     """Bytes that are lost or changed on the way, wherever they are behind the header."""
     path, whole = tmp_path / "a.gz", gzip.compress(DICTIONARY.encode())

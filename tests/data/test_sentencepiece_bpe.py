@@ -114,6 +114,12 @@ def test_lowercase_folds_what_python_folds_but_no_symbol():
     assert letters == letters.lower() and len(letters) > 150
 
 
+def test_a_text_may_be_one_long_line():
+    short = SentencePieceTokenizer.train(["αβγδ εζηθ " * 100, "a b c"], vocab_size=290)
+    long = SentencePieceTokenizer.train(["αβγδ εζηθ " * 120_000, "a b c"], vocab_size=290)
+    assert long.encode(["αβγδ εζηθ"]) == short.encode(["αβγδ εζηθ"]) and len(long.encode(["αβγδ"])[0]) <= 2
+
+
 def test_joint_is_one_object_and_separate_are_two():
     german = [text.replace("the", "das").replace("cat", "Kätzchen") for text in TEXT]
     one, same = train_tokenizer_pair(TEXT, german, vocab_size=380, joint=True)

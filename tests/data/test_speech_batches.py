@@ -21,7 +21,7 @@ from transduce.data.frame_reader import (
     make_feature_extractor,
     perturb_vocal_tract,
 )
-from transduce.data.manifest import Recording
+from transduce.data.manifest import Recording, read_manifest
 from transduce.data.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 from transduce.data.speech_batches import SpeechPairs, positions_needed
 from transduce.model.config import Frames
@@ -284,10 +284,10 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
     ("seconds", "n_vectors", "fits"),
     [
         (10.0, 1000, True), (10.0, 920, True), (10.0, 880, False), (1.0, 92, True), (1.0, 88, False),
-        (0.4, 32, True), (0.4, 28, False), (0.4, 90, True), (0.15, 10, True),
+        (0.4, 32, True), (0.4, 28, False), (0.4, 48, True), (0.4, 90, False), (0.15, 10, True),
     ],
 )  # fmt: skip
-def test_a_tenth_of_a_recording_and_a_tenth_of_a_second_may_lack(tmp_path, tokenizer, seconds, n_vectors, fits):
+def test_a_tenth_of_a_recording_or_of_a_second_may_lack_or_be_too_much(tmp_path, tokenizer, seconds, n_vectors, fits):
     np.save(tmp_path / "a.npy", np.ones((n_vectors, 3)))
     np.save(tmp_path / "b.npy", np.ones((20, 3)))
     reader = FrameReader(VectorReader(VectorConfig(n_features=3)), FeatureCache(tmp_path / "cache"))
@@ -325,8 +325,8 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
         )
     assert pairs.recordings == good
     assert pairs.skipped == {
-        "blank text": 1, "longer than 3 s": 2, "shorter than its manifest says": 0, "unusable sound": 4,
-        "fewer positions than tokens": 1,
+        "blank text": 1, "longer than 3 s": 2, "shorter than its manifest says": 0, "longer than its manifest says": 0,
+        "unusable sound": 4, "fewer positions than tokens": 1,
     }  # fmt: skip
     assert len(rows(pairs, 0)) == 3
     warnings = told(caplog)
@@ -338,13 +338,36 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
     assert all(f"{n} {why}" in str(pairs) for why, n in pairs.skipped.items() if n)
 
 
+@pytest.mark.parametrize("hop", [0.04, 0.005])
+def test_the_features_say_how_long_a_vector_stands_for_and_a_manifest_need_not(tmp_path, tokenizer, hop):
+    lengths = (30, 50)
+    for n in lengths:
+        np.save(tmp_path / f"{n}.npy", np.ones((n, 3)))
+    (tmp_path / "m.tsv").write_text("audio\ttext\n30.npy\tred\n50.npy\tblue\n")
+    config = VectorConfig(n_features=3, hop=hop)
+    reader = FrameReader(VectorReader(config), FeatureCache(tmp_path / "cache"))
+    recordings = read_manifest(tmp_path / "m.tsv")
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=900, max_seconds=2.0)
+    assert [r.seconds for r in pairs.recordings] == pytest.approx([n * hop for n in lengths])
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=900, max_seconds=40 * hop)
+    assert [r.text for r in pairs.recordings] == ["red"]
+
+
+def test_ctc_does_not_learn_that_nobody_speaks_where_a_text_is_missing(tmp_path, reader, tokenizer):
+    texts = zip(record(tmp_path, TEXTS[:3]), ("a", "b", " "), strict=True)
+    good = [replace(recording, columns={"text": text}) for recording, text in texts]
+    pairs = speech_pairs(good, reader, tokenizer, frames_per_batch=900, ctc_column="text")
+    assert pairs.recordings == good[:2] and pairs.skipped["blank text"] == 0
+    assert pairs.skipped["blank column text"] == 1
+
+
 def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
     bad = [Recording(str(i), tmp_path / "none.wav", 1.0, "A", "red") for i in range(2)]
     with pytest.raises(ValueError) as error:
         speech_pairs(bad, reader, tokenizer, frames_per_batch=300)
     assert str(error.value) == (
         "training needs recordings, but of 2 none is left: 0 blank text, 0 longer than 30 s, 0 shorter than its "
-        "manifest says, 2 unusable sound, "
+        "manifest says, 0 longer than its manifest says, 2 unusable sound, "
         f"0 fewer positions than tokens; {tmp_path / 'none.wav'} cannot be read: No such file or directory; "
         "check the path"
     )

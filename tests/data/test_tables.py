@@ -1,5 +1,6 @@
 """Pairs in Parquet and Arrow files are those of the same text in lines; what cannot be read is named."""
 
+import gzip
 import re
 from pathlib import Path
 
@@ -50,6 +51,37 @@ def test_a_folder_is_its_files_by_name(tmp_path):
     assert PairFiles(tables.table_files(tmp_path), ("en", "de")).read() == ParallelText(["s1", "s0"], ["t1", "t0"])
 
 
+def test_a_folder_is_one_split_and_has_what_its_state_lists(tmp_path):
+    for name in ("train-0.parquet", "train-1.parquet"):
+        written(tmp_path / name, table())
+    assert len(tables.table_files(tmp_path)) == 2
+    written(tmp_path / "validation-0.parquet", table())
+    with pytest.raises(ValueError, match=rf"^a folder of tables is one split, but {tmp_path} has train, valid; move"):
+        tables.table_files(tmp_path)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):
+        written(saved / name, table(), stream=True)
+    (saved / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    assert [path.name for path in tables.table_files(saved)] == ["data-00000-of-00001.arrow"]
+
+
+def test_tables_in_text_may_be_packed_and_endings_be_capitals(tmp_path):
+    for name, text in (("a.csv", "one,eins"), ("B.CSV", "two,zwei")):
+        (tmp_path / name).write_text(f"en,de\n{text}\n")
+    (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"en,de\nthree,drei\n"))
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"en": "four", "de": "vier"}\n'))
+    read = PairFiles(tables.table_files(tmp_path), ("en", "de")).read()
+    assert sorted(read.target) == ["drei", "eins", "vier", "zwei"]
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path):
+    twice = pyarrow.Table.from_arrays([pyarrow.array([name]) for name in "abc"], names=["en", "en", "de"])
+    path = written(tmp_path / "a.arrow", twice)
+    with pytest.raises(ValueError, match=r"has no en of that kind; it has de; name"):
+        PairFiles((path,), ("en", "de")).read()
+
+
 def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path):
     path = written(tmp_path / "a.parquet", table())
     with pytest.raises(ValueError) as error:
@@ -78,7 +110,9 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
 
 def test_what_is_no_table_and_no_pyarrow_are_refused(tmp_path, monkeypatch):
     for path in (tmp_path / "none.parquet", tmp_path):
-        with pytest.raises(ValueError, match=re.escape(f", .csv, .jsonl, .tmx, .tmx.gz, .zip, but {path} is none")):
+        with pytest.raises(
+            ValueError, match=re.escape(f", .csv, .csv.gz, .jsonl, .jsonl.gz, .tmx, .tmx.gz, .zip, but {path} is none")
+        ):
             tables.table_files(path)
     monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     path = written(tmp_path / "a.parquet", table())

@@ -87,11 +87,13 @@ def test_flags_of_a_vocabulary_to_train_are_refused_where_that_of_a_run_is_taken
         (language_model, ["--tokenizer", "byte_bpe"], "tokenizer=byte_bpe"),
     ):
         assert said(recipe, "--start-from", translator, *words) == (
-            2, "", "transduce: a run that starts from another has its vocabulary, or that of --tokenizer FILE, but "
-            f"{named}; leave it out\n",
+            2, "", "transduce: a vocabulary is trained, or is that of --tokenizer FILE or of the run to start from, but "
+            f"{named} is of one to train; leave it out, or the other\n",
         )  # fmt: skip
         assert said(recipe, *words, "--run", tmp_path)[0] == 0
-    chosen(language_model, "--start-from", translator, "--tokenizer", tmp_path / "my.json", "--vocab-size", 300)
+    file = ["--tokenizer", tmp_path / "my.json"]
+    assert said(translation, *file, "--no-joint")[0] == said(language_model, *file, "--vocab-size", 300)[0] == 2
+    chosen(translation, *file, tmp_path / "other.json", "--no-joint")
 
 
 def test_a_training_whose_output_nobody_reads_any_longer_is_not_done(monkeypatch, capsys):

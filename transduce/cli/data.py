@@ -17,9 +17,13 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from tyro.conf import Positional, arg
 
+from transduce.cli.large_files import check_output
 from transduce.data.manifest import Recording, to_recording, write_manifest
-from transduce.data.sound_lists import SPAN, Row, each_row, kaldi_table, seconds_of
+from transduce.data.sound_lists import SPAN, TABLES, Row, each_row, kaldi_table, seconds_of
 from transduce.errors import InputError
+
+BEYOND = 0.5
+"""Seconds that a segment may end behind its sound, as in Kaldi."""
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -146,6 +150,8 @@ def manifest(
         audio_out: Folder for segments of longer sound, as FLAC: those of a Kaldi directory, or
             of NeMo's offset and duration.
     """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    check_output(out, [source, *(source / name for name in TABLES)])
     _write(out, _usable(each_row(source), audio_out))
 
 
@@ -209,6 +215,8 @@ def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
         with soundfile.SoundFile(audio) as sound:
             rate, subtype = sound.samplerate, sound.subtype
             last = min(round(end * rate), sound.frames) if end > 0 else sound.frames
+            if 0 < end <= start or end > sound.frames / rate + BEYOND:
+                raise ValueError
             sound.seek(round(start * rate))
             whole = subtype.startswith("PCM")
             samples = sound.read(last - sound.tell(), dtype="int32" if whole else "float64")
@@ -237,7 +245,6 @@ def _write(path: Path, recordings: Iterable[Recording], root: Path | None = None
         raise InputError(
             f"a manifest needs a recording, but there is none for {path}; --help has the layouts"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_manifest(path, recordings, root=root)
     length = timedelta(seconds=round(sum(r.seconds for r in recordings)))
     speakers = {r.speaker for r in recordings}

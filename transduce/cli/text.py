@@ -20,6 +20,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import OptionalFile
+from transduce.cli.large_files import check_output
 from transduce.config import at_least
 from transduce.data.language import CUT, encode_text, read_header, read_text, write_shard
 from transduce.data.lines import check_text, decode_lines
@@ -77,10 +78,17 @@ def clean(
 
     at_least(1, max_ratio=max_ratio, max_words=max_words)
     pairs = pair_files(files, source, target)
+    if source == target:
+        raise InputError(
+            f"two files come out, named by their languages, but both are {source!r}; give one of "
+            f"them another name, such as {source}-2"
+        )
     filters = Filters(max_ratio, max_words, _usual_scripts(pairs))
     counted = Counter[str]()
     names = [f"{output}.{ending}" for ending in (source, target, "removed.tsv")]
     output.parent.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        check_output(Path(name), pairs.paths)
     one, other, rest = (replacing(Path(name)) for name in names)
     with one as sources, other as targets, rest as others, Bar(unit="pair", unit_scale=True) as bar:
         for pair in _decoded(pairs):
@@ -101,7 +109,8 @@ def clean(
 def _usual_scripts(pairs: PairFiles) -> list[str]:
     """The script that most of the first texts of each side have."""
     first = islice(filter(has_text, _decoded(pairs)), FIRST)
-    return [mode(map(script_of, side)) for side in zip(*first, strict=True)]
+    sides = [[*filter(None, map(script_of, side))] for side in zip(*first, strict=True)]
+    return [mode(side) if side else "" for side in sides]
 
 
 def pair_files(files: Sequence[Path], source: str, target: str) -> PairFiles:
@@ -123,8 +132,6 @@ def _decoded(pairs: PairFiles) -> Iterator[Pair]:
     Raises:
         InputError: of the first pairs more than a tenth have such bytes, as in another encoding.
     """
-    if pairs.columns:
-        return iter(pairs)
     first = [*islice(pairs.decoded("replace"), FIRST)]
     if 10 * sum(any("\ufffd" in text for text in pair) for pair in first) > len(first):
         return iter(pairs)  # whose errors name the line
@@ -157,7 +164,7 @@ class Filters:
         if lengths[1] > self.max_ratio * max(lengths[0], 10):  # short texts differ by more
             return "length ratio"
         scripts = zip(map(script_of, pair), self.scripts, strict=True)
-        if any(script not in ("", usual) for script, usual in scripts):
+        if any(script not in ("", usual or script) for script, usual in scripts):
             return "other script"
         return ""
 
@@ -260,6 +267,11 @@ def _pieces(output: Path, texts: dict[str, Sequence[Path]], shard_bytes: int) ->
             check_text(file)
         cuts = [(file, *cut) for file in files for cut in pieces_of(file, shard_bytes)]
         pieces += [Piece(*cut, output / f"{split}-{i:05d}") for i, cut in enumerate(cuts)]
+        if not cuts:
+            raise InputError(
+                f"shards need text to train on and to validate on, but --{split} "
+                f"{' '.join(map(str, files))} has none"
+            )
     known = {piece.shard.name for piece in pieces}
     if strange := [path for path in sorted(output.glob("*-*.bin")) if path.stem not in known]:
         raise InputError(

@@ -181,6 +181,14 @@ class Files(Corpus):
                 f"validation has files or is held out, but hold_out={self.hold_out} and files are "
                 "named; leave one out"
             )
+        columns = (self.source_column, self.target_column)
+        tables = (self.train_table, self.valid_table, self.test_table)
+        if columns != ("source", "target") and not any(tables):
+            raise InputError(
+                "columns are those of tables, but source_column and target_column are "
+                f"{' and '.join(columns)}, and no table is named; give --train-table, or name the "
+                "source first"
+            )
 
     @property
     def has_test(self) -> bool:
@@ -315,7 +323,7 @@ class Directions:
             InputError: no folder is named, or it lacks a file.
         """
         directions = self.test_directions if split == "test" else ()
-        for name in directions or self.directions or self.pairs:
+        for name in dict.fromkeys(directions or self.directions or self.pairs):
             source, target = self.pairs[name]
             shared = getattr(self, split)
             own = (f"{shared}.{source}-{target}", f"{shared}.{target}-{source}")

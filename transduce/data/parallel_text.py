@@ -6,14 +6,14 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from transduce.data.base_tokenizer import TAG
-from transduce.data.lines import each_line, in_step, lines_fingerprint
+from transduce.data.lines import each_line, in_step, is_blank, lines_fingerprint
 from transduce.data.tables import each_cell_row
 from transduce.errors import InputError
 from transduce.process import Bar
@@ -108,12 +108,13 @@ class PairFiles:
             InputError: the line counts differ, a line of a TSV has no tab or more than one, or a
                 column is missing.
         """
-        if self.columns:
-            return ((s, t) for path in self.paths for s, t in each_cell_row(path, self.columns))
         return self.decoded("strict")
 
     def decoded(self, errors: str) -> Iterator[Pair]:
-        """The pairs of files of lines; see `each_line` for errors."""
+        """The same; see `each_line` for errors."""
+        if self.columns:
+            rows = (each_cell_row(path, self.columns, errors) for path in self.paths)
+            return ((source, target) for source, target in chain.from_iterable(rows))
         if len(self.paths) == 1:
             return each_tsv_pair(self.paths[0], errors)
         return in_step([*map(str, self.paths)], *(each_line(path, errors) for path in self.paths))
@@ -316,7 +317,7 @@ def with_copies(pairs: Iterable[Pair], copied_as: CopiedAs) -> Iterator[Pair]:
 
 def has_text(pair: Pair) -> bool:
     """Whether neither side is blank."""
-    return bool(pair[0].strip() and pair[1].strip())
+    return not any(map(is_blank, pair))
 
 
 def blocks(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:

@@ -23,6 +23,8 @@ lacks."""
 PAD, UNK, BOS, EOS, SPACE = range(len(SPECIAL))
 ALTERNATIVE = re.compile(r".*\(\d+\)")
 """The second, third, ... pronunciation of a word in a dictionary."""
+STRESSED = re.compile("^(A[AEHOWY]|E[HRY]|I[HY]|O[WY]|U[HW])[012]$")
+"""A vowel of CMU's dictionary with its stress. Elsewhere a digit may be a tone, or a vowel."""
 MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
 
 PRIOR = 10.0
@@ -54,8 +56,8 @@ def read_dictionary(path: Path) -> dict[str, str]:
                 "add them"
             )
         if not ALTERNATIVE.fullmatch(word):
-            plain = " ".join(phone.rstrip("012") for phone in phones)
-            pronunciations.setdefault(word.lower(), plain)
+            plain = (STRESSED.sub(r"\1", phone) for phone in phones)
+            pronunciations.setdefault(word.lower(), " ".join(plain))
     if not pronunciations:
         raise InputError(
             f"a dictionary must have words and their phones, but {path} has none; name another file"

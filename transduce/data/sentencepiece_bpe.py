@@ -19,6 +19,9 @@ from transduce.config import within
 from transduce.data.base_tokenizer import LARGEST, TAG, Tokenizer, tag_of, warn_if_smaller
 from transduce.errors import InputError
 
+LONGEST = 1 << 18
+"""Characters of a line that SentencePiece learns from at a time; it would leave out longer ones."""
+
 PAD, UNK, BOS, EOS = range(4)
 SPECIAL = ("pad", "unk", "bos", "eos")
 PIECES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -89,7 +92,13 @@ class SentencePieceTokenizer(Tokenizer):
         """
         _check_symbols(symbols, PIECES)
         within(LARGEST, vocab_size=vocab_size)
-        sentences = (line for text in texts for line in text.split("\n") if line.strip())
+        sentences = (
+            line[i : i + LONGEST]
+            for text in texts
+            for line in text.split("\n")
+            for i in range(0, len(line), LONGEST)
+            if line.strip()
+        )
         rules = "nmt_nfkc_cf" if lowercase else "nmt_nfkc"
         table = ""  # instead of rules with a name
         with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
@@ -213,7 +222,7 @@ def _learn(
             hard_vocab_limit=False,
             byte_fallback=True,
             character_coverage=0.9999,
-            max_sentence_length=1 << 20,
+            max_sentence_length=4 * LONGEST,  # bytes of UTF-8
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,

@@ -34,6 +34,12 @@ LIST = re.compile(r".+\.(tsv|csv|jsonl)(\.gz)?", re.IGNORECASE | re.DOTALL)
 SPAN = "start end"
 """The key, which no table has for a column, of the part of its sound that a row is, in seconds."""
 
+VECTORS = ".npy"
+"""The ending of files of vectors, in place of sound."""
+
+SHORTFALL = 0.1
+"""A sound may last so much less, or more, than its list says: a share of it, or seconds."""
+
 FRAME = 0.01
 """Seconds from one vector of a .npy file to the next, where its manifest does not have seconds."""
 
@@ -59,6 +65,7 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
     folder, clips = path.parent, path.parent / "clips"
     has_clips = clips.is_dir()
     for place, row in each_record(path):
+        has_parts = "offset" in row or "audio_filepath" in row
         for name, others in NAMES.items():
             other = next(filter(row.__contains__, others), None)
             if name not in row and other:
@@ -72,25 +79,28 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
         if audio := row["audio"]:
             in_clips = has_clips and (clips / audio).exists()
             row["audio"] = str((clips if in_clips else folder) / audio)
-            if span := _span(row, place):
+            if span := _span(row, place) if has_parts else "":
                 row[SPAN] = span
-                audio = f"{audio}-{row.pop('offset')}-{row.pop('seconds')}"
+                audio = f"{audio}-{row.pop('offset', 0)}-{row.pop('seconds')}"
             row["id"] = row.get("id") or audio
         yield place, row
 
 
 def _span(row: Row, place: str) -> str:
-    """Start and end of a row of NeMo that is a part of its sound; otherwise nothing."""
-    if not row.get("offset") or not row.get("seconds"):
+    """Start and end of a row of NeMo that is a part of its sound; otherwise nothing. Without an
+    offset a part is the beginning."""
+    if not row.get("seconds"):
         return ""
     audio, seconds = Path(row["audio"]), positive_seconds(row["seconds"], place)
     try:
-        start = float(row["offset"])
+        start = float(row.get("offset") or 0)
     except ValueError as error:
         raise InputError(
             f"an offset must be seconds, but {place} has {row['offset']!r}; correct it"
         ) from error
-    is_part = audio.suffix != ".npy" and seconds < seconds_of(audio) - FRAME
+    # durations may be rounded
+    slack = FRAME if row.get("offset") else SHORTFALL * max(1.0, seconds)
+    is_part = audio.suffix != VECTORS and seconds < seconds_of(audio) - slack
     return f"{start} {start + seconds}" if start or is_part else ""
 
 
@@ -159,7 +169,7 @@ def seconds_of(path: Path) -> float:
     import soundfile
 
     try:
-        if path.suffix == ".npy":
+        if path.suffix == VECTORS:
             return len(np.load(path, mmap_mode="r")) * FRAME
         return float(soundfile.info(os.fsencode(path)).duration)
     except (soundfile.SoundFileError, OSError, ValueError, TypeError):

@@ -24,13 +24,10 @@ from transduce.data.frame_reader import (
 )
 from transduce.data.lines import lines_fingerprint
 from transduce.data.manifest import Recording
+from transduce.data.sound_lists import FRAME, SHORTFALL, VECTORS
 from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
-
-SHORTFALL = 0.1
-"""Seconds, or the share of a recording, that may be missing from its frames. If more is missing,
-the recording was cut short, and its text may say more than its sound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +81,8 @@ class SpeechPairs:
         """The id in the place of a token that is dropped."""
         self.augmentation = reader.applicable(config.augmentation)
         speeds = self.augmentation.speeds
+        if config.ctc_column:
+            cells(recordings, config.ctc_column)
         usable, n_frames, self.skipped, warning = _usable(recordings, reader, speeds, config)
         target = ctc_targets = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
         if config.ctc_column:
@@ -199,10 +198,14 @@ def _usable(
 
     Also the number of others, by reason, and the first warning about them.
     """
+    column = config.ctc_column
+    padded = getattr(reader.feature_extractor.config, "pad_to", 0.0)
     too_long = f"longer than {config.max_seconds:g} s"
-    cut_short = "shorter than its manifest says"
-    skipped = dict.fromkeys(("blank text", too_long, cut_short, "unusable sound"), 0)
-    short = [r.audio for r in recordings if r.text.strip() and r.seconds <= config.max_seconds]
+    cut_short, cut_late = "shorter than its manifest says", "longer than its manifest says"
+    blank, blank_ctc = "blank text", f"blank column {column}"
+    reasons = (blank, *[blank_ctc] * bool(column), too_long, cut_short, cut_late, "unusable sound")
+    skipped = dict.fromkeys(reasons, 0)
+    short = [r.audio for r in recordings if r.text.strip() and _stated(r) <= config.max_seconds]
     errors = reader.fill(short, speeds, config.workers)
     warnings = [*errors.values()]
     usable = []
@@ -210,8 +213,10 @@ def _usable(
     for r in recordings:
         reason = ""
         if not r.text.strip():
-            reason = "blank text"
-        elif r.seconds > config.max_seconds:
+            reason = blank
+        elif column and not r.columns[column].strip():  # CTC would learn that nobody speaks
+            reason = blank_ctc
+        elif _stated(r) > config.max_seconds:
             reason = too_long
         elif r.audio in errors:
             reason = "unusable sound"
@@ -221,8 +226,12 @@ def _usable(
             seconds = min(speed * length for speed, length in zip(speeds, lengths, strict=True))
             if seconds > config.max_seconds + ROUNDING:  # it might not fit into memory
                 reason = too_long
+            elif r.audio.suffix == VECTORS and abs(r.seconds - counts[0] * FRAME) < FRAME / 2:
+                r = replace(r, seconds=seconds)  # no manifest says what a vector stands for
             elif r.seconds - seconds > SHORTFALL * max(1.0, r.seconds):
                 reason = cut_short  # its text may say more
+            elif r.seconds and seconds - max(r.seconds, padded) > SHORTFALL * max(1.0, r.seconds):
+                reason = cut_late  # its text may say less
             if reason:
                 warnings.append(
                     f"{r.audio} lasts {seconds:.2f} s, but its manifest says {r.seconds:g}; it is "
@@ -237,6 +246,11 @@ def _usable(
         logger.warning("%s", warning)
     by_speed = np.array(n_frames, dtype=np.int64).reshape(-1, len(speeds)).T
     return usable, by_speed, skipped, next(iter(warnings), "look at the manifest")
+
+
+def _stated(recording: Recording) -> float:
+    """The seconds of the manifest; 0 of vectors, whose length it need not know."""
+    return 0.0 if recording.audio.suffix == VECTORS else recording.seconds
 
 
 def positions_needed(row: Sequence[int]) -> int:

@@ -3,9 +3,11 @@
 import csv
 import gzip
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,11 @@ from transduce.errors import InputError, require
 ARROW = (".parquet", ".arrow", ".feather")
 """Endings of tables of pyarrow; the last two are Arrow's own format, as a file or as a stream."""
 
-TABLES = (*ARROW, ".csv", ".jsonl", ".tmx", ".tmx.gz", ".zip")
+TABLES = (*ARROW, ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".tmx", ".tmx.gz", ".zip")
 """Endings of tables."""
+
+SPLIT = re.compile("(train|valid|val|dev|test)", re.IGNORECASE)
+"""What the names of tables of one split begin with."""
 
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 """The attribute of a TMX file that names the language of a text."""
@@ -92,24 +97,31 @@ def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]
         ) from error
 
 
-def each_record(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def each_record(path: Path, errors: str = "strict") -> Iterator[tuple[str, dict[str, str]]]:
     """The rows of a table in text, by column, and their places for messages.
 
     The rows are JSON objects (.json, .jsonl), or the first one names the columns, with commas
     between them (.csv) or tabs. A cell without a value is "".
+
+    Args:
+        errors: see `each_line`.
 
     Raises:
         InputError: there is no such file, or it is something else; by file and line.
     """
     ending = Path(path.name.lower().removesuffix(".gz")).suffix
     if ending in (".json", ".jsonl"):
-        for number, line in enumerate(each_line(path), start=1):
+        for number, line in enumerate(each_line(path, errors), start=1):
             if line.strip():
                 yield f"{path}, line {number},", _json_record(line, path, number)
         return
-    header, rows = split_table(each_line(path), str(path), comma=ending == ".csv")
+    header, rows = split_table(each_line(path, errors), str(path), comma=ending == ".csv")
     for number, row in rows:
         yield f"{path}, line {number},", dict(zip(header, row, strict=True))
+
+
+NO_TEXT = re.compile("[\n\0\ud800-\udfff]")
+"""Characters that JSON can write, and no line of text has."""
 
 
 def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
@@ -121,7 +133,9 @@ def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
             for field, value in inner.items():
                 if not isinstance(value, list | dict):  # which are no text
                     text = "" if value is None else str(value)
-                    cells[f"{name}.{field}".removesuffix(".")] = text.replace("\n", " ")
+                    cells[f"{name}.{field}".removesuffix(".")] = NO_TEXT.sub(
+                        lambda match: " " if match[0] == "\n" else "\ufffd", text
+                    )
         return cells
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(
@@ -131,13 +145,25 @@ def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
 
 
 def table_files(path: Path) -> tuple[Path, ...]:
-    """A table, or those of a directory by name.
+    """A table, or those of a directory by name; of one that the library datasets has saved, those
+    that its state.json lists.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or a directory has those of several splits.
     """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [file for file in files if file.name.endswith(TABLES) and file.is_file()]
+    if (state := path / "state.json").is_file():
+        with suppress(ValueError, LookupError, TypeError):
+            files = [
+                path / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]
+            ]
+    files = [file for file in files if file.name.lower().endswith(TABLES) and file.is_file()]
+    splits = {split[0].lower() for file in files if (split := SPLIT.match(file.name))}
+    if len(files) > 1 and len(splits) > 1:
+        raise InputError(
+            f"a folder of tables is one split, but {path} has {', '.join(sorted(splits))}; move "
+            "each into a folder of its own, or name a file"
+        )
     if not files:
         raise InputError(
             f"a table must be a file or a folder of files that end in {', '.join(TABLES)}, but "
@@ -146,27 +172,37 @@ def table_files(path: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def each_cell_row(
+    path: Path, columns: Sequence[str], errors: str = "strict"
+) -> Iterator[tuple[str, ...]]:
     """The cells of these columns, row by row; "translation.en" is the field en of the column
     translation. The columns of TMX files and of Moses zips of OPUS are languages.
 
     A cell without a value is "", and a line break inside a cell becomes a space.
 
+    Args:
+        errors: see `each_line`; of text other than XML.
+
     Raises:
         InputError: pyarrow is not installed, the file is damaged, or it has no such column of text.
     """
-    readers = {".csv": _record_rows, ".jsonl": _record_rows, ".zip": _moses_rows}
-    readers |= dict.fromkeys(ARROW, _arrow_rows)
-    return readers.get(path.suffix, _tmx_rows)(path, columns)
+    match Path(path.name.lower().removesuffix(".gz")).suffix:
+        case ".csv" | ".jsonl":
+            return _record_rows(path, columns, errors)
+        case ".zip":
+            return _moses_rows(path, columns, errors)
+        case ".tmx":
+            return _tmx_rows(path, columns)
+    return _arrow_rows(path, columns)
 
 
-def _record_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for place, row in each_record(path):
+def _record_rows(path: Path, columns: Sequence[str], errors: str) -> Iterator[tuple[str, ...]]:
+    for place, row in each_record(path, errors):
         _check_columns(place, columns, row)
         yield tuple(row[column] for column in columns)
 
 
-def _moses_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _moses_rows(path: Path, languages: Sequence[str], errors: str) -> Iterator[tuple[str, ...]]:
     try:
         with zipfile.ZipFile(path) as packed:
             sides, names = [], []
@@ -178,7 +214,7 @@ def _moses_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...
                     raise InputError(f"one .{language} must be in {path}, not {files}; unpack it")
                 names.append(f"{path}: {files[0]}")
                 lines = bounded_lines(packed.open(files[0]).readline, names[-1])
-                sides.append(decode_lines(lines, names[-1]))
+                sides.append(decode_lines(lines, names[-1], errors))
             yield from in_step(names, *sides)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise InputError(f"{path} is no whole zip file: {error}; fetch it again") from error
@@ -190,7 +226,8 @@ def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]
     texts: dict[str, str] = {}
     known = set[str]()
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        packed = path.name.lower().endswith(".gz")
+        with (gzip.open if packed else open)(path, "rb") as file:
             for event, element in ElementTree.iterparse(file, ("start", "end")):
                 match event, element.tag.rpartition("}")[2]:
                     case "start", "body":
@@ -198,7 +235,8 @@ def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]
                     case "end", code if code in CODES:
                         element.text = ""
                     case "end", "tuv":
-                        name = (element.get(LANGUAGE) or element.get("lang") or "").lower()
+                        name = element.get(LANGUAGE) or element.get("lang") or ""
+                        name = name.lower().replace("_", "-")
                         segments = chain(*(s.itertext() for s in element.findall("{*}seg")))
                         text = " ".join("".join(segments).split())
                         texts = {name.split("-")[0]: text} | texts | {name: text}
@@ -235,7 +273,7 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
         for batch in _record_batches(path):
             table = pyarrow.Table.from_batches([batch]).flatten()
             texts = [f.name for f in table.schema if str(f.type) in ("string", "large_string")]
-            _check_columns(str(path), columns, texts)
+            _check_columns(str(path), columns, [name for name in texts if texts.count(name) == 1])
             for row in zip(*(table[column].to_pylist() for column in columns), strict=True):
                 yield tuple((cell or "").replace("\n", " ") for cell in row)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -247,7 +285,7 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
 def _record_batches(path: Path) -> Iterator[Any]:
     from pyarrow import ArrowInvalid, ipc, memory_map, parquet
 
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         with parquet.ParquetFile(path) as file:
             yield from file.iter_batches(ROWS)
         return

@@ -173,16 +173,20 @@ def choose(
 
 
 def _check_vocabulary(x: Experiment, default: Experiment) -> None:
-    """Raise InputError where flags describe a vocabulary to train, and that of a run is taken."""
-    names = ("tokenizer", "vocab_size", "joint", "normalization")
+    """Raise InputError where flags describe a vocabulary to train, and one that exists is taken."""
+    tokenizer = getattr(x, "tokenizer", None) or ""  # a kind, a file or some
+    files = [*tokenizer] if isinstance(tokenizer, tuple) else [tokenizer]
+    files = [file for file in files if isinstance(file, Path)]
+    names = ["vocab_size", "normalization", *["joint"] * (len(files) < 2)]
+    names += ["tokenizer"] * (not files)
     named = {
         name: value for name in names if (value := getattr(x, name, 0)) != getattr(default, name, 0)
     }
-    files = not isinstance(getattr(x, "tokenizer", None) or "", str)
-    if x.start_from and named and not files:
+    if named and (x.start_from or files):
         raise InputError(
-            "a run that starts from another has its vocabulary, or that of --tokenizer FILE, but "
-            f"{', '.join(f'{name}={value}' for name, value in named.items())}; leave it out"
+            "a vocabulary is trained, or is that of --tokenizer FILE or of the run to start from, "
+            f"but {', '.join(f'{name}={value}' for name, value in named.items())} is of one to "
+            "train; leave it out, or the other"
         )
 
 
@@ -226,7 +230,9 @@ def _commented_yaml(config: Any, others: Sequence[Any], indent: str = "") -> Ite
             if not inner:
                 continue
         else:
-            plain = yaml.safe_dump(to_dict(value), default_flow_style=True, width=math.inf)
+            plain = yaml.dump(
+                to_dict(value), Dumper=_QuotingYaml, default_flow_style=True, width=math.inf
+            )
             text = " " + plain.removesuffix("...\n").strip()
         comment = comments[field.name]
         yield f"{indent}{field.name}:{text}" + (f"  # {comment}" if comment else "")
@@ -318,9 +324,14 @@ class _Yaml(yaml.SafeLoader):
         return mapping
 
 
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _QuotingYaml(yaml.SafeDumper):
+    """YAML that puts quotes around text that _Yaml would take for a number."""
+
+
+for each in (_Yaml, _QuotingYaml):
+    each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
