@@ -13,6 +13,7 @@ from tests.runs import LITTLE, RATE, library_tokenizer, random_run, random_speec
 from transduce.config import from_dict, to_dict
 from transduce.data.audio import read_audio
 from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.lines import is_blank
 from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.ctc import CTCPrefixScorer
@@ -175,6 +176,7 @@ def test_lines_with_nothing_to_see_are_blank(text_run):
     lines = ["\ufeff", "\u00ad", "\u200b \u2060", "\x07", "\x1b", "\u2028", ""]
     assert td.load(text_run)([*lines, "\u200bPrint it."])[:-1] == [""] * len(lines)
     assert td.load(text_run)([*lines, "\u200bPrint it."])[-1]
+    assert not any(map(is_blank, "\u06dd\u0601\u070f"))  # format characters that are seen
 
 
 def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run, tmp_path):

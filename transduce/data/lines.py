@@ -20,10 +20,13 @@ PACKED = (b"\xfd7zXZ\0", b"PK\x03\x04", b"BZh", b"\x28\xb5\x2f\xfd")
 INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
 """Categories of Unicode that leave no mark: control and format characters, and spaces."""
 
+AROUND = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+"""Format characters that are seen: Unicode's Prepended_Concatenation_Mark, signs around numbers."""
+
 
 def is_blank(text: str) -> bool:
     """Whether a text has nothing to see."""
-    return all(category(character) in INVISIBLE for character in text)
+    return all(category(c) in INVISIBLE and c not in AROUND for c in text)
 
 
 def check_text(path: Path) -> None:
