@@ -230,6 +230,11 @@ def test_score_perplexity_prints_three_figures_and_a_signature(run, tmp_path, st
         "transduce: stride must lie in 1 ... window, and window within learned positions, but "
         "stride=6, window=5 and max_positions=40\n"
     )
+    small = ["score", "perplexity", str(run), str(tmp_path / "text"), "--precision", "int8"]
+    assert main(small) == 0
+    low = td.load(run, dtype="int8")
+    want = measure_perplexity(low.engine, g.tokenizer, "All: Speak,\nspeak\n").perplexity
+    assert capsys.readouterr().out.startswith(f"perplexity {want:.3f} per token") and want != got.perplexity
     for name in ("stride", "window"):
         assert main(["score", "perplexity", str(run), str(tmp_path / "text"), f"--{name}", "0"]) == 2
         assert capsys.readouterr().err == f"transduce: {name} must be at least 1, but {name}=0\n"

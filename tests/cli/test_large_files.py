@@ -359,6 +359,15 @@ def test_a_part_is_done_once_and_belongs_to_one_job(folder, small, tmp_path, mon
     assert [Path(row[0]).name for row in rows] == ["audio", *(f"a0{i}.wav" for i in range(7))]
 
 
+def test_more_parts_than_sounds_have_one_head(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    words = ["transcribe", "speech", "a00.wav", "a01.wav", "--format", "tsv", "--output"]
+    assert run(*words, tmp_path / "whole") == 0
+    assert [run(*words, tmp_path / "out", "--part", f"{i}/4") for i in (1, 2, 3, 4)] == [0] * 4
+    assert run("merge", tmp_path / "out") == 0
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
 def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path, monkeypatch, capsys):
     command, out = COMMANDS["translate"], tmp_path / "out"
 

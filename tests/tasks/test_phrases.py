@@ -236,10 +236,10 @@ def test_what_cannot_be_is_refused(translator):
         assert str(error.value) == "a phrase must be made of tokens, but this vocabulary cannot spell 'a ☃'; change it"
 
 
-def test_phones_have_no_phrases_but_the_words_that_are_looked_up(transcriber, recordings, monkeypatch):
+def test_phones_have_no_phrases_or_prefix_but_the_words_that_are_looked_up(transcriber, recordings, monkeypatch):
     monkeypatch.setattr(type(transcriber.tokenizer), "writes_phones", True)
-    for phrases in ({"forbid": ["red"]}, {"require": [["red"]]}):
-        with pytest.raises(ValueError, match=r"this run writes phones, and looks words up; leave the phrases out$"):
+    for phrases in ({"forbid": ["red"]}, {"require": [["red"]]}, {"prefix": ["red"]}):
+        with pytest.raises(ValueError, match=r"this run writes phones, and looks words up; leave them out$"):
             transcriber([recordings[0].audio], **phrases)
 
 

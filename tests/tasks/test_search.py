@@ -215,7 +215,7 @@ def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run,
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, beam_size):
+def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, caplog, beam_size):
     """As a search of the model itself from there; learned positions of the source may be fewer than of the target."""
     directory = random_run(tmp_path / "run", model=LITTLE)
     plain = json.loads((directory / "config.json").read_text())
@@ -243,6 +243,14 @@ def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, beam_s
         assert output.tokens == best.tokens
         assert float(output.token_scores.log_probs.sum()) == pytest.approx(best.log_prob, abs=1e-4)
     assert [o.tokens for (o,) in outputs] != [o.tokens for (o,) in translator.translate(lines, beam_size=beam_size)]
+    with caplog.at_level("WARNING"):
+        ((long,),) = translator.translate(lines[:1], beam_size=beam_size, min_length=11)
+    assert len(long.tokens) >= 11
+    assert long.finished or "1 outputs were cut after 12 tokens, as positions end there" in caplog.text
+    with pytest.raises(
+        ValueError, match=r"^an output may have 12 tokens, as positions end there, .* min_length=12; ta"
+    ):
+        translator(lines, min_length=12)
     for text, message in (
         ("</s> <2dee>", "begin_with takes tokens of the vocabulary, but '<2dee>' is none; leave it out"),
         ("<s> " * 13, "begin_with must leave room for an output, but it has 13 tokens; take fewer"),

@@ -16,7 +16,7 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
-from transduce.tasks.outputs import WordAlignment, word_alignment, word_spans
+from transduce.tasks.outputs import Output, WordAlignment, word_alignment, word_spans
 from transduce.tasks.speech import _seconds, boundaries, ctc_posteriors, ctc_spans
 from transduce.tasks.translate import likeliest
 
@@ -132,6 +132,9 @@ def test_vectors_have_words_too_and_no_ctc_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.random.default_rng(1).standard_normal((30, 20)).astype(np.float32))
     (found,) = transcriber.words([tmp_path / "a.npy"], ["red blue"])
     assert [word.text for word in found] == ["red", "blue"]
+    ids = transcriber.tokenizer.encode(["red blue"])[0][:-1]
+    (cut,) = transcriber.words([tmp_path / "a.npy"], [Output("", tokens=ids, finished=False)])
+    assert " ".join(word.text for word in cut) == transcriber.tokenizer.decode([ids])[0]
     (short,) = transcriber.words([tmp_path / "a.npy"], ["red " * 40])  # more tokens than positions
     assert {(word.text, word.confidence, word.start) for word in short} == {("red", 0.0, None)} and len(short) == 40
     assert (found[0].start, found[1].stop) == (0.0, pytest.approx(0.6)) and found[0].stop == found[1].start

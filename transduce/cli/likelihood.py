@@ -145,7 +145,7 @@ def score_perplexity(
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = machine.load(Generator, run)
     perplexity = measure_perplexity(
-        generator.model,
+        generator.engine,
         generator.tokenizer,
         text,
         window=window,

@@ -318,7 +318,7 @@ class Transcription(SearchJob):
                     self._write(each)
             return Rows("", errors)
         (format,) = self.output.formats
-        head = HEAD.get(format, "") if start == 0 else ""
+        head = HEAD.get(format, "") if start == 0 and files else ""  # a part may be empty
         return Rows(head + "".join(map(WRITE[format], transcripts)), errors)
 
     def files(self, path: Path) -> dict[str, Path]:

@@ -1,5 +1,6 @@
 """Search by encoder-decoder models: from sources to hypotheses, and from these to outputs."""
 
+import logging
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,8 @@ from transduce.tasks.base import (
 )
 from transduce.tasks.config import AUTO, SearchConfig
 from transduce.tasks.outputs import Output
+
+logger = logging.getLogger("transduce")
 
 GREEDY = SearchConfig(beam_size=1)
 
@@ -80,7 +83,8 @@ class SearchTask(Task):
             memories.insert(0, Memory(rows, lengths))
         prompt = beginning(self.tokenizer, config)
         phrases = required(self.tokenizer, [request.require for request in requests])
-        bounds = self._length_bounds(memories[0], config, len(prompt), requests, phrases)
+        limit = self._limit(config, len(prompt))
+        bounds = self._length_bounds(memories[0], config, limit, requests, phrases)
         prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
         constraints = Constraints(
             bounds,
@@ -96,19 +100,24 @@ class SearchTask(Task):
         least = LEAST if must_come else -math.inf
         scorer = self._scorer(memories, prompts, config, least)
         if phrases or not (config.sample or config.beam_size == 1):
-            return beam_search(scorer, prompts, constraints, config, required=phrases)
-        sampling = config if config.sample else GREEDY_SAMPLING
-        rngs = [rng for each in requests for rng in config.rngs(each.number, each.part)]
-        score = config if scored else None
-        return Sampler(scorer, prompts, constraints, sampling, rngs, score=score).run()
+            hypotheses = beam_search(scorer, prompts, constraints, config, required=phrases)
+        else:
+            sampling = config if config.sample else GREEDY_SAMPLING
+            rngs = [rng for each in requests for rng in config.rngs(each.number, each.part)]
+            score = config if scored else None
+            hypotheses = Sampler(scorer, prompts, constraints, sampling, rngs, score=score).run()
+        if n := sum(not best.finished and len(best.tokens) >= limit for best, *_ in hypotheses):
+            logger.warning("%d outputs were cut after %d tokens, as positions end there", n, limit)
+        return hypotheses
 
     def _check(self, config: SearchConfig, requests: Sequence[Request]) -> None:
         """Raise InputError where the search lacks something, or cannot be."""
         check_suppressed(config, self.tokenizer)
-        if self.tokenizer.writes_phones and (config.forbid or any(x.require for x in requests)):
+        named = config.forbid or any(each.require or each.prefix for each in requests)
+        if self.tokenizer.writes_phones and named:
             raise InputError(
-                "forbidden and required phrases are compared with what tokens write, but this run "
-                "writes phones, and looks words up; leave the phrases out"
+                "prefixes, forbidden and required phrases are compared with what tokens write, but "
+                "this run writes phones, and looks words up; leave them out"
             )
         if config.sample and any(request.require for request in requests):
             raise InputError(
@@ -125,16 +134,9 @@ class SearchTask(Task):
                 "loaded; name one with --lm, or td.load(RUN, lm=...)"
             )
 
-    def _length_bounds(
-        self,
-        memory: Memory,
-        config: SearchConfig,
-        n_prompt: int,
-        requests: Sequence[Request],
-        phrases: Required | None,
-    ) -> Int[Tensor, " B"]:
-        """The most tokens of each output, with room for prefixes, phrases and min_length."""
-        limit = min(last_position(*self.engines) - n_prompt + 1, config.max_length or sys.maxsize)
+    def _limit(self, config: SearchConfig, n_prompt: int) -> int:
+        """The tokens of an output for which there are positions, also of a language model."""
+        limit = last_position(*self.engines) - n_prompt + 1
         if limit < 1:
             raise InputError(
                 f"begin_with must leave room for an output, but it has {n_prompt} tokens; take "
@@ -142,6 +144,22 @@ class SearchTask(Task):
             )
         if self.lm and config.lm_weight:
             limit = min(limit, self.lm.max_length)
+        if config.min_length >= limit:
+            raise InputError(
+                f"an output may have {limit} tokens, as positions end there, its end among them, "
+                f"but min_length={config.min_length}; take a smaller one"
+            )
+        return limit
+
+    def _length_bounds(
+        self,
+        memory: Memory,
+        config: SearchConfig,
+        limit: int,
+        requests: Sequence[Request],
+        phrases: Required | None,
+    ) -> Int[Tensor, " B"]:
+        """The most tokens of each output, with room for prefixes, phrases and min_length."""
         assert memory.lengths is not None
         bounds = (memory.lengths * config.length_ratio).long() + config.length_extra
         totals = phrases.totals if phrases else [0] * len(requests)
@@ -149,7 +167,9 @@ class SearchTask(Task):
             1 + max(config.min_length, total + (each.prefix.longest if each.prefix else 0))
             for each, total in zip(requests, totals, strict=True)
         ]
-        return torch.maximum(bounds, bounds.new_tensor(least)).clamp(max=limit)
+        return torch.maximum(bounds, bounds.new_tensor(least)).clamp(
+            max=min(limit, config.max_length or sys.maxsize)
+        )
 
     def _scorer(
         self, memories: Sequence[Memory], prompts: Tensor, config: SearchConfig, least: float

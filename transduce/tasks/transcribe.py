@@ -283,7 +283,11 @@ class Transcriber(SoundTask):
                 there is neither a CTC head nor alignment heads.
         """
         segments = self._whole(sounds)
-        outputs = [Output("", tokens=ids[:-1]) for ids in self._targets(sounds, texts)]
+        (end,) = self.tokenizer.required("eos_id")
+        outputs = [
+            Output("", tokens=[token for token in ids if token != end], finished=ids[-1:] == [end])
+            for ids in self._targets(sounds, texts)
+        ]
         timed = self._timed()
         pairs = zip(segments, outputs, strict=True)
         return [timed(segment, [output])[0] for segment, output in pairs]
