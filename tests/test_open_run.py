@@ -135,6 +135,15 @@ with held(Path(sys.argv[1]), "a run is trained by one process at a time", "name 
 """
 
 
+def test_a_run_is_no_file(tmp_path):
+    (tmp_path / "run").write_text("text")
+    with (
+        pytest.raises(ValueError, match=rf"^a run is a folder, but {tmp_path / 'run'} is a file; name another --run$"),
+        open_run(tmp_path / "run", Run(tiny(), {}, None, None)),
+    ):
+        pass
+
+
 @pytest.mark.process
 def test_a_run_whose_process_was_killed_is_free_again(tmp_path):
     run = Run(tiny(), {"data": "abc"}, None, None)

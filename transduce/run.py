@@ -288,6 +288,8 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
         InputError: another process holds the directory, or another experiment lives there; the
             message names the process, or lists the differences.
     """
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"a run is a folder, but {directory} is a file; name another --run")
     directory.mkdir(parents=True, exist_ok=True)
     with held(
         directory, "a run is trained by one process at a time", "name another directory with --run"

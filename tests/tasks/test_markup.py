@@ -128,6 +128,14 @@ def test_whatever_the_alignment_tags_are_nested_and_none_is_lost(seed):
 
 
 SRT = "1\r\n00:00:01,000 --> 00:00:02,500\r\nPrint\r\n<i>it</i> & go\r\n\r\n2\r\n00:00:03,000 --> 00:00:04,000\r\n\r\n3\r\n00:00:05,000 --> 00:00:06,000\r\nBye\r\n"
+
+
+@pytest.mark.parametrize(("given", "format"), [("1\n00:00:01,000", "vtt"), ("WEBVTT\n\n00:01.000", "srt")])
+def test_subtitles_of_another_format_are_refused(given, format):
+    with pytest.raises(ValueError, match=r"^subtitles keep their format, and WebVTT begins with WEBVTT, but .*; name"):
+        parse(f"{given} --> 00:00:02,000\nBye\n", format)
+
+
 VTT = "WEBVTT\n\nNOTE a b\n\nx\n00:01.000 --> 00:02.000 align:start\n<v Ann>a <c.red.big>b <00:01.500></c> & c\nd\n\n\n00:03.000 --> 00:04.000\nBye"
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -61,7 +62,7 @@ def main(
             raise KeyboardInterrupt from error
         directory = resolved(experiment).run
         print(f"curves, samples and scores: {directory / 'report.html'}")
-        print(f"try it: {experiment.NEXT.format(run=directory)}")
+        print(f"try it: {experiment.NEXT.format(run=quote(str(directory)))}")
 
     with command_process("%(message)s", needs_output=False):
         if os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ:

@@ -215,7 +215,8 @@ def take_weights(
     if not taken:
         raise InputError(
             "a model that starts from a run must have weights of the same names and shapes, but "
-            f"{directory} has none that fit; new are {untaken}"
+            f"{directory} has none that fit; transduce describe {directory} says what it is; new "
+            f"are {untaken[:200]}{', ...' * (len(untaken) > 200)}"
         )
     print(
         f"starts from {directory}: {len(taken)} of {len(weights)} tensors; new: {untaken or 'none'}"

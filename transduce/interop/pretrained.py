@@ -154,8 +154,9 @@ def read_settings(directory: Path) -> Settings:
     plain = read_json(directory / CONFIG)
     kind = plain.get("model_type")
     if not isinstance(kind, str) or kind not in SETTINGS:
+        ours = "; it is a run of transduce already" if "experiment" in plain else ""
         raise InputError(
-            f"model_type must be {one_of(SETTINGS)}, but in {directory} it is {kind!r}"
+            f"model_type must be {one_of(SETTINGS)}, but in {directory} it is {kind!r}{ours}"
         )
     if kind in ("t5", "mt5"):
         plain = renamed_t5(plain)

@@ -153,8 +153,15 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
     """SubRip or WebVTT as the texts of its cues, each in one line, and what is between them.
 
     Raises:
-        InputError: there is text, but no time.
+        InputError: there is text, but no time; or it is WebVTT and not escaped, or the reverse.
     """
+    is_vtt = text.removeprefix("\ufeff").startswith("WEBVTT")
+    if is_vtt != escaped and "-->" in text:
+        other = "vtt" if is_vtt else "srt"
+        raise InputError(
+            "subtitles keep their format, and WebVTT begins with WEBVTT, but this text begins with "
+            f"{text[:20]!r}; name the format {other}"
+        )
     has_times = re.search(r"\d\s*-->", text)
     if text.strip() and not has_times and not text.startswith("WEBVTT"):
         raise InputError(
