@@ -78,18 +78,10 @@ def clean(
 
     at_least(1, max_ratio=max_ratio, max_words=max_words)
     pairs = pair_files(files, source, target)
-    if source == target:
-        raise InputError(
-            f"two files come out, named by their languages, but both are {source!r}; give one of "
-            f"them another name, such as {source}-2"
-        )
     filters = Filters(max_ratio, max_words, _usual_scripts(pairs))
     counted = Counter[str]()
-    names = [f"{output}.{ending}" for ending in (source, target, "removed.tsv")]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        check_output(Path(name), pairs.paths)
-    one, other, rest = (replacing(Path(name)) for name in names)
+    names = _new_files(output, (source, target, "removed.tsv"), pairs.paths)
+    one, other, rest = map(replacing, names)
     with one as sources, other as targets, rest as others, Bar(unit="pair", unit_scale=True) as bar:
         for pair in _decoded(pairs):
             counted[reason := filters.reason(pair) or ""] += 1
@@ -104,6 +96,24 @@ def clean(
     print(f"{names[0]} and {names[1]}: {n_pairs:,} pairs; {names[2]}: {counts}")
     if not n_pairs:
         raise InputError(f"a training needs pairs, but none stays; {names[2]} says why")
+
+
+def _new_files(output: Path, endings: Sequence[str], inputs: Sequence[Path]) -> list[Path]:
+    """The names of new files, which replace none that is read.
+
+    Raises:
+        InputError: two of them would be one, or one is an input.
+    """
+    if len({*endings}) < len(endings):
+        raise InputError(
+            f"files come out that are named by {', '.join(endings)}, but two are the same; give "
+            f"one another name, such as {endings[1]}-2"
+        )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    names = [Path(f"{output}.{ending}") for ending in endings]
+    for name in names:
+        check_output(name, inputs)
+    return names
 
 
 def _usual_scripts(pairs: PairFiles) -> list[str]:

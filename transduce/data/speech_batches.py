@@ -29,6 +29,8 @@ from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
+SHORTER, LONGER = "shorter than its manifest says", "longer than its manifest says"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechPairsConfig:
@@ -198,18 +200,16 @@ def _usable(
 
     Also the number of others, by reason, and the first warning about them.
     """
-    column = config.ctc_column
-    padded = getattr(reader.feature_extractor.config, "pad_to", 0.0)
+    column, features = config.ctc_column, reader.feature_extractor.config
+    padded = getattr(features, "pad_to", 0.0)
     too_long = f"longer than {config.max_seconds:g} s"
-    cut_short, cut_late = "shorter than its manifest says", "longer than its manifest says"
     blank, blank_ctc = "blank text", f"blank column {column}"
-    reasons = (blank, *[blank_ctc] * bool(column), too_long, cut_short, cut_late, "unusable sound")
+    reasons = (blank, *[blank_ctc] * bool(column), too_long, SHORTER, LONGER, "unusable sound")
     skipped = dict.fromkeys(reasons, 0)
     short = [r.audio for r in recordings if r.text.strip() and _stated(r) <= config.max_seconds]
     errors = reader.fill(short, speeds, config.workers)
     warnings = [*errors.values()]
-    usable = []
-    n_frames = []
+    usable, n_frames = list[Recording](), list[list[int]]()
     for r in recordings:
         reason = ""
         if not r.text.strip():
@@ -222,21 +222,15 @@ def _usable(
             reason = "unusable sound"
         else:
             counts = [reader.n_frames(r.audio, speed) for speed in speeds]
-            lengths = map(reader.feature_extractor.config.seconds, counts)
-            seconds = min(speed * length for speed, length in zip(speeds, lengths, strict=True))
+            seconds = min(s * features.seconds(n) for s, n in zip(speeds, counts, strict=True))
             if seconds > config.max_seconds + ROUNDING:  # it might not fit into memory
                 reason = too_long
             elif r.audio.suffix == VECTORS and abs(r.seconds - counts[0] * FRAME) < FRAME / 2:
                 r = replace(r, seconds=seconds)  # no manifest says what a vector stands for
-            elif r.seconds - seconds > SHORTFALL * max(1.0, r.seconds):
-                reason = cut_short  # its text may say more
-            elif r.seconds and seconds - max(r.seconds, padded) > SHORTFALL * max(1.0, r.seconds):
-                reason = cut_late  # its text may say less
+            else:
+                reason = _mismatch(r.seconds, seconds, padded)
             if reason:
-                warnings.append(
-                    f"{r.audio} lasts {seconds:.2f} s, but its manifest says {r.seconds:g}; it is "
-                    f"left out, being {reason}; fetch it again or correct the manifest"
-                )
+                warnings.append(_wrong_length(r, seconds, reason))
         if reason:
             skipped[reason] += 1
         else:
@@ -246,6 +240,22 @@ def _usable(
         logger.warning("%s", warning)
     by_speed = np.array(n_frames, dtype=np.int64).reshape(-1, len(speeds)).T
     return usable, by_speed, skipped, next(iter(warnings), "look at the manifest")
+
+
+def _wrong_length(recording: Recording, seconds: float, reason: str) -> str:
+    return (
+        f"{recording.audio} lasts {seconds:.2f} s, but its manifest says {recording.seconds:g}; it "
+        f"is left out, being {reason}; fetch it again or correct the manifest"
+    )
+
+
+def _mismatch(stated: float, seconds: float, padded: float) -> str:
+    """How a sound of so many seconds differs from what its manifest states, which is 0 where that
+    is unknown: its text may say more, or less. Shorter sound was padded to `padded` seconds."""
+    slack = SHORTFALL * max(1.0, stated)
+    if stated - seconds > slack:
+        return SHORTER
+    return LONGER if stated and seconds - max(stated, padded) > slack else ""
 
 
 def _stated(recording: Recording) -> float:

@@ -86,15 +86,7 @@ class SearchTask(Task):
         limit = self._limit(config, len(prompt))
         bounds = self._length_bounds(memories[0], config, limit, requests, phrases)
         prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
-        constraints = Constraints(
-            bounds,
-            eos_id=self.tokenizer.required("eos_id")[0],
-            suppressed=self.tokenizer.suppressed,
-            config=config,
-            prompts=prompts,
-            rules=self._rules(config, prompts, requests),
-            prefixes=[request.prefix for request in requests],
-        )
+        constraints = self._constraints(bounds, config, prompts, requests)
         # CTC finds impossible what is too long for a sound
         must_come = phrases or any(request.prefix for request in requests)
         least = LEAST if must_come else -math.inf
@@ -133,6 +125,24 @@ class SearchTask(Task):
                 f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is "
                 "loaded; name one with --lm, or td.load(RUN, lm=...)"
             )
+
+    def _constraints(
+        self,
+        bounds: Int[Tensor, " B"],
+        config: SearchConfig,
+        prompts: Int[Tensor, "B P"],
+        requests: Sequence[Request],
+    ) -> Constraints:
+        """What may come out: so many tokens at most, by the rules, behind prefixes."""
+        return Constraints(
+            bounds,
+            eos_id=self.tokenizer.required("eos_id")[0],
+            suppressed=self.tokenizer.suppressed,
+            config=config,
+            prompts=prompts,
+            rules=self._rules(config, prompts, requests),
+            prefixes=[request.prefix for request in requests],
+        )
 
     def _limit(self, config: SearchConfig, n_prompt: int) -> int:
         """The tokens of an output for which there are positions, also of a language model."""
