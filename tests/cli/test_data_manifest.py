@@ -198,11 +198,13 @@ def test_segments_of_nemo_are_cut(tmp_path, make):
 
 def test_of_a_sound_of_nemo_that_lasts_longer_than_its_duration_the_beginning_is_meant(tmp_path, make):
     sound(tmp_path / "long.wav", n=8000)
-    rows = [{"audio_filepath": "long.wav", "duration": n, "text": str(n)} for n in (0.25, 0.95)]
+    rows = [{"audio_filepath": "long.wav", "duration": n, "text": str(n)} for n in (0.25, 0.95, 0)]
+    for row in rows:
+        row["id"] = row["text"]
     put(tmp_path / "m.jsonl", *map(json.dumps, rows))
     assert make(tmp_path / "m.jsonl", tmp_path / "out.tsv", "--audio-out", tmp_path / "pieces")[0] == 0
     recordings = read_manifest(tmp_path / "out.tsv")
-    assert [r.seconds for r in recordings] == [0.25, 1.0]  # a duration may be rounded
+    assert [r.seconds for r in recordings] == [0.25, 1.0, 1.0]  # a duration may be rounded, or wrong
     np.testing.assert_array_equal(soundfile.read(recordings[0].audio, dtype="int16")[0], noise(8000)[:2000, 0])
 
 

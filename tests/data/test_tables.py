@@ -56,7 +56,9 @@ def test_a_folder_is_one_split_and_has_what_its_state_lists(tmp_path):
         written(tmp_path / name, table())
     assert len(tables.table_files(tmp_path)) == 2
     written(tmp_path / "validation-0.parquet", table())
-    with pytest.raises(ValueError, match=rf"^a folder of tables is one split, but {tmp_path} has train, valid; move"):
+    with pytest.raises(
+        ValueError, match=rf"^a folder of tables is one split, but {tmp_path} has train, validation; move"
+    ):
         tables.table_files(tmp_path)
     saved = tmp_path / "saved"
     saved.mkdir()

@@ -150,8 +150,8 @@ def manifest(
         audio_out: Folder for segments of longer sound, as FLAC: those of a Kaldi directory, or
             of NeMo's offset and duration.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    check_output(out, [source, *(source / name for name in TABLES)])
+    if out.exists():
+        check_output(out, [source, *(source / name for name in TABLES)])
     _write(out, _usable(each_row(source), audio_out))
 
 
@@ -245,6 +245,7 @@ def _write(path: Path, recordings: Iterable[Recording], root: Path | None = None
         raise InputError(
             f"a manifest needs a recording, but there is none for {path}; --help has the layouts"
         )
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_manifest(path, recordings, root=root)
     length = timedelta(seconds=round(sum(r.seconds for r in recordings)))
     speakers = {r.speaker for r in recordings}

@@ -91,15 +91,21 @@ def _span(row: Row, place: str) -> str:
     offset a part is the beginning."""
     if not row.get("seconds"):
         return ""
-    audio, seconds = Path(row["audio"]), positive_seconds(row["seconds"], place)
+    audio, offset = Path(row["audio"]), row.get("offset")
     try:
-        start = float(row.get("offset") or 0)
+        seconds = positive_seconds(row["seconds"], place)
+    except InputError:
+        if offset:
+            raise
+        return ""  # as in other lists, it may not be needed
+    try:
+        start = float(offset or 0)
     except ValueError as error:
         raise InputError(
-            f"an offset must be seconds, but {place} has {row['offset']!r}; correct it"
+            f"an offset must be seconds, but {place} has {offset!r}; correct it"
         ) from error
     # durations may be rounded
-    slack = FRAME if row.get("offset") else SHORTFALL * max(1.0, seconds)
+    slack = FRAME if offset else SHORTFALL * max(1.0, seconds)
     is_part = audio.suffix != VECTORS and seconds < seconds_of(audio) - slack
     return f"{start} {start + seconds}" if start or is_part else ""
 

@@ -22,8 +22,11 @@ ARROW = (".parquet", ".arrow", ".feather")
 TABLES = (*ARROW, ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".tmx", ".tmx.gz", ".zip")
 """Endings of tables."""
 
-SPLIT = re.compile("(train|valid|val|dev|test)", re.IGNORECASE)
+SPLIT = re.compile("(train|valid(ation)?|val|dev|test)(?![a-z])", re.IGNORECASE)
 """What the names of tables of one split begin with."""
+
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""Characters that JSON can write, and no line of text has."""
 
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 """The attribute of a TMX file that names the language of a text."""
@@ -120,10 +123,6 @@ def each_record(path: Path, errors: str = "strict") -> Iterator[tuple[str, dict[
         yield f"{path}, line {number},", dict(zip(header, row, strict=True))
 
 
-NO_TEXT = re.compile("[\n\0\ud800-\udfff]")
-"""Characters that JSON can write, and no line of text has."""
-
-
 def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
     """The cells of a JSON object; "translation.en" is the field en of the field translation."""
     try:
@@ -133,9 +132,7 @@ def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
             for field, value in inner.items():
                 if not isinstance(value, list | dict):  # which are no text
                     text = "" if value is None else str(value)
-                    cells[f"{name}.{field}".removesuffix(".")] = NO_TEXT.sub(
-                        lambda match: " " if match[0] == "\n" else "\ufffd", text
-                    )
+                    cells[f"{name}.{field}".removesuffix(".")] = text.replace("\n", " ")
         return cells
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(
@@ -199,7 +196,7 @@ def each_cell_row(
 def _record_rows(path: Path, columns: Sequence[str], errors: str) -> Iterator[tuple[str, ...]]:
     for place, row in each_record(path, errors):
         _check_columns(place, columns, row)
-        yield tuple(row[column] for column in columns)
+        yield tuple(NO_TEXT.sub("\ufffd", row[column]) for column in columns)
 
 
 def _moses_rows(path: Path, languages: Sequence[str], errors: str) -> Iterator[tuple[str, ...]]:
