@@ -22,7 +22,7 @@ from transduce.arguments import HELP_ALL, call, help_texts
 from transduce.config import Config, changed, to_dict, without_removed
 from transduce.errors import InputError, command_process, exit_code
 from transduce.experiment.config import Experiment, ExperimentT, resolved
-from transduce.process import limit_omp_spin
+from transduce.process import keep_memory, limit_omp_spin
 
 FOOT = f"""
   --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win
@@ -54,6 +54,7 @@ def main(
 
     def start() -> None:
         limit_omp_spin()
+        keep_memory()
         experiment = choose(settings, words, default=default, description=description, prog=prog)
         _check_machine(experiment)
         try:

@@ -295,6 +295,9 @@ class Muon(torch.optim.AdamW):
 
     def _step_maps(self, group: dict[str, Any], finite: Bool[Tensor, ""]) -> None:
         """Step all maps of one shape at once: many small kernels would be slow on a GPU."""
+        on_host = finite.device.type == "cpu"
+        if on_host and not finite:
+            return
         maps: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for p, rows in zip(group["params"], group["rows"], strict=True):
             if p.grad is None:
@@ -307,15 +310,15 @@ class Muon(torch.optim.AdamW):
                 p.split(rows), p.grad.split(rows), state["momentum"].split(rows), strict=True
             ):
                 maps[views[0].shape].append(views)
+        rate = finite * group["lr"]
         for shape, all_of_shape in maps.items():
-            columns = list(zip(*all_of_shape, strict=True))
-            weights, gradients, before = map(torch.stack, columns)
-            momentum = torch.where(finite, before.lerp(gradients, 1 - self.momentum), before)
-            gradients = torch.where(finite, gradients, before)
-            change = orthogonal(gradients.lerp(momentum, self.momentum)) * (
-                0.2 * math.sqrt(max(shape))
-            )
-            rate = finite.to(weights) * group["lr"]
-            weights -= rate * (change + group["weight_decay"] * weights)
-            torch._foreach_copy_(columns[0], weights.unbind())
-            torch._foreach_copy_(columns[2], momentum.unbind())
+            weights, gradients, momentum = zip(*all_of_shape, strict=True)
+            if not on_host:
+                gradients = torch.where(
+                    finite, torch.stack(gradients), torch.stack(momentum)
+                ).unbind()
+            torch._foreach_lerp_(momentum, gradients, 1 - self.momentum)
+            ahead = torch._foreach_lerp(gradients, momentum, self.momentum)
+            change = orthogonal(torch.stack(ahead)) * (0.2 * math.sqrt(max(shape)))
+            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+            torch._foreach_sub_(weights, (rate * change).unbind())
