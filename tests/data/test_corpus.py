@@ -198,7 +198,7 @@ def test_half_a_split_or_two_answers_are_refused(tmp_path, split):
 
 def test_columns_are_those_of_tables():
     with pytest.raises(ValueError, match=r"columns are those of tables, but .* are de and en, and no table is named"):
-        Files(train_tsv=Path("a.tsv"), source_column="de", target_column="en")
+        Files(train_tsv=Path("a.tsv"), source_column="de", target_column="en").read("train")
 
 
 def test_no_validation_text_is_told_with_every_way_to_give_one():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -91,9 +92,17 @@ def test_flags_of_a_vocabulary_to_train_are_refused_where_that_of_a_run_is_taken
             f"{named} is of one to train; leave it out, or the other\n",
         )  # fmt: skip
         assert said(recipe, *words, "--run", tmp_path)[0] == 0
+    begun = shutil.copytree(translator, tmp_path / "begun")  # what it began with, it compares
+    assert said(translation, "--start-from", translator, "--vocab-size", 300, "--run", begun)[0] == 0
     file = ["--tokenizer", tmp_path / "my.json"]
     assert said(translation, *file, "--no-joint")[0] == said(language_model, *file, "--vocab-size", 300)[0] == 2
     chosen(translation, *file, tmp_path / "other.json", "--no-joint")
+
+
+def test_a_file_names_the_columns_of_a_table_that_a_flag_names(chosen, tmp_path):
+    (tmp_path / "columns.yaml").write_text("corpus: {target_column: german}\n")
+    corpus = chosen(translation, "files", "--config", tmp_path / "columns.yaml", "--train-table", "a.jsonl").corpus
+    assert (corpus.target_column, corpus.train_table) == ("german", Path("a.jsonl"))
 
 
 def test_a_training_whose_output_nobody_reads_any_longer_is_not_done(monkeypatch, capsys):

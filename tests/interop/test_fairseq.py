@@ -166,6 +166,18 @@ def test_logits_and_outputs_are_those_of_transformers(tmp_path, family, seed):
     assert got == want
 
 
+def test_a_long_source_has_room_for_what_begins_and_ends_it(tmp_path, caplog):
+    rival(tmp_path / "theirs", 1, "bart")
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    translator = td.load_translator(tmp_path / "run")
+    line = " ".join(ENGLISH[0].split() * 40)
+    ids = translator.source_tokenizer.encode([line])[0]
+    cut = translator.source_tokenizer.decode([ids[: 97 - 2]])[0]  # <s> and </s>
+    assert translator.source_tokenizer.encode([cut])[0] == ids[:95]
+    assert translator([line]) == translator([cut])
+    assert "was cut to 95" in caplog.text
+
+
 def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
     theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     run, chosen = tmp_path / "run", {"source_language": "fra_Latn", "target_language": "eng_Latn"}

@@ -138,6 +138,12 @@ def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_pa
     assert there is not None and there[0].model == (x.run / "tokenizer.model").read_bytes()
     with pytest.raises(ValueError, match=r"^the tokenizer of .*run has no capitals, .*; add --lowercase, or name ano"):
         run(small(tmp_path / "other", parallel_text, start_from=x.run))
+    tokenizers = [each.run / "tokenizer.model" for each in (x, translation_run)]  # the target alone is validated
+    assert (
+        saved_tokenizers(tmp_path / "other", None, tokenizers, lowercase=False)[0].model == tokenizers[0].read_bytes()
+    )
+    with pytest.raises(ValueError, match="has no capitals"):
+        saved_tokenizers(tmp_path / "other", None, tokenizers[::-1], lowercase=False)
 
 
 def test_transcripts_are_trained_on_beside_the_text(parallel_text, tmp_path, untrained, capsys):

@@ -181,14 +181,6 @@ class Files(Corpus):
                 f"validation has files or is held out, but hold_out={self.hold_out} and files are "
                 "named; leave one out"
             )
-        columns = (self.source_column, self.target_column)
-        tables = (self.train_table, self.valid_table, self.test_table)
-        if columns != ("source", "target") and not any(tables):
-            raise InputError(
-                "columns are those of tables, but source_column and target_column are "
-                f"{' and '.join(columns)}, and no table is named; give --train-table, or name the "
-                "source first"
-            )
 
     @property
     def has_test(self) -> bool:
@@ -198,16 +190,24 @@ class Files(Corpus):
         """The files of one split.
 
         Raises:
-            InputError: a side is missing, or files and TSV are both named.
+            InputError: a side is missing, files and TSV are both named, or columns without a table.
         """
         named = self._named(split)
+        columns = (self.source_column, self.target_column)
+        tables = (self.train_table, self.valid_table, self.test_table)
+        if columns != ("source", "target") and not any(tables):
+            raise InputError(
+                "columns are those of tables, but source_column and target_column are "
+                f"{' and '.join(columns)}, and no table is named; give --train-table, or name the "
+                "source first"
+            )
         match [*named.values()]:
             case [Path() as source, Path() as target, None, None]:
                 return PairFiles((source, target))
             case [None, None, Path() as tsv, None]:
                 return PairFiles((tsv,))
             case [None, None, None, Path() as table]:
-                return PairFiles(table_files(table), (self.source_column, self.target_column))
+                return PairFiles(table_files(table), columns)
         way_out = ", or --hold-out 500" if split == "valid" and not any(named.values()) else ""
         *first, last = (f"{split}_{part}={path}" for part, path in named.items())
         raise InputError(

@@ -184,7 +184,8 @@ def _check_vocabulary(x: Experiment, default: Experiment) -> None:
     named = {
         name: value for name in names if (value := getattr(x, name, 0)) != getattr(default, name, 0)
     }
-    if named and (x.start_from or files):
+    begun = x.run is not None and (x.run / "config.json").exists()  # it compares them itself
+    if named and (x.start_from or files) and not begun:
         raise InputError(
             "a vocabulary is trained, or is that of --tokenizer FILE or of the run to start from, "
             f"but {', '.join(f'{name}={value}' for name, value in named.items())} is of one to "

@@ -201,17 +201,19 @@ def train(
         InputError: another process holds the directory, or another experiment lives there.
         FloatingPointError, KeyboardInterrupt: see Trainer.run.
     """
+    done = max((int(path.name) for path in checkpoints(x.run)), default=0)
+    x = replace(x, training=replace(x.training, max_updates=max(done, x.training.max_updates)))
     experiment = {**to_dict(x), "data": fingerprint}
     run = processor.as_run(objective.model, experiment, to_dict(specified or x))
     here = world()
-    former = load_run(x.run).experiment["training"] if (x.run / CONFIG).exists() else {}
+    former = load_run(x.run).experiment.get("training", {}) if (x.run / CONFIG).exists() else {}
     held = open_run(x.run, run) if here.first else nullcontext()  # the first alone writes there
     with here.exchanging(COLLECTIVE), held:
         if here.first:
             save_lexicon(x.run, processor.lexicon)
         here.barrier()
         _check_alike(x, run)
-        _print_schedule(x.run, former.get("max_updates", 0), x.training)
+        _print_schedule(x.run, done, former.get("max_updates", 0), x.training)
         trainer = Trainer(
             objective=objective,
             data=data,
@@ -265,9 +267,8 @@ def _check_alike(x: Experiment, run: Run) -> None:
         )
 
 
-def _print_schedule(directory: Path, former: int, training: TrainingConfig) -> None:
+def _print_schedule(directory: Path, done: int, former: int, training: TrainingConfig) -> None:
     """Print the change of the rate where a run that had ended, after `former` updates, goes on."""
-    done = max((int(path.name) for path in checkpoints(directory)), default=0)
     if 0 < former <= done < training.max_updates:
         before = training.optim.rate(done, done)
         now = training.optim.rate(done + 1, training.max_updates)

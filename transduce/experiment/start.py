@@ -78,10 +78,12 @@ def saved_tokenizers(
         return None
     if symbols and not begun:
         tokenizers = {each.with_symbols(symbols.split()): path for each, path in tokenizers.items()}
-    for tokenizer, path in tokenizers.items():
-        _check_tokenizer(tokenizer, path, needs, None if begun else lowercase)
     first, *rest = tokenizers
-    return first, (rest or [first])[0]
+    last = (rest or [first])[0]
+    for tokenizer, path in tokenizers.items():
+        is_scored = tokenizer is last and not begun
+        _check_tokenizer(tokenizer, path, needs, lowercase if is_scored else None)
+    return first, last
 
 
 def _check_tokenizer(
@@ -143,6 +145,7 @@ def speech_features(
         known = load_run(origin).feature_extractor
         if known is not None and known.config == x.features:
             return known
+        print(f"features: other than in {origin}, so their mean and deviation are computed anew")
     return make_feature_extractor(
         x.features, recordings, cache, x.workers, max_seconds=x.max_seconds
     )

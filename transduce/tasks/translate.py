@@ -208,6 +208,7 @@ class Translator(Seq2SeqTask[str]):
         config = self.decoding
         tokenizer = self.source_tokenizer
         limit = min(config.max_source_length, last_position(*self.engines, source=True))
+        limit -= len(tokenizer.with_eos([[]])[0])
         written = [i for i, line in enumerate(lines) if not is_blank(line)]
         rows: list[tuple[int, str, list[int]]] = []
         ways: dict[int, list[range]] = defaultdict(list)
@@ -217,18 +218,18 @@ class Translator(Seq2SeqTask[str]):
                 parts = sentences(lines[i])
                 if len(parts) > 1:
                     encoded = zip(parts, tokenizer.encode(parts), strict=True)
-                    each = each * (len(ids) < limit) + [list(encoded)]
+                    each = each * (len(ids) <= limit) + [list(encoded)]
             for way in each:
                 ways[i].append(range(len(rows), len(rows) + len(way)))
                 for text, ids in way:
-                    if len(ids) >= limit:
+                    if len(ids) > limit:
                         logger.warning(
                             "line %d has %d tokens and was cut to %d (max_source_length)",
                             requests[i].number + 1,
                             len(ids),
-                            limit - 1,
+                            limit,
                         )
-                    rows.append((i, text, tokenizer.with_eos([ids[: limit - 1]])[0]))
+                    rows.append((i, text, tokenizer.with_eos([ids[:limit]])[0]))
         return rows, ways
 
 
