@@ -69,7 +69,8 @@ class TranslationOutput:
     """What is written of a translation."""
 
     scores: Common[bool] = False
-    """Put its score and a tab before each translation: log-probability over length penalty."""
+    """Put its score and a tab before each translation: log-probability, with the bonuses of a
+    glossary and of biases, over length penalty."""
     format: Common[Literal["text", "json", "html", "srt", "vtt"]] = "text"
     """text: a line per translation. json: an object per line, with its source and its n best
     outputs. html, srt, vtt: what comes in and out, with its tags, carried over by alignment, and

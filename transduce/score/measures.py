@@ -173,7 +173,7 @@ def _ter(*, lowercase: bool) -> TER:
     return TER(case_sensitive=not lowercase)
 
 
-bleu = BleuMeasure(name="bleu", title="BLEU", description="matching word n-grams, 0 to 100")
+bleu = BleuMeasure(name="bleu", title="BLEU")
 """BLEU in which case counts."""
 
 bleu_lowercase = replace(bleu, name="bleu.lowercase", title="BLEU, lowercase", lowercase=True)
@@ -182,7 +182,6 @@ bleu_lowercase = replace(bleu, name="bleu.lowercase", title="BLEU, lowercase", l
 chrf = TranslationMeasure(
     name="chrf",
     title="chrF2",
-    description="F-score of character 1- to 6-grams, 0 to 100",
     make=CHRF,
 )
 """Source: Popović (2015), chrF."""
@@ -196,7 +195,6 @@ Source: Popović (2017), chrF++: words helping character n-grams.
 ter = TranslationMeasure(
     name="ter",
     title="TER",
-    description="edits per 100 reference words",
     higher_is_better=False,
     make=_ter,
 )
@@ -263,9 +261,7 @@ def _model(name: str) -> Any:
     return comet.load_from_checkpoint(comet.download_model(name))
 
 
-comet = CometMeasure(
-    name="comet", title="COMET", description="the judgement of a trained model, times 100"
-)
+comet = CometMeasure(name="comet", title="COMET")
 
 
 ALL = (bleu, bleu_lowercase, chrf, chrf_words, ter, wer, cer, per, comet)

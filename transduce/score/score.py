@@ -108,8 +108,6 @@ class Measure(ABC):
     """How a user names it, such as "bleu"."""
     title: str
     """How it is printed, such as "BLEU"."""
-    description: str
-    """What is counted, in a few words."""
     higher_is_better: bool = True
 
     @property

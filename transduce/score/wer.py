@@ -306,17 +306,11 @@ def english_normalizer() -> Callable[[str], str]:
     return normalize
 
 
-wer = ErrorRateMeasure(
-    name="wer", title="WER", description="word error rate in percent", unit="word"
-)
+wer = ErrorRateMeasure(name="wer", title="WER", unit="word")
 """Words are separated by white space."""
 
-cer = ErrorRateMeasure(
-    name="cer", title="CER", description="character error rate in percent", unit="char"
-)
+cer = ErrorRateMeasure(name="cer", title="CER", unit="char")
 """Characters are Unicode code points; one space between words counts as a character."""
 
-per = ErrorRateMeasure(
-    name="per", title="PER", description="phone error rate in percent", unit="phone"
-)
+per = ErrorRateMeasure(name="per", title="PER", unit="phone")
 """Phones are separated by white space."""

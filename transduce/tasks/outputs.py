@@ -104,7 +104,8 @@ class Output:
 
     text: str
     log_prob: float = 0.0
-    """Natural; nan where the search did not compute it."""
+    """Natural, with the bonuses of a glossary and of biases; nan where the search did not compute
+    it."""
     score: float = 0.0
     """What ranked it."""
     tokens: list[int] = field(default_factory=list)
