@@ -330,3 +330,11 @@ def test_what_cannot_generate_is_refused(text_run):
     assert str(caught.value) == (
         "a text comes piece by piece if it is sampled, but beam_size=3; set it to 1, or use generate"
     )
+
+
+def test_a_setting_of_a_call_turns_off_a_rule_of_the_run():
+    plain, g, x = generator("characters"), generator("characters"), GenerationConfig(max_length=20, temperature=0.0)
+    g.decoding = replace(x, repetition_penalty=5.0)
+    off = {"repetition_penalty": 1.0}
+    assert g("Speak", x) == g("Speak") != plain("Speak", x)
+    assert g("Speak", x, **off) == g("Speak", **off) == "".join(g.stream("Speak", **off)) == plain("Speak", x)

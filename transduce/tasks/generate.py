@@ -4,7 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Generator as Pieces, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -50,7 +50,8 @@ class Generator(Task):
             )
         super().__init__(model, tokenizer)
         self.decoding = decoding or GenerationConfig()
-        """The run's own. Its rules hold where a call leaves them at their defaults."""
+        """The run's own. Its rules hold where the config of a call leaves them at their
+        defaults; a setting of the call, such as repetition_penalty=1.0, wins."""
         self.suppressed = (
             *tokenizer.suppressed,
             *range(tokenizer.vocab_size, config.decoder.input.vocab_size),
@@ -58,20 +59,23 @@ class Generator(Task):
         """Ids without a text: special ones, and rows that only fill up the table."""
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]  # a str is a sequence of str
-        self, prompts: str, config: GenerationConfig | None = None
+    def __call__(
+        self, prompts: str, config: GenerationConfig | None = None, **settings: Any
     ) -> str: ...
     @overload
     def __call__(
-        self, prompts: Sequence[str], config: GenerationConfig | None = None
+        self, prompts: Sequence[str], config: GenerationConfig | None = None, **settings: Any
     ) -> list[str]: ...
     def __call__(
-        self, prompts: str | Sequence[str], config: GenerationConfig | None = None
+        self,
+        prompts: str | Sequence[str],
+        config: GenerationConfig | None = None,
+        **settings: Any,
     ) -> str | list[str]:
-        """The first text that follows a prompt, or each prompt in a list."""
+        """The first text that follows a prompt, or each prompt in a list; as `generate`."""
         if isinstance(prompts, str):
-            return self([prompts], config)[0]
-        return [texts[0].text for texts in self.generate(prompts, config)]
+            return self([prompts], config, **settings)[0]
+        return [texts[0].text for texts in self.generate(prompts, config, **settings)]
 
     def generate(
         self,
@@ -82,6 +86,7 @@ class Generator(Task):
         first_text: int = 0,
         stop: Sequence[str] = (),
         token_scores: bool = False,
+        **settings: Any,
     ) -> list[list[Output]]:
         """n texts after every prompt; text k of prompt i depends on (model, prompt, seed, i, k)
         alone.
@@ -97,12 +102,13 @@ class Generator(Task):
             stop: strings, the first of which ends a text, as its last part; they may span tokens.
             token_scores: give outputs the log-probabilities of their tokens, without any
                 temperature, and the confidence of their words.
+            settings: fields of GenerationConfig, which win over `config` and over the run's own.
 
         Raises:
             InputError: beam search and `stop`, as a beam knows no text before its end.
         """
         check_list(prompts, "generate takes a list of prompts", of_text=True)
-        config = self._with_rules(config)
+        config = self._merged(config, settings)
         if stop and config.beam_size > 1:
             raise InputError(
                 f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
@@ -130,6 +136,7 @@ class Generator(Task):
         prompt_number: int = 0,
         text_number: int = 0,
         stop: Sequence[str] = (),
+        **settings: Any,
     ) -> Pieces[str, None, Output]:
         """One text after a prompt, piece by piece as it comes; together they are that of
         `generate`.
@@ -141,11 +148,12 @@ class Generator(Task):
             prompt_number: i of (model, prompt, seed, i, k), which the text depends on.
             text_number: its k.
             stop: strings, each of which ends the text, as its last part.
+            settings: fields of GenerationConfig, as in `generate`.
 
         Raises:
             InputError: beam search, which knows no text before its end.
         """
-        config = self._with_rules(config)
+        config = self._merged(config, settings)
         if config.beam_size > 1:
             raise InputError(
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; "
@@ -197,16 +205,19 @@ class Generator(Task):
         weight = 1 / len(self.engines)
         return combined([(weight, ModelScorer(model, prompts=ids)) for model in self.engines])
 
-    def _with_rules(self, config: GenerationConfig | None) -> GenerationConfig:
-        """The configuration of a call, with the run's own rules where it has none."""
+    def _merged(
+        self, config: GenerationConfig | None, settings: dict[str, Any]
+    ) -> GenerationConfig:
+        """The configuration of a call, with the run's own rules where it has none; its settings win
+        over both."""
         if config is None:
-            return self.decoding
+            return self.decoding.changed(**settings)
         own = {
             rule.name: getattr(self.decoding, rule.name)
             for rule in fields(RulesConfig)
             if getattr(config, rule.name) == rule.default
         }
-        return replace(config, **own)
+        return replace(config, **own).changed(**settings)
 
     def _token_scores(self, ids: Int[Tensor, " T"], first: int) -> TokenScores:
         """The scores of the tokens from `first` on, each given those before it."""
