@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -17,6 +18,7 @@ from tests.runs import ENGLISH, RATE, sentences, sound
 from tests.serve.conftest import served_of, serving
 from transduce.decode.sample import Sampler
 from transduce.tasks.config import GenerationConfig
+from transduce.tasks.load import load
 from transduce.tasks.markup import translate_markup
 
 
@@ -188,6 +190,31 @@ def test_completions(client, offline):
     assert [each.text for each in greedy.choices] == [
         prompt + text for prompt, text in zip(prompts, texts, strict=True)
     ]
+
+
+def test_completions_draw_as_the_run_does_but_for_what_is_named(runs):
+    """Temperature and top_p are OpenAI's, and no beam is searched."""
+    (served,) = served_of({"lm": runs["lm"]})
+    plain = GenerationConfig(max_length=12, seed=5)
+    own = {"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "min_length": 4}
+    served.task.decoding = replace(plain, **own, temperature=0.3, top_p=0.5)
+    asked = {"model": "lm", "prompt": "ROMEO:", "max_tokens": 12, "seed": 5, "user": "me", "n_predict": None}
+    off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
+    lm = load(runs["lm"])
+    expected = [lm("ROMEO:", replace(plain, **own)), lm("ROMEO:", plain)]
+    with serving([served]) as url, httpx.Client(base_url=url) as client:
+        for stream in (False, True):
+            ways = [asked | {"stream": stream}, asked | off | {"stream": stream}]
+            assert [completion(client, way) for way in ways] == expected
+        served.task.decoding = GenerationConfig(beam_size=3)
+        assert completion(client, asked) == expected[1] != expected[0]
+
+
+def completion(client: httpx.Client, asked: dict[str, object]) -> str:
+    """The text, of an answer or of the events of a stream."""
+    answer = client.post("/v1/completions", json=asked).raise_for_status().text
+    events = re.findall("^data: ({.*)", answer, re.M) if asked.get("stream") else [answer]
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

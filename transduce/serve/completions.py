@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import ceil
 from time import time
@@ -50,7 +51,10 @@ class CompletionBody(BaseModel):
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     min_p: float = Field(0.0, ge=0, le=1)
-    """As vLLM and llama.cpp have it."""
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    """These four as vLLM has them; the run's own where they are not said."""
     n: int = Field(1, ge=1)
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=0)
     stop: str | list[str] = ""
@@ -67,6 +71,17 @@ class CompletionBody(BaseModel):
     """What is added to the logits of tokens, by their ids."""
     logprobs: None = None
     suffix: str = Field("", max_length=0)
+    max_completion_tokens: None = None
+    max_new_tokens: None = None
+    n_predict: None = None
+    ignore_eos: None = None
+    beam_size: None = None
+    use_beam_search: None = None
+    length_penalty: None = None
+    repeat_penalty: None = None
+    typical_p: None = None
+    stop_token_ids: None = None
+    response_format: None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -85,8 +100,9 @@ class CompletionBody(BaseModel):
         """None, one or several."""
         return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop))
 
-    def generation(self, limits: ServeConfig) -> GenerationConfig:
-        """The configuration of the generation.
+    def generation(self, limits: ServeConfig, decoding: GenerationConfig) -> GenerationConfig:
+        """The configuration of the generation: the run's own, but for what OpenAI has defaults of,
+        and what is named.
 
         Raises:
             InputError: the request is too large, or its numbers do not go together.
@@ -97,14 +113,18 @@ class CompletionBody(BaseModel):
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
         check_bound(self.max_tokens, limits.max_tokens, "max_tokens")
         check_bound(len(self.stops), 4, "stops")
-        return GenerationConfig(
+        names = {"top_k", "min_p", "repetition_penalty", "logit_bias"} & self.model_fields_set
+        named = {name: getattr(self, name) for name in names}
+        if "min_tokens" in self.model_fields_set:
+            named["min_length"] = self.min_tokens
+        return decoding.changed(
             max_length=self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            min_p=self.min_p,
-            logit_bias=tuple(self.logit_bias.items()),
             n=self.n,
             seed=self.seed,
+            beam_size=1,
+            **named,
         )
 
 
@@ -133,7 +153,7 @@ async def complete(http: fastapi.Request, state: State) -> Response:
     """The texts that continue each prompt."""
     query = await read_body(http, state, CompletionBody)
     run = state.find(query.model, TextGenerator)
-    config = query.generation(state.config)
+    config = query.generation(state.config, run.task.decoding)
     n_read = _count_tokens(run.task, query.prompts)
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
@@ -262,10 +282,12 @@ def generate_texts(
     """Yield the n texts of every prompt as one piece, or the pieces of one text and its Ending."""
     config = request.config
     stops = request.stops
+    generator = copy(generator)
+    generator.decoding = config  # not the config of a call, in which a default is the run's rule
     if request.stream:
         (prompt,) = prompts
         pieces = generator.stream(
-            prompt.text, config, prompt_number=prompt.number, text_number=prompt.first, stop=stops
+            prompt.text, prompt_number=prompt.number, text_number=prompt.first, stop=stops
         )
         yield from ((0, piece) for piece in _until_stop(pieces, stops))
         return
@@ -275,10 +297,10 @@ def generate_texts(
         for group in groups
         for outputs in generator.generate(
             [prompt.text for prompt in group],
-            config.changed(n=group[0].n),
             first_prompt=group[0].number,
             first_text=group[0].first,
             stop=stops,
+            n=group[0].n,
         )
     )
 
