@@ -1,5 +1,6 @@
 """Our translation models in transformers: MarianMTModel gives the logits, MarianTokenizer the ids, generate the texts."""
 
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -52,12 +53,16 @@ def test_logits_are_those_of_transformers(tmp_path, rng, changes):
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 @pytest.mark.parametrize("joint", [pytest.param(True, marks=pytest.mark.long), False])
-def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, joint):
+def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, caplog, joint):
     from transformers import MarianMTModel, MarianTokenizer
 
     run, lines = random_run(tmp_path / "run", joint=joint, model=LITTLE), sorted({*ENGLISH})
     assert main(["export", str(run), str(tmp_path / "out"), "--to", "marian"]) == 0
     assert capsys.readouterr().err == ""
+    assert caplog.messages == [
+        "generation_config.json cannot say length_ratio=2.0, alpha=0.6, length_offset=5.0, at_max_length=finished_first; "
+        "transformers does without"
+    ]
     tokenizer, model = (
         MarianTokenizer.from_pretrained(tmp_path / "out"),
         MarianMTModel.from_pretrained(tmp_path / "out"),
@@ -124,3 +129,21 @@ def test_what_marian_lacks_is_refused_by_name(tmp_path, changes, message):
             target=any_tokenizer("sentencepiece"),
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_search_goes_along_as_far_as_transformers_knows_it(tmp_path, caplog):
+    run = random_run(tmp_path / "run", model=LITTLE)
+    plain = json.loads((run / "config.json").read_text())
+    same = {"beam_size": 3, "alpha": 0.0, "at_max_length": "by_score", "length_ratio": 0.0, "length_extra": 9}
+    for i, (decoding, settings, lost) in enumerate([
+        (same, {"num_beams": 3, "length_penalty": 0.0, "max_length": 10}, ""),
+        (same | {"split_length": 27}, {"num_beams": 3, "length_penalty": 0.0}, "cannot say split_length=27; "),
+        (same | {"beam_size": 1, "alpha": 0.6}, {"num_beams": 1, "length_penalty": None}, ""),
+        (same | {"alpha": 0.6}, {"num_beams": 3, "length_penalty": None}, "cannot say alpha=0.6, length_offset=5.0; "),
+    ]):  # fmt: skip
+        (run / "config.json").write_text(json.dumps(plain | {"experiment": {"decoding": decoding}}))
+        assert main(["export", str(run), str(tmp_path / str(i)), "--to", "marian"]) == 0
+        found = json.loads((tmp_path / str(i) / "generation_config.json").read_text())
+        assert {name: found.get(name) for name in settings} == settings
+        assert lost in caplog.text and bool(caplog.messages) == bool(lost)
+        caplog.clear()

@@ -6,6 +6,7 @@ A setting that would change outputs, and has no equal here, is refused by its na
 """
 
 import json
+import logging
 from collections.abc import Collection
 from dataclasses import field
 from typing import Any
@@ -15,6 +16,8 @@ from transduce.files import read_json
 from transduce.interop.pretrained import CONFIG, known_fields
 from transduce.interop.settings import EncoderDecoderSettings, Settings, Stored, WhisperSettings
 from transduce.model.config import TransformerConfig
+
+logger = logging.getLogger("transduce")
 
 GENERATION = "generation_config.json"
 
@@ -95,6 +98,19 @@ RULES = {
 }
 SEARCH = {"num_beams": "beam_size", "length_penalty": "alpha", "early_stopping": "early_stopping"}
 """Our fields of settings that mean the same."""
+
+UNSAID = (
+    "forbid",
+    "glossary",
+    "length_ratio",
+    "lm_weight",
+    "logit_bias",
+    "max_length",
+    "no_speech_threshold",
+    "sample",
+    "split_length",
+)
+"""Our fields that no setting is equal to, unless they are 0, false or empty."""
 
 NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(
@@ -281,7 +297,7 @@ def _read_rules(g: Generation, vocab_size: int) -> dict[str, Any]:
 def generation_settings(
     decoding: dict[str, Any], suppressed: Collection[int], *, n_prefix: int = 1
 ) -> dict[str, Any]:
-    """Translate the rules of a run, and its search, if it searches as transformers does.
+    """Translate the rules and the search of a run, and warn of what transformers cannot do.
 
     Args:
         decoding: fields of SearchConfig.
@@ -292,10 +308,24 @@ def generation_settings(
     theirs |= {name: decoding[ours] for name, ours in RULES.items() if decoding.get(ours)}
     if decoding.get("min_length"):
         theirs["min_length"] = decoding["min_length"] + n_prefix
-    if decoding.get("at_max_length") == "by_score" and decoding.get("length_offset") == 0:
-        theirs |= {name: decoding[ours] for name, ours in SEARCH.items() if ours in decoding}
-        if decoding.get("length_ratio") == 0:
+    lost = [name for name in UNSAID if decoding.get(name)]
+    beam = decoding.get("beam_size", 1) > 1
+    if "length_offset" in decoding:
+        theirs |= {
+            name: decoding[ours] for name, ours in SEARCH.items() if beam or name == "num_beams"
+        }
+        if beam and decoding["alpha"] and decoding["length_offset"]:
+            del theirs["length_penalty"]
+            lost += ["alpha", "length_offset"]
+        if beam and decoding["at_max_length"] != "by_score":
+            lost.append("at_max_length")
+        if decoding["length_ratio"] == 0:
             theirs["max_length"] = decoding["length_extra"] + n_prefix
+    elif beam:
+        lost.append("beam_size")
+    if lost:
+        shown = ", ".join(f"{name}={decoding[name]}" for name in lost)
+        logger.warning("%s cannot say %s; transformers does without", GENERATION, shown)
     return theirs
 
 
@@ -307,7 +337,8 @@ def sampling_settings(decoding: dict[str, Any], suppressed: Collection[int]) -> 
         decoding: fields of GenerationConfig.
         suppressed: ids that no text holds, beside those that the rules name.
     """
-    theirs = generation_settings(decoding | {"min_length": 0, "no_repeat_ngram": 0}, suppressed)
+    others = dict.fromkeys(("min_length", "no_repeat_ngram", "max_length"), 0)
+    theirs = generation_settings(decoding | others, suppressed)
     theirs |= {
         "max_new_tokens": decoding["max_length"],
         "min_new_tokens": decoding["min_length"],
