@@ -1,5 +1,6 @@
 """transduce serve as a user meets it: what it refuses, and how it stops."""
 
+import json
 import os
 import re
 import signal
@@ -30,6 +31,9 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
     other, empty = tmp_path / "mt", tmp_path / "token"
     language_run(other)
     empty.touch()
+    with_lm = random_run(tmp_path / "with_lm", model=LITTLE)
+    plain = json.loads((with_lm / "config.json").read_text())
+    (with_lm / "config.json").write_text(json.dumps(plain | {"experiment": {"decoding": {"lm_weight": 0.3}}}))
     (tmp_path / "umlaut").write_text("Schlüssel", "utf-8")
     (tmp_path / "two").write_text("one\ntwo")
     (tmp_path / "binary").write_bytes(bytes(range(256)))
@@ -47,6 +51,8 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
             ([other, "--token-file", empty], f"{empty} must hold a token, but it is empty; write one into it"),
             *(([other, "--token-file", tmp_path / name], f"{tmp_path / name} {is_no_token}")
               for name in ("umlaut", "two", "binary")),
+            ([with_lm], f"a server has no language model beside a run, but {with_lm} has lm_weight=0.3; set it to 0 in "
+             f"{with_lm}/config.json"),
             ([], "a server needs a run, but none is named; say transduce serve RUN"),
             ([other, "--queue", "0"], "queue must be at least 1, but queue=0"),
             ([other, "--port", port], f"cannot listen on 127.0.0.1, port {port} (Address already in use); --port 0 takes "

@@ -274,6 +274,11 @@ def load_served(
             rule = "runs are asked for by their names"
             raise InputError(f"{rule}, but two are called {name}; rename one directory")
         task = machine.load(object, run)
+        if weight := getattr(getattr(task, "decoding", None), "lm_weight", 0.0):
+            raise InputError(
+                f"a server has no language model beside a run, but {run} has lm_weight={weight}; "
+                f"set it to 0 in {directories[0]}/config.json"
+            )
         if beam_size is not None and isinstance(task, Translator | Transcriber):
             task.decoding = task.decoding.changed(beam_size=beam_size)
         pairs: tuple[Languages, ...] = ()
