@@ -108,8 +108,7 @@ class SamplingConfig:
     """
 
     temperature: float = 1.0
-    """In sampling, logits are divided by it: below 1 safer, above 1 bolder; 0 always takes the
-    likeliest token (greedy search)."""
+    """In sampling, logits are divided by it, a number above 0: below 1 safer, above 1 bolder."""
     top_k: int = 0
     """In sampling, draw among the k likeliest tokens (more where some are equally likely); 0 =
     off."""
