@@ -24,7 +24,9 @@ from tests.runs import ENGLISH, GERMAN, LITTLE, random_run
 from transduce.cli import data
 from transduce.cli.main import main
 from transduce.cli.web import PAGE, RUNTIME_FILES
+from transduce.data.lines import is_blank
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
+from transduce.tasks.translate import sentences
 
 COMMANDS = Path(__file__).parents[2] / "recipes" / "data" / "commands"
 ODD = [
@@ -73,6 +75,20 @@ console.log(JSON.stringify(models.map((model) => {
   return { encoded, decoded: [...encoded, ...ids].map((row) => tokenizer.decode(row)) };
 })));
 """
+SPLIT = """
+import { readFileSync } from "node:fs";
+const { Translator } = await import(process.argv[1]);
+const search = { split_length: 1, max_source_length: 9, beam_size: 1 };
+const found = [];
+for (const line of JSON.parse(readFileSync(0, "utf8"))) {
+  const parts = [];
+  const source = { encode: (text) => (parts.push(text), [1, 2]) };
+  const outputs = await new Translator({ search, source, opening: [], config: {} }).translate(line, 2).catch(() => null);
+  found.push({ parts: parts.slice(1), outputs });
+}
+console.log(JSON.stringify(found));
+"""
+"""Without a model: blank lines have outputs, the others the sentences that would be translated."""
 
 
 def drawn_lines(n: int) -> list[str]:
@@ -144,6 +160,22 @@ def test_ids_and_texts_are_those_of_sentencepiece(tmp_path):
         encoded = [pieces.encode(line) for line in lines]
         assert theirs["encoded"] == encoded, model.name
         assert theirs["decoded"] == [pieces.decode(row) for row in [*encoded, *ids]], model.name
+
+
+@pytest.mark.process
+def test_blank_lines_and_sentences_are_those_of_python():
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    characters = [*map(chr, range(0x3100)), *"\ufeff\U000110bd\U000110cd\U000e0001"]
+    lines = [*characters, *(f"{c}One.{c}Two。{c}Three{c}" for c in characters if is_blank(c))]
+    command = [node, "--input-type=module", "-e", SPLIT, str(PAGE / "browser" / "search.js")]
+    answer = subprocess.run(command, input=json.dumps(lines), capture_output=True, text=True, check=True).stdout
+    blank = [{"text": "", "log_prob": 0, "score": 0}] * 2
+    for line, found in zip(lines, json.loads(answer), strict=True):
+        parts = [] if is_blank(line) else sentences(line)
+        assert found["outputs"] == (blank if is_blank(line) else None), ascii(line)
+        assert found["parts"] == (parts if len(parts) > 1 else []), ascii(line)
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 // Beam search, and what transduce translates in the end: by a line as one, or sentence by sentence.
 
-const SENTENCE_END = /[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*/gu;
+// Spaces are those of Python's \s and strip().
+const SENTENCE_END = /[.!?…]["'”’»)\]]*[\t-\r\x1c-\x1f\x85\p{Z}]+|[。！？]["'”’」』）]*[\t-\r\x1c-\x1f\x85\p{Z}]*/gu;
+const OUTER_SPACES = /^[\t-\r\x1c-\x1f\x85\p{Z}]+|[\t-\r\x1c-\x1f\x85\p{Z}]+$/gu;
 const GOES_ON = /^["'“‘«„([¿¡]*\p{Lowercase}/u;
+const VISIBLE = /[^\p{Cc}\p{Cf}\p{Z}]|[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u{110bd}\u{110cd}]/u; // as in data/lines.py
 
 export class Translator {
   /**
@@ -12,8 +15,9 @@ export class Translator {
     Object.assign(this, parts);
   }
 
-  /** The n best translations of a line, the best first: text, score and log_prob. */
+  /** The n best translations of a line, the best first: text, score and log_prob. A blank line stays blank. */
   async translate(line, nBest) {
+    if (!VISIBLE.test(line)) return Array.from({ length: nBest }, () => ({ text: "", log_prob: 0, score: 0 }));
     const { split_length: longest, max_source_length: limit, beam_size: size } = this.search;
     const ids = this.source.encode(line);
     let ways = [[ids]];
@@ -139,5 +143,5 @@ function likeliest({ data, dims: [, vocabulary] }, active, never, n) {
 function sentences(line) {
   const ends = [...line.matchAll(SENTENCE_END)].map((match) => match.index + match[0].length);
   const starts = [0, ...ends.filter((end) => !GOES_ON.test(line.slice(end)))];
-  return starts.map((start, i) => line.slice(start, starts[i + 1]).trim()).filter((part) => part);
+  return starts.map((start, i) => line.slice(start, starts[i + 1]).replace(OUTER_SPACES, "")).filter((part) => part);
 }
