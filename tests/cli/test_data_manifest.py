@@ -206,6 +206,9 @@ def test_of_a_sound_of_nemo_that_lasts_longer_than_its_duration_the_beginning_is
     recordings = read_manifest(tmp_path / "out.tsv")
     assert [r.seconds for r in recordings] == [0.25, 1.0, 1.0]  # a duration may be rounded, or wrong
     np.testing.assert_array_equal(soundfile.read(recordings[0].audio, dtype="int16")[0], noise(8000)[:2000, 0])
+    put(tmp_path / "m.jsonl", *map(json.dumps, rows[:2]))
+    # a list that training reads itself may be wrong in one line, which stops nothing
+    assert [r.seconds for r in read_manifest(tmp_path / "m.jsonl")] == [0.25, 0.95]
 
 
 def test_what_is_read_is_not_replaced(tmp_path, make):
@@ -214,6 +217,9 @@ def test_what_is_read_is_not_replaced(tmp_path, make):
     for source in (tmp_path, tmp_path / "metadata.csv"):
         code, _, err = make(source, tmp_path / "metadata.csv")
         assert code == 2 and err.startswith("transduce: an output must not replace what is read, but ")
+    put(tmp_path / "a.txt", "good")
+    code, _, err = make(tmp_path, tmp_path / "a.txt")
+    assert code == 2 and "a.txt is there; name a .tsv" in err and (tmp_path / "a.txt").read_text() == "good\n"
     assert len((tmp_path / "metadata.csv").read_text().splitlines()) == 3
 
 

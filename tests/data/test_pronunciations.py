@@ -78,8 +78,8 @@ def test_what_is_no_dictionary_is_refused(tmp_path, name, content, told):
 
 def test_digits_that_are_no_stress_stay(tmp_path):
     """Tones, and vowels of X-SAMPA."""
-    (tmp_path / "a.dict").write_text("妈 m a1\n麻 m a2\n鱼 AI1\ndeux d 2\nER ER0\n")
-    want = {"妈": "m a1", "麻": "m a2", "鱼": "AI1", "deux": "d 2", "er": "ER"}
+    (tmp_path / "a.dict").write_text("妈 m a1\n麻 m a2\n鱼 AI1\ndeux d 2\nER ER0\nroses r ow1 z IX0 z\n")
+    want = {"妈": "m a1", "麻": "m a2", "鱼": "AI1", "deux": "d 2", "er": "ER", "roses": "r ow z IX z"}
     assert read_dictionary(tmp_path / "a.dict") == want
 
 

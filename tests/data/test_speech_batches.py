@@ -351,6 +351,21 @@ def test_the_features_say_how_long_a_vector_stands_for_and_a_manifest_need_not(t
     assert [r.seconds for r in pairs.recordings] == pytest.approx([n * hop for n in lengths])
     pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=900, max_seconds=40 * hop)
     assert [r.text for r in pairs.recordings] == ["red"]
+    wrong = [replace(r, seconds=9.0) for r in recordings]
+    with pytest.raises(ValueError, match=r"give --features\.hop or correct the manifest"):
+        speech_pairs(wrong, reader, tokenizer, frames_per_batch=900)
+
+
+def test_whole_seconds_may_have_been_cut_off(tmp_path, reader, tokenizer):
+    (first,) = record(tmp_path, TEXTS[:1])
+    soundfile.write(first.audio, np.resize(soundfile.read(first.audio)[0], int(1.7 * RATE)), RATE)
+
+    def kept(seconds):
+        return speech_pairs([replace(first, seconds=seconds)], reader, tokenizer, frames_per_batch=900).recordings
+
+    assert kept(1.0)
+    with pytest.raises(ValueError, match="longer than its manifest says"):
+        kept(1.1)
 
 
 def test_ctc_does_not_learn_that_nobody_speaks_where_a_text_is_missing(tmp_path, reader, tokenizer):

@@ -60,6 +60,14 @@ def test_a_folder_is_one_split_and_has_what_its_state_lists(tmp_path):
         ValueError, match=rf"^a folder of tables is one split, but {tmp_path} has train, validation; move"
     ):
         tables.table_files(tmp_path)
+    for name in ("train-0.parquet", "train-1.parquet"):
+        (tmp_path / name).unlink()
+    for name in ("x_dev.parquet", "testament.csv", "test of time.csv", "a.csv", "a.csv.gz"):
+        (tmp_path / name).touch()
+    assert len(tables.table_files(tmp_path)) == 5  # one split, and a.csv.gz is a.csv
+    (tmp_path / "wmt16-test-00000.csv").touch()
+    with pytest.raises(ValueError, match=r"test, validation; move|dev, test; move"):
+        tables.table_files(tmp_path)
     saved = tmp_path / "saved"
     saved.mkdir()
     for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):

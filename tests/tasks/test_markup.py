@@ -139,6 +139,12 @@ def test_subtitles_of_another_format_are_refused(given, format):
 VTT = "WEBVTT\n\nNOTE a b\n\nx\n00:01.000 --> 00:02.000 align:start\n<v Ann>a <c.red.big>b <00:01.500></c> & c\nd\n\n\n00:03.000 --> 00:04.000\nBye"
 
 
+@pytest.mark.parametrize("start", ["\nWEBVTT", "\ufeff\r\nwebvtt - of a film"])
+def test_webvtt_may_begin_with_a_blank_line_or_small_letters(start):
+    vtt = f"{start}\n\n00:01.000 --> 00:02.000\na &lt; b\n"
+    assert translated(vtt, "vtt") == vtt.replace("a &lt; b", "A &lt; B")
+
+
 def test_subtitles_keep_their_times_and_a_cue_is_one_text():
     assert translated(SRT, "srt") == SRT.replace("Print\r\n<i>it</i> & go", "PRINT <i>IT</i> & GO").replace(
         "Bye", "BYE"

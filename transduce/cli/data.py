@@ -152,7 +152,11 @@ def manifest(
     """
     if out.exists():
         check_output(out, [source, *(source / name for name in TABLES)])
-    _write(out, _usable(each_row(source), audio_out))
+    if out.is_file() and out.suffix != ".tsv":
+        raise InputError(
+            f"a manifest must not replace another kind of file, but {out} is there; name a .tsv"
+        )
+    _write(out, _usable(each_row(source, parts=True), audio_out))
 
 
 def _usable(rows: Iterable[tuple[str, Row]], pieces: Path | None = None) -> Iterator[Recording]:

@@ -131,7 +131,7 @@ def pair_files(files: Sequence[Path], source: str, target: str) -> PairFiles:
     """
     if not 0 < len(files) < 3:
         raise InputError(f"a parallel text is one or two files, but there are {len(files)}")
-    if len(files) == 1 and (files[0].is_dir() or files[0].name.endswith(TABLES)):
+    if len(files) == 1 and (files[0].is_dir() or files[0].name.lower().endswith(TABLES)):
         return PairFiles(table_files(files[0]), (source, target))
     return PairFiles(tuple(files))
 

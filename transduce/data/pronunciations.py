@@ -23,8 +23,8 @@ lacks."""
 PAD, UNK, BOS, EOS, SPACE = range(len(SPECIAL))
 ALTERNATIVE = re.compile(r".*\(\d+\)")
 """The second, third, ... pronunciation of a word in a dictionary."""
-STRESSED = re.compile("^(A[AEHOWY]|E[HRY]|I[HY]|O[WY]|U[HW])[012]$")
-"""A vowel of CMU's dictionary with its stress. Elsewhere a digit may be a tone, or a vowel."""
+STRESSED = re.compile("^(A[AEHOWXY]|AXR|E[HRY]|I[HXY]|O[WY]|U[HWX])[012]$", re.IGNORECASE)
+"""A vowel of ARPABET with its stress. Elsewhere a digit may be a tone, or a vowel."""
 MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
 
 PRIOR = 10.0

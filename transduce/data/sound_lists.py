@@ -44,28 +44,31 @@ FRAME = 0.01
 """Seconds from one vector of a .npy file to the next, where its manifest does not have seconds."""
 
 
-def each_row(path: Path) -> Iterator[tuple[str, Row]]:
+def each_row(path: Path, *, parts: bool = False) -> Iterator[tuple[str, Row]]:
     """The cells of every recording by column, and its place for messages.
 
     `path` is a table that `each_record` reads; or a folder with one of TABLES, with Kaldi's wav.scp
     and text, or with x.txt beside x.wav in any depth. In a table, sound is relative to its folder,
     or to `clips` in it, as in Common Voice.
 
+    Args:
+        parts: a duration of NeMo that is less than its sound's is the beginning of it.
+
     Raises:
         InputError: there is no such file, or it is something else; by file and line.
     """
     if not path.is_dir():
-        return _table_rows(path)
+        return _table_rows(path, parts)
     if table := next((path / name for name in TABLES if (path / name).is_file()), None):
-        return _table_rows(table)
+        return _table_rows(table, parts)
     return (_kaldi_rows if (path / "wav.scp").is_file() else _sounds_and_texts)(path)
 
 
-def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
+def _table_rows(path: Path, parts: bool) -> Iterator[tuple[str, Row]]:
     folder, clips = path.parent, path.parent / "clips"
     has_clips = clips.is_dir()
     for place, row in each_record(path):
-        has_parts = "offset" in row or "audio_filepath" in row
+        has_parts = row.get("offset") or (parts and "audio_filepath" in row)
         for name, others in NAMES.items():
             other = next(filter(row.__contains__, others), None)
             if name not in row and other:

@@ -243,9 +243,10 @@ def _usable(
 
 
 def _wrong_length(recording: Recording, seconds: float, reason: str) -> str:
+    way_out = "give --features.hop" if recording.audio.suffix == VECTORS else "fetch it again"
     return (
         f"{recording.audio} lasts {seconds:.2f} s, but its manifest says {recording.seconds:g}; it "
-        f"is left out, being {reason}; fetch it again or correct the manifest"
+        f"is left out, being {reason}; {way_out} or correct the manifest"
     )
 
 
@@ -255,6 +256,8 @@ def _mismatch(stated: float, seconds: float, padded: float) -> str:
     slack = SHORTFALL * max(1.0, stated)
     if stated - seconds > slack:
         return SHORTER
+    if stated.is_integer():  # whole seconds may have been cut off
+        slack = max(slack, 1.0)
     return LONGER if stated and seconds - max(stated, padded) > slack else ""
 
 

@@ -22,8 +22,11 @@ ARROW = (".parquet", ".arrow", ".feather")
 TABLES = (*ARROW, ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".tmx", ".tmx.gz", ".zip")
 """Endings of tables."""
 
-SPLIT = re.compile("(train|valid(ation)?|val|dev|test)(?![a-z])", re.IGNORECASE)
-"""What the names of tables of one split begin with."""
+SPLIT = re.compile(
+    r"(?:^|[-_.\d])(?:(train|trn)|(valid|validation|val|dev|eval)|(tests?))(?=[-_.\d])",
+    re.IGNORECASE,
+)
+"""What says of which split a table is, in its name; a group for each split."""
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that JSON can write, and no line of text has."""
@@ -155,11 +158,16 @@ def table_files(path: Path) -> tuple[Path, ...]:
                 path / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]
             ]
     files = [file for file in files if file.name.lower().endswith(TABLES) and file.is_file()]
-    splits = {split[0].lower() for file in files if (split := SPLIT.match(file.name))}
+    files = [file for file in files if file.suffix != ".gz" or file.with_suffix("") not in files]
+    splits = {
+        split.lastindex: split[split.lastindex or 0].lower()
+        for file in files
+        if (split := SPLIT.search(file.name))
+    }
     if len(files) > 1 and len(splits) > 1:
         raise InputError(
-            f"a folder of tables is one split, but {path} has {', '.join(sorted(splits))}; move "
-            "each into a folder of its own, or name a file"
+            f"a folder of tables is one split, but {path} has {', '.join(sorted(splits.values()))}"
+            "; move each into a folder of its own, or name a file"
         )
     if not files:
         raise InputError(

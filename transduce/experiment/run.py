@@ -205,10 +205,9 @@ def train(
     x = replace(x, training=replace(x.training, max_updates=max(done, x.training.max_updates)))
     experiment = {**to_dict(x), "data": fingerprint}
     run = processor.as_run(objective.model, experiment, to_dict(specified or x))
-    here = world()
+    here = world()  # of several processes, the first alone writes in the directory
     former = load_run(x.run).experiment.get("training", {}) if (x.run / CONFIG).exists() else {}
-    held = open_run(x.run, run) if here.first else nullcontext()  # the first alone writes there
-    with here.exchanging(COLLECTIVE), held:
+    with here.exchanging(COLLECTIVE), open_run(x.run, run) if here.first else nullcontext():
         if here.first:
             save_lexicon(x.run, processor.lexicon)
         here.barrier()
@@ -226,10 +225,9 @@ def train(
         _print_frozen(trainer.model)
         trainer.run()
         finish(x.run, trainer, validate.example)
-    if not leave():
-        return False
-    write_reports(x.run)  # for a recipe without scores, with which they would be written
-    return True
+    if goes_on := leave():
+        write_reports(x.run)  # for a recipe without scores, with which they would be written
+    return goes_on
 
 
 def _sinks(x: Experiment, model: Transformer) -> list[Sink]:

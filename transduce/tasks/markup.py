@@ -155,7 +155,7 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
     Raises:
         InputError: there is text, but no time; or it is WebVTT and not escaped, or the reverse.
     """
-    is_vtt = text.removeprefix("\ufeff").startswith("WEBVTT")
+    is_vtt = text.lstrip("\ufeff \t\r\n").upper().startswith("WEBVTT")
     if is_vtt != escaped and "-->" in text:
         other = "vtt" if is_vtt else "srt"
         raise InputError(
@@ -163,7 +163,7 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
             f"{text[:20]!r}; name the format {other}"
         )
     has_times = re.search(r"\d\s*-->", text)
-    if text.strip() and not has_times and not text.startswith("WEBVTT"):
+    if text.strip() and not has_times and not is_vtt:
         raise InputError(
             "subtitles have times such as 00:00:01,000 --> 00:00:02,500 before their texts, but "
             f"there are none behind {text[:40]!r}; leave out --format for plain text"
