@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from math import ceil
 from time import time
-from typing import Any
+from typing import Any, Literal
 
 import fastapi
 from fastapi import APIRouter
@@ -74,9 +74,9 @@ class CompletionBody(BaseModel):
     max_completion_tokens: None = None
     max_new_tokens: None = None
     n_predict: None = None
-    ignore_eos: None = None
+    ignore_eos: Literal[False] | None = None
     beam_size: None = None
-    use_beam_search: None = None
+    use_beam_search: Literal[False] | None = None
     length_penalty: None = None
     repeat_penalty: None = None
     typical_p: None = None
