@@ -96,6 +96,28 @@ def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(transla
         assert [(o.text, o.tokens) for o in got[i]] == [(o.text, o.tokens) for o in whole[i]]
 
 
+def test_a_bonus_does_not_decide_between_a_line_and_its_sentences(translator):
+    """It counts once for the line, and once for each sentence."""
+    pairs = [(a, b) for a in ENGLISH[:4] for b in ENGLISH[4:7]]
+    lines = [" ".join(pair) for pair in pairs]
+    shortest = min(len(ids) for ids in translator.source_tokenizer.encode(lines))
+    changed = 0
+    for letter in "aeits":
+        biased = replace(SHORT, logit_bias=((letter, 2.0),))
+        whole = translator.translate(lines, biased)
+        apart = translator.translate([each for pair in pairs for each in pair], biased)
+        got = translator.translate(lines, biased, split_length=shortest - 1)
+        for i, pair in enumerate(pairs):
+            ways = [([lines[i]], [whole[i][0]]), (pair, [each[0] for each in apart[2 * i : 2 * i + 2]])]
+            sizes = [sum(len(o.tokens) + 1 for o in outputs) for _, outputs in ways]
+            means = [sum(s.log_prob for s in translator.score(*way)) / n for way, n in zip(ways, sizes, strict=True)]
+            of_search = [sum(o.log_prob for o in way[1]) / n for way, n in zip(ways, sizes, strict=True)]
+            best = means.index(max(means))
+            assert got[i][0].text == " ".join(o.text for o in ways[best][1])
+            changed += of_search[best] != max(of_search)
+    assert changed
+
+
 @pytest.mark.parametrize("how", [{}, {"split_length": 8}, {"sample": True, "seed": 3}, {"beam_size": 3}])
 def test_texts_are_the_same_without_scores_which_greedy_search_then_leaves_out(translator, how):
     lines, how = [ENGLISH[5], f"{ENGLISH[0]} {ENGLISH[1]}", ""], {"beam_size": 1} | how

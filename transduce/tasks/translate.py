@@ -148,7 +148,10 @@ class Translator(Seq2SeqTask[str]):
         glossary = Glossary(config.glossary)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
         outputs: dict[int, list[Output]] = {}
-        scored = details.scores or any(len(each) > 1 for each in ways.values())
+        compared = any(len(each) > 1 for each in ways.values())
+        scored = details.scores or compared
+        likelihoods: dict[int, float] = {}  # where those of the search have bonuses inside
+        bonuses = compared and (config.glossary or config.logit_bias)
 
         def search(batch: list[int]) -> list[list[Output]]:
             sources: list[Source] = [rows[row][2] for row in batch]
@@ -159,6 +162,13 @@ class Translator(Seq2SeqTask[str]):
                 parts.append(replace(requests[i], part=row - ways[i][0].start, bias=bias))
             hypotheses = self._search(sources, parts, config, scored=scored)
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
+            if bonuses:
+                firsts = [each[:1] for each in best]
+                again = self._detailed(sources, firsts, Details(token_scores=True))
+                scores = [each.token_scores for (each,) in again]
+                likelihoods.update(
+                    (row, each.log_prob) for row, each in zip(batch, scores, strict=True) if each
+                )
             return self._detailed(sources, best, details)
 
         lengths = [len(ids) for *_, ids in rows]
@@ -167,7 +177,8 @@ class Translator(Seq2SeqTask[str]):
             outputs[row] = best
             if all(each in outputs for way in ways[i] for each in way):
                 by_way = [[outputs.pop(each) for each in way] for way in ways[i]]
-                translations = likeliest(by_way, config.alpha, config.length_offset)
+                sums = [sum(map(likelihoods.__getitem__, way)) for way in ways[i] if bonuses]
+                translations = likeliest(by_way, config.alpha, config.length_offset, sums)
                 name = f"line {requests[i].number + 1}"
                 warn_of_lacking(name, requests[i].require, translations[0].text, self.tokenizer)
                 yield i, translations
@@ -289,17 +300,25 @@ def in_languages(
     return source, target
 
 
-def likeliest(ways: list[list[list[Output]]], alpha: float, offset: float = 5.0) -> list[Output]:
+def likeliest(
+    ways: list[list[list[Output]]],
+    alpha: float,
+    offset: float = 5.0,
+    log_probs: Sequence[float] = (),
+) -> list[Output]:
     """The n best translations of a line, in the way of the highest mean log-probability of a token.
 
     Args:
         ways: in each, the n best outputs of every text of the line.
+        log_probs: of the first output of each way; by default as the search has them.
     """
-    joined_ways = [(_joined(texts, alpha, offset), len(texts)) for texts in ways]
-    best, _ = max(
-        joined_ways, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1])
-    )
-    return best
+    outputs = [_joined(texts, alpha, offset) for texts in ways]
+    log_probs = log_probs or [best[0].log_prob for best in outputs]
+    means = [
+        log_prob / (len(best[0].tokens) + len(texts))
+        for log_prob, best, texts in zip(log_probs, outputs, ways, strict=True)
+    ]
+    return outputs[means.index(max(means))]
 
 
 def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Output]:
