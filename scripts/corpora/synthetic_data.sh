@@ -33,12 +33,16 @@ done
 
 set_command() { # set_command RUN SOURCE TARGET OPTIONS: $OUT/SOURCE and $OUT/TARGET are files that end in their languages
   local run="$1" source="$2" target="$3" from="${2##*.}" to="${3##*.}"
-  command=(transduce train translation files --run "$OUT/$run" --vocab-size "$(n 4000 500)"
+  command=(transduce train translation files --run "$OUT/$run"
     --train-source "$OUT/$source" --train-target "$OUT/$target"
     --valid-source "$OUT/val.$from" --valid-target "$OUT/val.$to"
     --test-source "$OUT/test_2016_flickr.$from" --test-target "$OUT/test_2016_flickr.$to"
     --training.max-updates "$(n 1000 4)" --training.validate-every "$(n 250 2)" --training.optim.warmup-steps "$(n 300 2)"
     --training.optim.cooldown 0.3 "${@:4}")
+  case " ${*:4} " in
+    *" --tokenizer "* | *" --vocab-size "*) ;;
+    *) command+=(--vocab-size "$(n 4000 500)") ;;
+  esac
 }
 
 train() { # train RUN SOURCE TARGET OPTIONS
@@ -138,13 +142,13 @@ diversification)
   last=$(n 29000 100)
   for side in en de fr; do lines train.$side 1 "$last" >"$OUT/all.$side"; done
   for split in val test_2016_flickr; do lines $split.fr 1 "$(n 1014 20)" >"$OUT/$split.fr"; done
-  full=(--lowercase --vocab-size "$(n 8000 500)" --model.positions rotary --model.dropout 0.3
+  full=(--lowercase --model.positions rotary --model.dropout 0.3
     --training.optim.optimizer muon --training.validate-every "$(n 500 2)" --training.optim.warmup-steps "$(n 1000 2)")
   student=("${full[@]}" --training.max-updates "$(n 3400 4)" --tokens-per-batch 4096 --training.optim.peak-rate 3e-3
     --model.d-model "$(n 256 32)" --model.n-heads 8 --model.d-ff "$(n 1024 64)")
 
   at_once "backward all.de all.en" "forward1 all.en all.de" "french all.fr all.en" \
-    "forward2 all.en all.de --training.seed 2" -- "${full[@]}" --training.max-updates "$(n 3500 4)"
+    "forward2 all.en all.de --training.seed 2" -- "${full[@]}" --vocab-size "$(n 8000 500)" --training.max-updates "$(n 3500 4)"
   written forward1 all.en forward1.de --beam-size 2
   written forward2 all.en forward2.de --beam-size 2
   written backward all.de backward.en --beam-size 2
