@@ -125,11 +125,11 @@ distillation)
   train teacher all.en all.de
   written teacher few.en taught.de
   small+=(--tokenizer "$OUT/teacher/tokenizer.model") # the tokens that the teacher predicts
-  beside=("${small[@]}" --training.teachers "$OUT/teacher")
+  with_teacher=("${small[@]}" --training.teachers "$OUT/teacher")
   train references few.en few.de "${small[@]}"
-  train predictions few.en few.de "${beside[@]}"
+  train predictions few.en few.de "${with_teacher[@]}"
   train outputs few.en taught.de "${small[@]}"
-  train both few.en taught.de "${beside[@]}"
+  train both few.en taught.de "${with_teacher[@]}"
 
   printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
   row "teacher, $last pairs" teacher
