@@ -81,6 +81,13 @@ def test_digits_that_are_no_stress_stay(tmp_path):
     (tmp_path / "a.dict").write_text("妈 m a1\n麻 m a2\n鱼 AI1\ndeux d 2\nER ER0\nroses r ow1 z IX0 z\n")
     want = {"妈": "m a1", "麻": "m a2", "鱼": "AI1", "deux": "d 2", "er": "ER", "roses": "r ow z IX z"}
     assert read_dictionary(tmp_path / "a.dict") == want
+    (tmp_path / "b.dict").write_text("高 g ao1\n好 h ao3\n二 er4\n儿 er2\nor AO1 R\n")
+    assert [*read_dictionary(tmp_path / "b.dict").values()] == ["g ao1", "h ao3", "er4", "er2", "AO R"]
+
+
+def test_stress_is_left_out_in_small_letters_and_of_reduced_vowels(tmp_path):
+    (tmp_path / "a.dict").write_text("zero z ih1 r ow0\nroses r ow1 z ix0 z\nabout AX0 B AW1 T\nmurder m er1 d axr0\n")
+    assert [*read_dictionary(tmp_path / "a.dict").values()] == ["z ih r ow", "r ow z ix z", "AX B AW T", "m er d axr"]
 
 
 def test_a_damaged_file_is_told(tmp_path):

@@ -23,8 +23,11 @@ lacks."""
 PAD, UNK, BOS, EOS, SPACE = range(len(SPECIAL))
 ALTERNATIVE = re.compile(r".*\(\d+\)")
 """The second, third, ... pronunciation of a word in a dictionary."""
-STRESSED = re.compile("^(A[AEHOWXY]|AXR|E[HRY]|I[HXY]|O[WY]|U[HWX])[012]$", re.IGNORECASE)
-"""A vowel of ARPABET with its stress. Elsewhere a digit may be a tone, or a vowel."""
+STRESSED = r"(?<!\S)(A[AEHOWXY]|AXR|E[HRY]|I[HXY]|O[WY]|U[HWX])[012](?!\S)"
+"""A vowel of CMU's dictionary or TIMIT's with its stress. Elsewhere a digit may be a tone, or a
+vowel."""
+TONE = re.compile(r"[a-z][3-5](?!\S)")
+"""What a dictionary of Mandarin has, whose ao1 is no AO."""
 MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
 
 PRIOR = 10.0
@@ -56,13 +59,14 @@ def read_dictionary(path: Path) -> dict[str, str]:
                 "add them"
             )
         if not ALTERNATIVE.fullmatch(word):
-            plain = (STRESSED.sub(r"\1", phone) for phone in phones)
-            pronunciations.setdefault(word.lower(), " ".join(plain))
+            pronunciations.setdefault(word.lower(), " ".join(phones))
     if not pronunciations:
         raise InputError(
             f"a dictionary must have words and their phones, but {path} has none; name another file"
         )
-    return pronunciations
+    has_tones = any(map(TONE.search, pronunciations.values()))
+    stressed = re.compile(STRESSED, 0 if has_tones else re.IGNORECASE)
+    return {word: stressed.sub(r"\1", phones) for word, phones in pronunciations.items()}
 
 
 def bare(word: str) -> str:
