@@ -17,6 +17,9 @@ from libretranslatepy import LibreTranslateAPI
 from tests.runs import ENGLISH, RATE, sentences, sound
 from tests.serve.conftest import served_of, serving
 from transduce.decode.sample import Sampler
+from transduce.serve import ServeConfig
+from transduce.serve.app import serve_run
+from transduce.serve.http import Languages
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.load import load
 from transduce.tasks.markup import translate_markup
@@ -67,6 +70,18 @@ def test_many_at_once_get_what_each_would_get_alone(http, offline):
     sizes = re.findall(r'batch_inputs_bucket\{le="(\S+)",model="mt"\} (\S+)', http.get("/metrics").text)
     counts = [float(count) for _, count in sizes]
     assert counts[-1] > counts[0], "some batch had more than one input"
+
+
+def test_samples_of_a_request_depend_on_no_neighbour(runs, tmp_path):
+    """What is drawn for a line is the same alone and beside others."""
+    translator = load(runs["mt"])
+    translator.decoding = translator.decoding.changed(sample=True, temperature=1.5, max_length=12)
+    served = serve_run("mt", translator, ServeConfig(), [Languages("en", "de")])
+    lines = ENGLISH[:12]
+    with serving([served]) as url:
+        asked = {"q": lines, "source": "en", "target": "de"}
+        found = httpx.post(f"{url}/translate", json=asked, timeout=60).json()["translatedText"]
+    assert found == [text for line in lines for text in translator([line])]
 
 
 def test_models(client):

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
@@ -46,6 +47,7 @@ from transduce.serve.http import (
     responses,
 )
 from transduce.tasks.generate import Generator
+from transduce.tasks.search import SearchTask
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
@@ -109,6 +111,9 @@ def serve_run(
     computes: Any = task
     if isinstance(task, Translator):
         computes = {pair: translation.in_languages(task, pair) for pair in languages}
+    if isinstance(task, SearchTask) and task.decoding.sample:
+        # samples depend on the number of an input in its batch, so each has one of its own
+        config = replace(config, batch=1, queue=config.queue * config.batch)
     engine = Engine(name, partial(WORK[type(task)], computes), config)
     return Served(name, task, engine, tuple(languages), directory)
 
