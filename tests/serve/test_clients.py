@@ -220,8 +220,8 @@ def test_completions_draw_as_the_run_does_but_for_what_is_named(runs):
     expected = [lm("ROMEO:", replace(plain, **own)), lm("ROMEO:", plain)]
     with serving([served]) as url, httpx.Client(base_url=url) as client:
         for stream in (False, True):
-            ways = [asked | {"stream": stream}, asked | off | {"stream": stream}]
-            assert [completion(client, way) for way in ways] == expected
+            ways = [asked | way | {"stream": stream} for way in ({}, off, off | {"top_k": -1})]
+            assert [completion(client, way) for way in ways] == [*expected, expected[1]]
         served.task.decoding = GenerationConfig(beam_size=3)
         assert completion(client, asked) == expected[1] != expected[0]
 
