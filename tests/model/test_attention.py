@@ -282,6 +282,29 @@ def test_a_gradient_in_16_bits_is_no_noise(rng, narrowed):
         assert torch.cosine_similarity(got, want, dim=0) > 0.999
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("kv_heads", "window", "lengths"), [(6, None, None), (2, 5, (23, 11)), (1, None, (23, 0))])
+def test_training_in_bf16_is_that_in_float64_to_its_rounding(kv_heads, window, lengths, causal, biased, rng):
+    """Outputs and gradients; a row that sees nothing has zeros."""
+    lengths = None if lengths is None else torch.tensor(lengths)
+    tensors = [torch.randn(2, heads, 23, 32, generator=rng) for heads in (6, kv_heads, kv_heads)]
+    bias = torch.randn(6, 23, 23, generator=rng) if biased else None
+    upstream = torch.randn(2, 6, 23, 32, generator=rng).bfloat16()
+    if biased and lengths is not None:
+        lengths = lengths.clamp(min=20)  # a query that sees nothing has zeros only without a bias
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        leaves = [x.bfloat16().to(dtype).requires_grad_() for x in tensors]
+        added = None if bias is None else bias.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        heads = attend(*leaves, key_lengths=lengths, causal=causal, window=window, bias=added)
+        heads.backward(upstream.to(dtype))
+        found.append([x.detach().double() for x in (heads, *(leaf.grad for leaf in leaves))])
+    assert heads.isfinite().all()
+    for got, want in zip(*found, strict=True):
+        assert (got - want).norm() < 0.01 * want.norm()
+
+
 @pytest.mark.parametrize("window", [1, 4, 20])
 def test_a_window_bounds_the_cache(window, rng):
     """Against plain lists of tensors: what queries see is there, and little more has room."""

@@ -23,6 +23,9 @@ Visible = Bool[Tensor, "..."]
 """Broadcasts to (B, H, T, S)."""
 State = Float[Tensor, "B K 1 E V"]
 
+MAX_KEYS_IN_BF16 = 256
+"""With more, the scores that `_attend_in_bf16` writes out take more memory than it is quicker."""
+
 
 def attend(
     query: Queries,
@@ -49,7 +52,10 @@ def attend(
     al. (2023).
     """
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
-    if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
+    narrow = on_cpu and training and query.dtype in (torch.bfloat16, torch.float16)
+    in_bf16 = narrow and query.dtype == torch.bfloat16 and not dropout
+    in_bf16 = in_bf16 and 0 < key.size(2) <= MAX_KEYS_IN_BF16
+    if narrow and not in_bf16:
         # in bf16 the kernel is slower, and the queries' gradient noise; in fp16 it may overflow
         again = partial(attend, key_lengths=key_lengths, causal=causal, window=window)
         with torch.autocast("cpu", enabled=False):
@@ -63,17 +69,36 @@ def attend(
     few = on_cpu and not training and n_queries <= 16 and not dropout
     exact = partial(F.scaled_dot_product_attention, dropout_p=dropout)
     plain = key_lengths is None and window is None and bias is None
-    if causal and n_queries == n_keys and plain and not few:
+    if causal and n_queries == n_keys and plain and not few and not in_bf16:
         return exact(query, key, value, is_causal=True, enable_gqa=groups > 1)
     visible = _visible(n_queries, n_keys, key_lengths, causal, window, query.device)
     if bias is not None:
-        visible = _with_bias(visible, bias.to(query.dtype), groups)
+        visible = _with_bias(visible, bias.float() if in_bf16 else bias.to(query.dtype), groups)
     elif groups > 1 and visible is not None and visible.size(-2) > 1:
         visible = torch.cat([visible] * groups, dim=-2)
     # heads that share keys fold into the queries, which copies nothing and suits every kernel
-    kernel = _attend_few if few else exact
+    kernel = _attend_few if few else _attend_in_bf16 if in_bf16 else exact
     heads = kernel(query.unflatten(1, (-1, groups)).flatten(2, 3), key, value, visible)
     return heads.unflatten(2, (groups, n_queries)).flatten(1, 2)
+
+
+def _attend_in_bf16(query: Queries, key: Keys, value: Keys, visible: Tensor | None) -> Queries:
+    """`attend` written out for training on a CPU: products in bf16, and a softmax in float32.
+
+    For few keys it takes half the time of PyTorch's kernel, which is more exact in float32. Weights
+    sum to 1, so what all values have in common is left out of the product: a query's gradient would
+    be a small difference of large numbers.
+    """
+    scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
+    sees = None
+    if visible is not None:
+        if not visible.is_floating_point():
+            sees = visible.any(-1, keepdim=True).to(query.dtype)
+            visible = torch.where(visible, 0.0, torch.finfo(torch.float32).min)
+        scores = scores + visible
+    common = value[:, :, :1].detach()
+    heads = scores.float().softmax(-1).to(query.dtype) @ (value - common) + common
+    return heads if sees is None else heads * sees
 
 
 def _attend_few(query: Queries, key: Keys, value: Keys, visible: Tensor | None) -> Queries:

@@ -179,8 +179,10 @@ def rotate(
     weights.
     """
     cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
+    first, second = wide.chunk(2, dim=-1)
+    swapped, signed = torch.cat((second, first), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return torch.addcmul(wide * torch.cat((cos, cos), dim=-1), swapped, signed).to(x.dtype)
 
 
 Bias = Float[Tensor, "H T S"]
