@@ -341,12 +341,13 @@ def test_heads_of_their_own_width_need_not_divide_the_model():
 def test_bfloat16_training_takes_every_variant_in_silence(rng):
     """A warning is an error here: a kernel that is not fused would be told once, and be slow for ever."""
     config = replace(CASES["decoder-everything"], d_model=32, d_ff=48, dropout=0.0)
-    torch.manual_seed(1)  # rounding chooses another expert where two are nearly as good
+    # rounding would choose another expert where two are nearly as good
+    config = replace(config, experts_per_token=config.n_experts)
     model = Transformer(config).train()
     ids = torch.randint(31, (3, 19), generator=rng)
     want = model(target_in=ids)
     with torch.autocast("cpu", torch.bfloat16):
         got = model(target_in=ids)
     got.float().logsumexp(-1).sum().backward()
-    assert (got - want).abs().max() < 0.1 * want.abs().max()
+    assert (got - want).abs().max() < 0.03 * want.abs().max()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
