@@ -46,4 +46,4 @@ def test_runs_are_trained_once_shown_and_asked(tmp_path, monkeypatch, capsys):
             f"000{i}.opus:" for i in range(3)
         ]
     assert (trained["translation"].max_updates, trained["translation"].max_minutes) == (300, None)
-    assert (trained["speech"].max_updates, trained["speech"].max_minutes) == (700, None)
+    assert (trained["speech"].max_updates, trained["speech"].max_minutes) == (800, None)

@@ -64,5 +64,5 @@ def test_rows_that_go_on_stay_where_they_are():
 
 
 def test_a_mix_is_noticed():
-    with FakeTensorMode(), pytest.raises(RuntimeError, match="two (different )?devices"):
+    with FakeTensorMode(), pytest.raises(RuntimeError, match=r"two (different )?devices"):
         torch.ones(3, device=GPU) + torch.arange(3)

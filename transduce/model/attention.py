@@ -1,8 +1,9 @@
-"""Scaled dot-product attention, and linear attention.
+"""Scaled dot-product attention, and the modules of attention.
 
 The only place with boolean masks, which are named `visible`: True = may look.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,13 +16,13 @@ from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import NO_DISTANCES, Bias, Distances, rotate
 from transduce.model.linear import FusedLinear, Linear
+from transduce.model.linear_attention import attend_linearly
 
 Queries = Float[Tensor, "B H T E"]
 Keys = Float[Tensor, "B K S E"]
 """Keys or values, whose K heads are each shared by H / K consecutive heads of queries."""
 Visible = Bool[Tensor, "..."]
 """Broadcasts to (B, H, T, S)."""
-State = Float[Tensor, "B K 1 E V"]
 
 MAX_KEYS_IN_BF16 = 256
 """With more, the scores that `_attend_in_bf16` writes out take more memory than it is quicker."""
@@ -51,35 +52,57 @@ def attend(
     Source: Vaswani et al. (2017), sections 3.2.1 and 3.2.3; shared keys and values are Ainslie et
     al. (2023).
     """
-    on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
-    narrow = on_cpu and training and query.dtype in (torch.bfloat16, torch.float16)
-    in_bf16 = narrow and query.dtype == torch.bfloat16 and not dropout
-    in_bf16 = in_bf16 and 0 < key.size(2) <= MAX_KEYS_IN_BF16
-    if narrow and not in_bf16:
-        # in bf16 the kernel is slower, and the queries' gradient noise; in fp16 it may overflow
-        again = partial(attend, key_lengths=key_lengths, causal=causal, window=window)
-        with torch.autocast("cpu", enabled=False):
-            parts = [x.float() for x in (query, key, value)]
-            return again(*parts, dropout=dropout, bias=bias).to(query.dtype)
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys
         key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
     n_keys = key.size(2)
     window = None if window is None or n_keys <= window else window
-    few = on_cpu and not training and n_queries <= 16 and not dropout
-    exact = partial(F.scaled_dot_product_attention, dropout_p=dropout)
+    kernel = _kernel(query, n_keys, dropout)
     plain = key_lengths is None and window is None and bias is None
-    if causal and n_queries == n_keys and plain and not few and not in_bf16:
-        return exact(query, key, value, is_causal=True, enable_gqa=groups > 1)
+    if causal and n_queries == n_keys and plain and isinstance(kernel, partial):
+        return kernel(query, key, value, is_causal=True, enable_gqa=groups > 1)
     visible = _visible(n_queries, n_keys, key_lengths, causal, window, query.device)
     if bias is not None:
-        visible = _with_bias(visible, bias.float() if in_bf16 else bias.to(query.dtype), groups)
+        visible = _with_bias(visible, bias.to(_softmax_dtype(query)), groups)
     elif groups > 1 and visible is not None and visible.size(-2) > 1:
         visible = torch.cat([visible] * groups, dim=-2)
     # heads that share keys fold into the queries, which copies nothing and suits every kernel
-    kernel = _attend_few if few else _attend_in_bf16 if in_bf16 else exact
     heads = kernel(query.unflatten(1, (-1, groups)).flatten(2, 3), key, value, visible)
     return heads.unflatten(2, (groups, n_queries)).flatten(1, 2)
+
+
+def _kernel(query: Queries, n_keys: int, dropout: float) -> Callable[..., Queries]:
+    """The quickest kernel: PyTorch's, as a `partial`, or on a CPU one that is written out."""
+    exact = partial(F.scaled_dot_product_attention, dropout_p=dropout)
+    if query.device.type != "cpu":
+        return exact
+    if not torch.is_grad_enabled():
+        return _attend_few if query.size(2) <= 16 and not dropout else exact
+    if query.dtype == torch.bfloat16 and 0 < n_keys <= MAX_KEYS_IN_BF16 and not dropout:
+        return _attend_in_bf16
+    return exact if _softmax_dtype(query) == query.dtype else partial(_in_float32, exact)
+
+
+def _softmax_dtype(query: Queries) -> torch.dtype:
+    """That of the softmax and of a bias: a training on a CPU has float32 for 16 bits, too."""
+    narrow = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
+    return torch.float32 if narrow and torch.is_grad_enabled() else query.dtype
+
+
+def _in_float32(
+    kernel: Callable[..., Queries],
+    query: Queries,
+    key: Keys,
+    value: Keys,
+    visible: Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> Queries:
+    """PyTorch's kernel in float32: in bf16 it is slower, and the queries' gradient noise; in fp16
+    it may overflow."""
+    with torch.autocast("cpu", enabled=False):
+        wide = (x.float() for x in (query, key, value))
+        return kernel(*wide, visible, is_causal=is_causal, enable_gqa=enable_gqa).to(query.dtype)
 
 
 def _attend_in_bf16(query: Queries, key: Keys, value: Keys, visible: Tensor | None) -> Queries:
@@ -165,80 +188,6 @@ def _visible(
         real = (keys < key_lengths[:, None])[:, None, None]
         visible = real if visible is None else visible & real
     return visible
-
-
-CHUNK = 64
-"""Positions of which causal linear attention compares every two; earlier ones are one state."""
-
-
-def attend_linearly(
-    query: Queries,
-    key: Keys,
-    value: Keys,
-    *,
-    key_lengths: Int[Tensor, " B"] | None = None,
-    causal: bool = False,
-    state: State | None = None,
-) -> tuple[Queries, State]:
-    """phi(Q) (phi(K)^T V) / (phi(Q) (phi(K)^T 1)) with phi(x) = elu(x) + 1, and the state after it.
-
-    Sums and state are in float32 or wider.
-
-    The state is the sum of phi(k) v^T and, in one column more (V = E + 1), of phi(k): numerator and
-    normalizer. Causal attention computes one for every `CHUNK` positions, so that time and memory
-    are linear in the length. A query that sees nothing gets zeros.
-
-    Args:
-        key_lengths: hides the keys at and after each row's length.
-        causal: queries and keys are the same positions, T = S, and each sees those before it and
-            itself.
-        state: of the positions before these, which causal queries see, too.
-
-    Source: Katharopoulos et al. (2020), Transformers are RNNs, sections 3.2 and 3.3; chunks as in
-    Hua et al. (2022), Transformer quality in linear time.
-    """
-    dtype = query.dtype
-    # over long texts; autocast would round them
-    sums_dtype = torch.promote_types(dtype, torch.float32)
-    with torch.autocast(query.device.type, enabled=False):
-        # contiguous, else compiled graphs guess wrong strides
-        query, key = (x.to(sums_dtype).contiguous() for x in (query, key))
-        # elu(x) + 1, but not rounded to multiples of 2^-24 where it is small
-        query, key = (x.clamp(max=0).exp() + x.relu() for x in (query, key))
-        if key_lengths is not None:
-            visible = (
-                torch.arange(key.size(2), device=key.device)[:, None]
-                < key_lengths[:, None, None, None]
-            )
-            key = key.masked_fill(~visible, 0.0)
-        query = query.unflatten(1, (key.size(1), -1))  # (B, K, H / K, T, E)
-        key, value = key[:, :, None], F.pad(value.to(sums_dtype), (0, 1), value=1.0)[:, :, None]
-        if causal:
-            sums, state = _causal_sums(query, key, value, state)
-        else:
-            state = key.mT @ value
-            sums = query @ state
-        heads = sums[..., :-1] / sums[..., -1:].clamp_min(1e-6)
-    return heads.flatten(1, 2).to(dtype), state
-
-
-def _causal_sums(
-    query: Float[Tensor, "B K G T E"],
-    key: Float[Tensor, "B K 1 T E"],
-    value: Float[Tensor, "B K 1 T V"],
-    state: State | None,
-) -> tuple[Float[Tensor, "B K G T V"], State]:
-    """The sum of (query . key) value up to the position of each query, and the last state."""
-    n_steps = query.size(3)
-    size = min(n_steps, CHUNK)
-    query, key, value = (
-        F.pad(x, (0, 0, 0, -n_steps % size)).unflatten(3, (-1, size)) for x in (query, key, value)
-    )
-    of_chunks = key.mT @ value
-    first = torch.zeros_like(of_chunks[:, :, :, 0]) if state is None else state
-    states = torch.cat((first[:, :, :, None], of_chunks), dim=3).cumsum(3)
-    sums = (query @ key.mT).tril() @ value + query @ states[:, :, :, :-1]
-    return sums.flatten(3, 4)[:, :, :, :n_steps], states[:, :, :, -1]
 
 
 class HeadNorm(nn.RMSNorm):
