@@ -90,6 +90,17 @@ console.log(JSON.stringify(found));
 """
 """Without a model: blank lines have outputs, the others the sentences that would be translated."""
 
+CUT = """
+const { Translator } = await import(process.argv[1]);
+const Tensor = class { constructor(type, data) { this.data = data; } };
+for (const opening of [[], [7, 8]]) {
+  const encoder = { run: async ({ source }) => { console.log(JSON.stringify([...source.data].map(Number))); throw 0; } };
+  const search = { split_length: 0, max_source_length: 6, beam_size: 1 };
+  const source = { encode: () => [10, 11, 12, 13, 14, 15] };
+  await new Translator({ search, source, opening, encoder, Tensor, config: { eos_id: 2 } }).translate("a", 1).catch(() => 0);
+}
+"""
+
 
 def drawn_lines(n: int) -> list[str]:
     """Characters of many scripts in any order."""
@@ -176,6 +187,17 @@ def test_blank_lines_and_sentences_are_those_of_python():
         parts = [] if is_blank(line) else sentences(line)
         assert found["outputs"] == (blank if is_blank(line) else None), ascii(line)
         assert found["parts"] == (parts if len(parts) > 1 else []), ascii(line)
+
+
+@pytest.mark.process
+def test_what_opens_a_source_is_in_its_bound():
+    """As learned positions have no more rows."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    command = [node, "--input-type=module", "-e", CUT, str(PAGE / "browser" / "search.js")]
+    sources = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [json.loads(line) for line in sources] == [[10, 11, 12, 13, 14, 2], [7, 8, 10, 11, 12, 2]]
 
 
 @pytest.fixture

@@ -176,6 +176,8 @@ def test_a_long_source_has_room_for_what_begins_and_ends_it(tmp_path, caplog):
     assert translator.source_tokenizer.encode([cut])[0] == ids[:95]
     assert translator([line]) == translator([cut])
     assert "was cut to 95" in caplog.text
+    translator([line], max_source_length=1)  # less than these two
+    assert "was cut to 0" in caplog.text
 
 
 def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):

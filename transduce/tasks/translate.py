@@ -219,7 +219,7 @@ class Translator(Seq2SeqTask[str]):
         config = self.decoding
         tokenizer = self.source_tokenizer
         limit = min(config.max_source_length, last_position(*self.engines, source=True))
-        limit -= len(tokenizer.with_eos([[]])[0])
+        limit = max(0, limit - len(tokenizer.with_eos([[]])[0]))
         written = [i for i, line in enumerate(lines) if not is_blank(line)]
         rows: list[tuple[int, str, list[int]]] = []
         ways: dict[int, list[range]] = defaultdict(list)

@@ -18,16 +18,17 @@ export class Translator {
   /** The n best translations of a line, the best first: text, score and log_prob. A blank line stays blank. */
   async translate(line, nBest) {
     if (!VISIBLE.test(line)) return Array.from({ length: nBest }, () => ({ text: "", log_prob: 0, score: 0 }));
-    const { split_length: longest, max_source_length: limit, beam_size: size } = this.search;
+    const { split_length: longest, max_source_length, beam_size: size } = this.search;
+    const limit = Math.max(0, max_source_length - this.opening.length - 1); // opening and end are positions, too
     const ids = this.source.encode(line);
     let ways = [[ids]];
     const parts = longest && longest < ids.length ? sentences(line) : [];
-    if (parts.length > 1) ways = [...(ids.length < limit ? ways : []), parts.map((part) => this.source.encode(part))];
+    if (parts.length > 1) ways = [...(ids.length <= limit ? ways : []), parts.map((part) => this.source.encode(part))];
     const found = [];
     for (const texts of ways) {
       const best = [];
       for (const each of texts) {
-        const source = [...this.opening, ...each.slice(0, limit - 1), this.config.eos_id];
+        const source = [...this.opening, ...each.slice(0, limit), this.config.eos_id];
         best.push(await this.#search(source, Math.max(size, nBest), nBest));
       }
       found.push({ outputs: this.#joined(best), mean: mean(best) });
