@@ -13,6 +13,7 @@ from tests.interop.rivals import drawn
 from tests.interop.test_gpt2 import NASTY, PROMPTS, TEXT, changed
 from tests.language_runs import byte_bpe, language_model
 from transduce.cli.main import main
+from transduce.config import to_dict
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop import read_model
 from transduce.interop.language_models import export_language_model
@@ -221,7 +222,7 @@ def test_prompts_go_on_as_in_generate_and_the_run_goes_back(tmp_path, capsys, ki
     assert again.eos_token_id == first and again(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
 
 
-def test_rules_and_the_beginning_of_prompts_go_back_too(tmp_path, capsys):
+def test_rules_and_the_beginning_of_prompts_go_back_too(tmp_path, caplog):
     """Greedy with rules of its own; and a tokenizer to which we add what begins texts."""
     import transformers
 
@@ -245,7 +246,10 @@ def test_rules_and_the_beginning_of_prompts_go_back_too(tmp_path, capsys):
     assert ours.bos_id == 290
     like_llama = {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "bias": False}
     model = language_model(292, scale_embeddings=False, **like_llama)
-    assert export_language_model(model, tmp_path / "own", "llama", tokenizer=ours)
+    decoding = to_dict(GenerationConfig(no_repeat_ngram=3))
+    assert export_language_model(model, tmp_path / "own", "llama", tokenizer=ours, decoding=decoding)
+    assert caplog.messages == ["generation_config.json cannot say no_repeat_ngram=3; transformers does without"]
+    assert "no_repeat_ngram_size" not in (tmp_path / "own" / "generation_config.json").read_text()
     written = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "own")
     assert written(PROMPTS[:3])["input_ids"] == [Generator(model, ours).encode(prompt) for prompt in PROMPTS[:3]]
 

@@ -300,7 +300,7 @@ def generation_settings(
     """Translate the rules and the search of a run, and warn of what transformers cannot do.
 
     Args:
-        decoding: fields of SearchConfig.
+        decoding: fields of SearchConfig, or of GenerationConfig.
         suppressed: ids that no text holds, beside those that the rules name.
         n_prefix: tokens that begin an output, which lengths count there.
     """
@@ -321,8 +321,9 @@ def generation_settings(
             lost.append("at_max_length")
         if decoding["length_ratio"] == 0:
             theirs["max_length"] = decoding["length_extra"] + n_prefix
-    elif beam:
-        lost.append("beam_size")
+    else:  # n-grams of a prompt count there
+        theirs.pop("no_repeat_ngram_size", None)
+        lost += ["beam_size"] * beam + ["no_repeat_ngram"] * bool(decoding.get("no_repeat_ngram"))
     if lost:
         shown = ", ".join(f"{name}={decoding[name]}" for name in lost)
         logger.warning("%s cannot say %s; transformers does without", GENERATION, shown)
@@ -330,15 +331,14 @@ def generation_settings(
 
 
 def sampling_settings(decoding: dict[str, Any], suppressed: Collection[int]) -> dict[str, Any]:
-    """Translate the rules of a decoder alone, and how it draws; not its beam, and no rule of
-    n-grams, which count those of the prompt there.
+    """Translate the rules of a decoder alone, and how it draws; not its beam, nor its rule of
+    n-grams.
 
     Args:
         decoding: fields of GenerationConfig.
         suppressed: ids that no text holds, beside those that the rules name.
     """
-    others = dict.fromkeys(("min_length", "no_repeat_ngram", "max_length"), 0)
-    theirs = generation_settings(decoding | others, suppressed)
+    theirs = generation_settings(decoding | {"min_length": 0, "max_length": 0}, suppressed)
     theirs |= {
         "max_new_tokens": decoding["max_length"],
         "min_new_tokens": decoding["min_length"],
