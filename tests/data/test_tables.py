@@ -62,12 +62,19 @@ def test_a_folder_is_one_split_and_has_what_its_state_lists(tmp_path):
         tables.table_files(tmp_path)
     for name in ("train-0.parquet", "train-1.parquet"):
         (tmp_path / name).unlink()
-    for name in ("x_dev.parquet", "testament.csv", "test of time.csv", "a.csv", "a.csv.gz"):
+    for name in ("x_dev.parquet", "testament.csv", "a.csv", "a.csv.gz", "b.CSV", "b.CSV.GZ"):
         (tmp_path / name).touch()
     assert len(tables.table_files(tmp_path)) == 5  # one split, and a.csv.gz is a.csv
     (tmp_path / "wmt16-test-00000.csv").touch()
     with pytest.raises(ValueError, match=r"test, validation; move|dev, test; move"):
         tables.table_files(tmp_path)
+    for after in (" data", " (1)", "@en", "+"):
+        folder = tmp_path / after
+        folder.mkdir()
+        for name in (f"train{after}.csv", f"my test{after}.csv"):
+            (folder / name).touch()
+        with pytest.raises(ValueError, match="has test, train; move"):
+            tables.table_files(folder)
     saved = tmp_path / "saved"
     saved.mkdir()
     for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):

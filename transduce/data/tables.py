@@ -23,7 +23,7 @@ TABLES = (*ARROW, ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".tmx", ".tmx.gz", "
 """Endings of tables."""
 
 SPLIT = re.compile(
-    r"(?:^|[-_.\d])(?:(train|trn)|(valid|validation|val|dev|eval)|(tests?))(?=[-_.\d])",
+    r"(?<![a-z])(?:(train|trn)|(valid|validation|val|dev|eval)|(tests?))(?![a-z])",
     re.IGNORECASE,
 )
 """What says of which split a table is, in its name; a group for each split."""
@@ -158,7 +158,9 @@ def table_files(path: Path) -> tuple[Path, ...]:
                 path / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]
             ]
     files = [file for file in files if file.name.lower().endswith(TABLES) and file.is_file()]
-    files = [file for file in files if file.suffix != ".gz" or file.with_suffix("") not in files]
+    names = {file.name.lower() for file in files}
+    twins = {name for name in names if name.removesuffix(".gz") in names - {name}}
+    files = [file for file in files if file.name.lower() not in twins]
     splits = {
         split.lastindex: split[split.lastindex or 0].lower()
         for file in files
