@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import transduce as td
-from tests.runs import ENGLISH, GERMAN, random_run, random_speech_run, sentences
+from tests.runs import ENGLISH, FEATURES, GERMAN, random_run, random_speech_run, record, sentences
+from transduce.data.features import FeatureCache
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
-from transduce.experiment.config import Experiment, with_frames, with_vocabularies
+from transduce.experiment.config import Experiment, SpeechExperiment, with_frames, with_vocabularies
 from transduce.experiment.run import Processor, new_model
-from transduce.experiment.start import saved_tokenizers
+from transduce.experiment.start import saved_tokenizers, speech_features
 from transduce.files import save_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_tiny
@@ -181,3 +182,11 @@ def test_tokenizers_that_a_recipe_cannot_use_are_refused(tmp_path):
     with pytest.raises(ValueError) as error:
         saved_tokenizers(tmp_path / "new", None, (file, file, file))
     assert str(error.value) == "tokenizer is one file for both sides, or one for each, but there are 3"
+
+
+def test_features_of_a_run_of_sound_alone_are_other_than_ours(tmp_path, capsys):
+    recordings, features = record(tmp_path / "sound", sentences(2)), replace(FEATURES, normalize="global")
+    for start_from in (random_run(tmp_path / "text"), random_speech_run(tmp_path / "speech")):
+        x = SpeechExperiment(run=tmp_path / "new", start_from=start_from, features=features, workers=0)
+        speech_features(x, recordings, FeatureCache(tmp_path / "cache"))
+        assert ("other than in" in capsys.readouterr().out) == (start_from.name == "speech")

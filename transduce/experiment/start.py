@@ -145,7 +145,8 @@ def speech_features(
         known = load_run(origin).feature_extractor
         if known is not None and known.config == x.features:
             return known
-        print(f"features: other than in {origin}, so their mean and deviation are computed anew")
+        if known is not None:
+            print(f"features: other than in {origin}; their mean and deviation are computed anew")
     return make_feature_extractor(
         x.features, recordings, cache, x.workers, max_seconds=x.max_seconds
     )
