@@ -202,9 +202,9 @@ def train(
         FloatingPointError, KeyboardInterrupt: see Trainer.run.
     """
     done = max((int(path.name) for path in checkpoints(x.run)), default=0)
-    x = replace(x, training=replace(x.training, max_updates=max(done, x.training.max_updates)))
+    x, specified = _with_updates(x, done), _with_updates(specified or x, done)
     experiment = {**to_dict(x), "data": fingerprint}
-    run = processor.as_run(objective.model, experiment, to_dict(specified or x))
+    run = processor.as_run(objective.model, experiment, to_dict(specified))
     here = world()  # of several processes, the first alone writes in the directory
     former = load_run(x.run).experiment.get("training", {}) if (x.run / CONFIG).exists() else {}
     with here.exchanging(COLLECTIVE), open_run(x.run, run) if here.first else nullcontext():
@@ -228,6 +228,12 @@ def train(
     if goes_on := leave():
         write_reports(x.run)  # for a recipe without scores, with which they would be written
     return goes_on
+
+
+def _with_updates(x: Experiment, done: int) -> Experiment:
+    """The experiment with the updates that are done, if these are more."""
+    training = replace(x.training, max_updates=max(done, x.training.max_updates))
+    return replace(x, training=training)
 
 
 def _sinks(x: Experiment, model: Transformer) -> list[Sink]:
