@@ -256,7 +256,7 @@ def _mismatch(stated: float, seconds: float, padded: float) -> str:
     slack = SHORTFALL * max(1.0, stated)
     if stated - seconds > slack:
         return SHORTER
-    if stated.is_integer():  # whole seconds may have been cut off
+    if stated % 1 == 0:  # whole seconds may have been cut off
         slack = max(slack, 1.0)
     return LONGER if stated and seconds - max(stated, padded) > slack else ""
 
