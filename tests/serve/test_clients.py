@@ -214,8 +214,15 @@ def test_completions_draw_as_the_run_does_but_for_what_is_named(runs):
     own = {"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "min_length": 4}
     served.task.decoding = replace(plain, **own, temperature=0.3, top_p=0.5)
     asked = {"model": "lm", "prompt": "ROMEO:", "max_tokens": 12, "seed": 5, "user": "me", "n_predict": None}
-    asked |= {"ignore_eos": False, "use_beam_search": False}
-    off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
+    asked |= {
+        "ignore_eos": False,
+        "use_beam_search": False,
+        "length_penalty": 1,
+        "repeat_penalty": 1.0,
+        "typical_p": 1.0,
+    }
+    asked |= {"stop_token_ids": [], "response_format": {"type": "text"}}
+    off = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
     lm = load(runs["lm"])
     expected = [lm("ROMEO:", replace(plain, **own)), lm("ROMEO:", plain)]
     with serving([served]) as url, httpx.Client(base_url=url) as client:

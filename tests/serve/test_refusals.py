@@ -92,6 +92,8 @@ def prompts(**fields: object) -> dict[str, object]:
         ("/v1/completions", prompts(logprobs=0), 400, "logprobs: Input should be None, but it is 0; correct it"),
         ("/v1/completions", prompts(max_completion_tokens=5), 400,
          "max_completion_tokens: Input should be None, but it is 5; correct it"),
+        ("/v1/completions", prompts(repeat_penalty=1.1), 400,
+         "repeat_penalty: Input should be less than or equal to 1, but it is 1.1; correct it"),
         ("/v1/completions", prompts(top_k=-2), 400, "top_k must be at least 0, but top_k=-2"),
         ("/v1/completions", prompts(prompt=[1, 2]), 400,
          "prompt.str: Input should be a valid string, but it is [1, 2]; correct it"),

@@ -51,11 +51,11 @@ class CompletionBody(BaseModel):
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     min_p: float = Field(0.0, ge=0, le=1)
-    top_k: int = Field(0, ge=-1)
+    top_k: int = 0
     repetition_penalty: float = 1.0
     min_tokens: int = 0
-    """These four as vLLM has them, for which a top_k of -1 is all tokens; the run's own where they
-    are not said."""
+    """These four as vLLM has them, where a top_k of -1 is off, too; the run's own where they are
+    not said."""
     n: int = Field(1, ge=1)
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=0)
     stop: str | list[str] = ""
@@ -78,11 +78,11 @@ class CompletionBody(BaseModel):
     ignore_eos: Literal[False] | None = None
     beam_size: None = None
     use_beam_search: Literal[False] | None = None
-    length_penalty: None = None
-    repeat_penalty: None = None
-    typical_p: None = None
-    stop_token_ids: None = None
-    response_format: None = None
+    length_penalty: float = Field(1.0, ge=1, le=1)
+    repeat_penalty: float = Field(1.0, ge=1, le=1)
+    typical_p: float = Field(1.0, ge=1, le=1)
+    stop_token_ids: list[int] = Field([], max_length=0)
+    response_format: dict[Literal["type"], Literal["text"]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -114,10 +114,10 @@ class CompletionBody(BaseModel):
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
         check_bound(self.max_tokens, limits.max_tokens, "max_tokens")
         check_bound(len(self.stops), 4, "stops")
-        names = {"min_p", "repetition_penalty", "logit_bias"} & self.model_fields_set
+        names = {"top_k", "min_p", "repetition_penalty", "logit_bias"} & self.model_fields_set
         named = {name: getattr(self, name) for name in names}
-        if "top_k" in self.model_fields_set:
-            named["top_k"] = max(0, self.top_k)
+        if self.top_k == -1:
+            named["top_k"] = 0
         if "min_tokens" in self.model_fields_set:
             named["min_length"] = self.min_tokens
         return decoding.changed(
