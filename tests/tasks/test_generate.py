@@ -338,3 +338,6 @@ def test_a_setting_of_a_call_turns_off_a_rule_of_the_run():
     off = {"repetition_penalty": 1.0}
     assert g("Speak", x) == g("Speak") != plain("Speak", x)
     assert g("Speak", x, **off) == g("Speak", **off) == "".join(g.stream("Speak", **off)) == plain("Speak", x)
+    g.decoding = replace(x, min_length=15)  # more than this call has
+    short = replace(x, max_length=9)
+    assert g("Speak", short, min_length=0) == plain("Speak", short)

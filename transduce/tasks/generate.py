@@ -215,7 +215,7 @@ class Generator(Task):
         own = {
             rule.name: getattr(self.decoding, rule.name)
             for rule in fields(RulesConfig)
-            if getattr(config, rule.name) == rule.default
+            if getattr(config, rule.name) == rule.default and rule.name not in settings
         }
         return replace(config, **own).changed(**settings)
 
