@@ -24,8 +24,8 @@ Keys = Float[Tensor, "B K S E"]
 Visible = Bool[Tensor, "..."]
 """Broadcasts to (B, H, T, S)."""
 
-MAX_KEYS_IN_BF16 = 256
-"""With more, the scores that `_attend_in_bf16` writes out take more memory than it is quicker."""
+MAX_KEYS_IN_BF16 = 128
+"""The scores of more, which `_attend_in_bf16` keeps for the gradient, would take much memory."""
 
 
 def attend(
