@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -232,6 +233,20 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
         np.testing.assert_array_equal(value, first[name])
     name, value = next(iter(load_file(run / "model.safetensors").items()))
     np.testing.assert_allclose(value, 4.0 * first[name], rtol=1e-6)
+
+
+def test_the_model_before_an_average_outlives_the_same_average_again_and_one_that_fails(tmp_path):
+    run = random_run(tmp_path / "run", model=LITTLE)
+    trained = (run / "model.safetensors").read_bytes()
+    checkpoint(
+        run, 10, {name: 2 * value for name, value in load_file(run / "model.safetensors").items()}, "[[10, 5.0]]"
+    )
+    for _ in range(2):
+        assert main(["average", str(run), "--last", "1"]) == 0
+        assert (run / "model.before.safetensors").read_bytes() == trained
+    os.truncate(run / "checkpoints" / "00000010" / "model.safetensors", 100)
+    assert main(["average", str(run), "--last", "1"]) == 2
+    assert (run / "model.before.safetensors").read_bytes() == trained
 
 
 def test_options_replace_what_the_run_says_and_nothing_else():

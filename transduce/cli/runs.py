@@ -101,11 +101,12 @@ def average_checkpoints(
     if best is not None:
         validated = sorted(validated, key=lambda each: -each[1])[:count]
     paths = [path for path, _ in validated[-count:]]
+    weights = serialize(average([path / WEIGHTS for path in paths]))
     target = output or run / WEIGHTS
-    is_replaced = output is None and target.is_file()
+    is_replaced = output is None and target.is_file() and target.read_bytes() != weights
     if is_replaced:
         write_file(run / BEFORE, target.read_bytes())
-    write_file(target, serialize(average([path / WEIGHTS for path in paths])))
+    write_file(target, weights)
     print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path in paths)}")
     if is_replaced:
         print(f"the model before is in {run / BEFORE}")
