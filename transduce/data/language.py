@@ -94,7 +94,7 @@ def write_shard(
     path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str
 ) -> None:
     """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not
-    finished."""
+    finished, so one that is made again loses its header first."""
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     kind = smallest_type(vocab_size)
@@ -106,6 +106,7 @@ def write_shard(
         sha256=hashlib.sha256(content).hexdigest(),
         source=source,
     )
+    path.with_suffix(".json").unlink(missing_ok=True)
     write_file(path.with_suffix(".bin"), content)
     write_file(path.with_suffix(".json"), json.dumps(asdict(header)) + "\n")
 
