@@ -1,6 +1,8 @@
 """Shards are the ids of the whole text, however it was cut, and an interrupted making goes on."""
 
 import gzip
+import os
+import signal
 
 import pytest
 
@@ -9,6 +11,7 @@ from transduce.cli.main import main
 from transduce.cli.text import pieces_of
 from transduce.data.language import Shards, read_text
 from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
+from transduce.files import write_file
 
 TEXT = "".join(f"Line {i} says\n\n  größer than {i * i}\nand so on.\n\n\nNext:\n" for i in range(30)) + SPACED
 
@@ -73,6 +76,24 @@ def test_another_text_or_tokenizer_makes_the_shards_again(tmp_path, make):
     )
 
 
+def test_a_shard_that_was_being_made_again_is_not_taken_for_the_one_before(tmp_path, make, monkeypatch):
+    make()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "c.txt").write_text("Another.\n")
+
+    def stop_behind_ids(path, content):
+        write_file(path, content)
+        if path.name == "valid-00000.bin":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.files.write_file", stop_behind_ids)
+        assert make() == "transduce: stopped\n"
+    (tmp_path / "c.txt").write_text(TEXT[:150])
+    make()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
 def test_lines_that_end_as_on_windows_are_cut_too(tmp_path):
     (tmp_path / "text").write_bytes(b"one\r\ntwo\r\n\r\nthree\r\n four\r\n\xe3\x80\x82\r\n\xe3\x80\x80five\r\nsix")
     cuts = list(pieces_of(tmp_path / "text", 1))
@@ -116,3 +137,16 @@ def test_processes_make_the_same_shards(tmp_path, make):
         (tmp_path / "out" / name).unlink()
     make("--shard-bytes", "500", "--processes", "2")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.bin")} == before
+
+
+@pytest.mark.process
+def test_a_killed_process_is_an_error_with_a_way_out(make, monkeypatch):
+    monkeypatch.setattr("transduce.cli.text.write", _killed)
+    assert make("--processes", "2") == (
+        "transduce: workers must live until all is done, but one was killed, mostly for lack of memory; take fewer of "
+        "them, and run it again\n"
+    )
+
+
+def _killed(piece, *, tokenizer):
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -70,7 +70,7 @@ def test_every_chunk_comes_back_once_from_two_processes(caplog, monkeypatch):
         (
             "killed",
             ChildProcessError,
-            "workers must live until all is done, but one was killed, mostly for lack of memory; name fewer --workers, "
+            "workers must live until all is done, but one was killed, mostly for lack of memory; take fewer of them, "
             "and run it again",
         ),
     ],

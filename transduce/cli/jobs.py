@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -217,31 +217,52 @@ def by_workers(
             outside.
     """
     chunks = iter(chunks)
+    with worker_pool(n_workers, _start_worker, job, n_threads) as pool:
+        pending = deque(submit(pool, _work, islice(chunks, 2 * n_workers)))
+        while pending:
+            n, rows, warnings = pending.popleft().result()
+            for warning in warnings:
+                logger.warning("%s", warning)
+            progress(n, 0)
+            yield n, rows
+            pending += (pool.submit(_work, *chunk) for chunk in islice(chunks, 1))
+
+
+@contextmanager
+def worker_pool(
+    n: int, start: Callable[..., object], *arguments: object
+) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the `with`; `start` is called in each, and calls `end_with_parent`.
+
+    Raises:
+        ChildProcessError: one was ended from outside.
+    """
     others = active_children()
-    start = (n_workers, get_context("spawn"), _start_worker, (job, n_threads))
-    with ProcessPoolExecutor(*start) as pool:
+    with ProcessPoolExecutor(n, get_context("spawn"), start, arguments) as pool:
         try:
-            first = list(islice(chunks, 2 * n_workers))
-            # workers inherit that they ignore Ctrl-C, which a terminal sends to the whole group
-            handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            pending = deque(pool.submit(_work, *chunk) for chunk in first)
-            signal.signal(signal.SIGINT, handler)
-            while pending:
-                n, rows, warnings = pending.popleft().result()
-                for warning in warnings:
-                    logger.warning("%s", warning)
-                progress(n, 0)
-                yield n, rows
-                pending += (pool.submit(_work, *chunk) for chunk in islice(chunks, 1))
+            yield pool
         except BrokenProcessPool as error:
             raise ChildProcessError(
                 "workers must live until all is done, but one was killed, mostly for lack of "
-                "memory; name fewer --workers, and run it again"
+                "memory; take fewer of them, and run it again"
             ) from error
         finally:
             for process in active_children():
                 if process not in others:
                     process.terminate()
+
+
+def submit(
+    pool: ProcessPoolExecutor, call: Callable[..., Any], arguments: Iterable[Iterable[Any]]
+) -> list[Future[Any]]:
+    """Submit calls; processes that start for them inherit that they ignore Ctrl-C, which a terminal
+    sends to the whole group."""
+    all_arguments = list(arguments)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return [pool.submit(call, *each) for each in all_arguments]
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 _job: Job
@@ -253,10 +274,15 @@ def _start_worker(job: Job, n_threads: int) -> None:
     _job = job
     os.environ["OMP_NUM_THREADS"] = str(n_threads)
     logging.basicConfig(handlers=[_warnings])
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, by SIGKILL too."""
+    Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -2,13 +2,11 @@
 
 import hashlib
 import io
-import multiprocessing
 import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -20,6 +18,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import OptionalFile
+from transduce.cli.jobs import end_with_parent, submit, worker_pool
 from transduce.cli.large_files import check_output
 from transduce.config import at_least
 from transduce.data.language import CUT, encode_text, read_header, read_text, write_shard
@@ -255,10 +254,10 @@ def shards(
     pieces = _pieces(output, {"train": train, "valid": valid}, shard_bytes)
     path = _write_tokenizer(output, tokenizer, kind, vocab_size, train)
     make = partial(write, tokenizer=path)
-    context = multiprocessing.get_context("spawn")
     if processes > 1:
-        with ProcessPoolExecutor(min(processes, len(pieces)), mp_context=context) as pool:
-            made = [*Bar(iterable=pool.map(make, pieces), total=len(pieces), unit="shard")]
+        with worker_pool(min(processes, len(pieces)), end_with_parent) as pool:
+            calls = submit(pool, make, zip(pieces, strict=True))
+            made = [call.result() for call in Bar(iterable=calls, unit="shard")]
     else:
         made = [*map(make, pieces)]
     n_tokens = sum(read_header(piece.shard).count for piece in pieces)
