@@ -208,4 +208,14 @@ def test_a_manifest_that_is_none_is_refused(refusal):
 
 def test_a_report_that_cannot_be_written_ends_with_its_name(files, capsys):
     assert main(["score", "wer", "hyp", "ref", "--report", "no/report"]) == 2
-    assert capsys.readouterr().err == "transduce: no/report does not exist\n"
+    assert capsys.readouterr().err == (
+        f"transduce: an output's folder must exist, but {files / 'no'} does not; make it, or name another --report\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["hyp", "ref", "m.tsv", "other"])
+def test_a_report_replaces_nothing_that_is_read(files, refusal, name):
+    before = (files / name).read_bytes()
+    said = refusal("hyp", "ref", "--manifest", "m.tsv", "--paired", "other", "--report", name)
+    assert said == f"an output must not replace what is read, but {name} is {name}; name another --report"
+    assert (files / name).read_bytes() == before

@@ -140,7 +140,6 @@ def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
                     f"{progress.name}, or name another --output"
                 )
             done = before
-        size = file.seek(0, os.SEEK_END)
         if size < done.n_bytes or (size and not progress.exists()):
             raise InputError(
                 f"{path} must be as this command has left it, but it is not; move it, or name "
@@ -154,8 +153,9 @@ def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
                 path.unlink(missing_ok=True)
 
 
-def check_output(output: Path, inputs: Sequence[Path] = ()) -> None:
-    """Check that an output has a folder, is none, and is no input, standard input among them.
+def check_output(output: Path, inputs: Sequence[Path] = (), *, option: str = "--output") -> None:
+    """Check that the file of an option has a folder, is none, and is no input, standard input among
+    them.
 
     Raises:
         InputError: it has none, or it is one.
@@ -167,7 +167,7 @@ def check_output(output: Path, inputs: Sequence[Path] = ()) -> None:
     if not (folder := output.absolute().parent).is_dir():
         raise InputError(
             f"an output's folder must exist, but {folder} does not; make it, or name another "
-            "--output"
+            f"{option}"
         )
     if not output.is_file():
         return

@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
 from transduce.cli.common import OptionalFile, check_stdin, read_side, side_name
+from transduce.cli.large_files import check_output
 from transduce.config import within
 from transduce.data.tables import split_table
 from transduce.errors import InputError
@@ -194,6 +195,9 @@ def _score_transcripts(
     measure: ErrorRateMeasure, hypotheses: Path, reference: Path, scoring: TranscriptOptions
 ) -> None:
     systems = _systems(hypotheses, scoring, [reference, scoring.manifest])
+    if scoring.report is not None:
+        read = [*systems, reference, *filter(None, [scoring.manifest])]
+        check_output(scoring.report, read, option="--report")
     right, table = _read_reference(reference, scoring.column)
     if scoring.manifest is not None:
         table = _read_table(scoring.manifest)
