@@ -131,7 +131,8 @@ def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
             ) from error
         except OSError:  # a file system without locks
             pass
-        if progress.exists():
+        size = file.seek(0, os.SEEK_END)
+        if size and progress.exists():  # without rows it is that of an output which became whole
             before = from_dict(Done, read_json(progress), str(progress))
             if changed := differences(before.job, done.job):
                 raise InputError(
@@ -178,7 +179,7 @@ def check_output(output: Path, inputs: Sequence[Path] = (), *, option: str = "--
         if os.path.samestat(status, output.stat()):
             raise InputError(
                 f"an output must not replace what is read, but {output} is {name}; name another "
-                "--output"
+                f"{option}"
             )
 
 
@@ -219,11 +220,11 @@ def carry_out(
     path = share.file(output) if division.part else unfinished
     with open_unfinished(path, Done(key, n, share)) as rows:
         _complete(job, items, rows, limit, n_workers)
-        if job.key(items)[0] != key:
+        if changed := differences(key, job.key(items)[0]):
             progress_file(path).unlink(missing_ok=True)
             raise InputError(
-                "inputs must stay as they are while they are read, but some have changed; run the "
-                "same command again"
+                "an output is made with the same input and run from beginning to end, but this "
+                f"changed meanwhile: {'; '.join(changed)}; run the same command again"
             )
         if not division.part:
             path.replace(output)
