@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -169,6 +170,47 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
     ) in err
 
 
+def test_an_output_that_became_whole_right_before_a_crash_is_made_again(folder, small, tmp_path, monkeypatch):
+    command = [*COMMANDS["translate"], "--output", tmp_path / "out"]
+    progress = tmp_path / "out.unfinished.progress"
+
+    unlink = Path.unlink
+
+    def killed(path, **options):
+        if path == progress:
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        assert run(*command) == 130
+    whole = (tmp_path / "out").read_text()
+    assert progress.exists()
+    assert run(*command) == 1
+    assert (tmp_path / "out").read_text() == whole and not progress.exists()
+
+
+@pytest.mark.parametrize("command", ["transcribe", "likelihood"])
+def test_sound_that_is_recorded_again_is_other_sound(small, tmp_path, monkeypatch, capsys, command):
+    """In a file of the same name and length."""
+    record(tmp_path, sentences(7))
+    random_speech_run(tmp_path / "speech")
+    (tmp_path / "given").write_text("the\n" * 7)
+    monkeypatch.chdir(tmp_path)
+    words = {
+        "transcribe": COMMANDS["transcribe"],
+        "likelihood": ["score", "likelihood", "speech", "a.tsv", "given", *CPU],
+    }
+    with monkeypatch.context() as patch:
+        stopped(patch, 2, command)
+        assert run(*words[command], "--output", "out") == 130
+    first = tmp_path / "a00.wav"
+    raw = first.read_bytes()
+    first.write_bytes(raw[:-8] + bytes(8))
+    assert run(*words[command], "--output", "out") == 2
+    assert "out.unfinished was begun with others: inputs: " in capsys.readouterr().err
+
+
 def test_what_is_done_when_it_is_stopped(folder, small, tmp_path, monkeypatch, capsys):
     for after, options, kept in (
         (0, ["--output", tmp_path / "out"], "transduce: 0 of 12 inputs are done\n"),
@@ -251,8 +293,10 @@ def test_inputs_that_change_while_they_are_read_are_refused(folder, tmp_path, mo
     monkeypatch.setattr(Echo, "CHUNK", 1)
     with pytest.raises(InputError) as refused:
         carry_out(job, Lines(path), Division(output=tmp_path / "out", workers=1), [path])
-    assert str(refused.value) == (
-        "inputs must stay as they are while they are read, but some have changed; run the same command again"
+    assert re.fullmatch(
+        "an output is made with the same input and run from beginning to end, but this changed meanwhile: inputs: "
+        "[0-9a-f]{64} -> [0-9a-f]{64}; run the same command again",
+        str(refused.value),
     )
     assert not (tmp_path / "out").exists()
     carry_out(job, Lines(path), Division(output=tmp_path / "out", workers=1), [path])

@@ -1,6 +1,5 @@
 """`transduce score likelihood` and `score perplexity`: scores of texts by a run."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,6 +22,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Job, Progress, Rows
 from transduce.cli.large_files import Division, carry_out
+from transduce.cli.recordings import version_of
 from transduce.data.manifest import manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import json_line, plain_tokens
@@ -196,9 +196,8 @@ class Likelihood(Job):
         return 20 if self.is_speech else 1
 
     def name(self, item: Item) -> str:
-        """The input, with the length of a sound file, and its text."""
-        size = os.path.getsize(item[0]) if self.is_speech and os.path.isfile(item[0]) else ""
-        return f"{item} {size}"
+        """The input, with the length and time of change of a sound file, and its text."""
+        return f"{item} {version_of(str(item[0])) if self.is_speech else ''}"
 
     def load(self) -> Any:
         """Load the run, and check it with no text at all."""

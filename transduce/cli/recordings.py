@@ -126,6 +126,14 @@ def _standard_input() -> "Iterator[Audio]":
             yield Path(os.fsdecode(name))
 
 
+def version_of(path: str) -> str:
+    """The length and the time of change of a sound file; "" where there is none."""
+    if not os.path.isfile(path):
+        return ""
+    status = os.stat(path)
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def recorded() -> "Audio":
     """Record from the microphone until Enter or Ctrl-C."""
     from transduce.data.audio import record

@@ -23,7 +23,15 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
 from transduce.cli.large_files import Division, carry_out, end
-from transduce.cli.recordings import NamedSound, listed, recorded, same_name, sounds_of, stems_of
+from transduce.cli.recordings import (
+    NamedSound,
+    listed,
+    recorded,
+    same_name,
+    sounds_of,
+    stems_of,
+    version_of,
+)
 from transduce.config import Common, differences
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
@@ -273,17 +281,20 @@ class Transcription(SearchJob):
         return self.loaded(Transcriber)
 
     def name(self, item: "Audio") -> str:
-        """Its path and length; what has no path is its content."""
+        """Its path, length and time of change; what has no path is its content."""
         if isinstance(item, NamedSound):
             return sha256(item.getvalue()).hexdigest()
-        return f"{item} {self.cost(item)}"
+        return f"{item} {version_of(self._path(item))}"
 
     def cost(self, item: "Audio") -> int:
         """Its bytes; 0 where there are none."""
         if isinstance(item, NamedSound):
             return item.getbuffer().nbytes
-        path = str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
+        path = self._path(item)
         return os.path.getsize(path) if os.path.isfile(path) else 0
+
+    def _path(self, item: "Audio") -> str:
+        return str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
 
     def read(
         self, transcriber: "Transcriber", files: "Sequence[Audio]", start: int = 0
