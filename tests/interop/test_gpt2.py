@@ -360,3 +360,19 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
         taken = command[-1] if command[0] == "import" else command[2]
         assert capsys.readouterr().err.startswith(f"transduce: {taken} already holds a config.json")
     assert not new.exists()
+
+
+def test_an_import_that_was_stopped_is_made_by_the_same_command(tmp_path, monkeypatch):
+    rival(tmp_path / "theirs", vocab_size=300, eos_token_id=7)
+    pieces(tmp_path / "theirs")
+    command = ["import", str(tmp_path / "theirs"), str(tmp_path / "run")]
+
+    def stopped(tensors, path):
+        path.write_bytes(b"half of them")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.files.save_file", stopped)
+        assert main(command) == 130
+    assert main(command) == 0
+    assert td.load_model(tmp_path / "run").config.vocab_size == 300

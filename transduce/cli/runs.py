@@ -339,8 +339,9 @@ def import_run(
     experiment = {"imported": settings.model_type} | ({"decoding": decoding} if decoding else {})
     kind = GenerationConfig if model.config.encoder is None else SearchConfig
     from_dict(kind, decoding, f"the search in {directory}")
+    run.mkdir(parents=True, exist_ok=True)
+    save_weights(run / WEIGHTS, model)  # before config.json, without which this is no run yet
     save_run(run, Run(model.config, experiment, source, target, features))
-    save_weights(run / WEIGHTS, model)
     print(
         f"{run}: {sum(p.numel() for p in model.parameters()):,} parameters, {target.vocab_size} "
         "tokens"
