@@ -23,6 +23,19 @@ def test_gzip_is_told_by_its_bytes(tmp_path, name):
         read_lines(tmp_path / name)
 
 
+def test_a_gzip_file_without_a_byte_is_no_text_of_no_lines(tmp_path):
+    """As an interrupted download leaves it; `gzip -t` refuses it, too."""
+    (tmp_path / "a").touch()
+    assert read_lines(tmp_path / "a") == []
+    (tmp_path / "a.gz").touch()
+    with pytest.raises(
+        ValueError, match=r"a.gz is not a whole gzip file: it has no bytes; unpack it or fetch it again"
+    ):
+        read_lines(tmp_path / "a.gz")
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b""))
+    assert read_lines(tmp_path / "a.gz") == []
+
+
 def packed_by(name, path):
     if name == "zip":
         with zipfile.ZipFile(path, "w") as file:

@@ -89,6 +89,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
             )
         packed = start.startswith(b"\x1f\x8b") or path.suffix == ".gz"
         try:
+            if packed and not start:  # gzip itself takes it for no text
+                raise EOFError("it has no bytes")
             text = gzip.GzipFile(fileobj=file) if packed else file
             yield from bounded_lines(text.readline, str(path))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
