@@ -235,7 +235,7 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
     np.testing.assert_allclose(value, 4.0 * first[name], rtol=1e-6)
 
 
-def test_the_model_before_an_average_outlives_the_same_average_again_and_one_that_fails(tmp_path):
+def test_the_model_before_an_average_outlives_the_same_average_again_and_one_that_fails(tmp_path, capsys):
     run = random_run(tmp_path / "run", model=LITTLE)
     trained = (run / "model.safetensors").read_bytes()
     checkpoint(
@@ -244,7 +244,14 @@ def test_the_model_before_an_average_outlives_the_same_average_again_and_one_tha
     for _ in range(2):
         assert main(["average", str(run), "--last", "1"]) == 0
         assert (run / "model.before.safetensors").read_bytes() == trained
-    os.truncate(run / "checkpoints" / "00000010" / "model.safetensors", 100)
+    path = run / "checkpoints" / "00000010" / "model.safetensors"
+    for output, problem in (
+        (path, f"an output must not replace what is read, but {path} is {path}"),
+        (run / "no" / "mean", f"an output's folder must exist, but {run / 'no'} does not"),
+    ):
+        assert main(["average", str(run), "--last", "1", "--output", str(output)]) == 2
+        assert problem in capsys.readouterr().err
+    os.truncate(path, 100)
     assert main(["average", str(run), "--last", "1"]) == 2
     assert (run / "model.before.safetensors").read_bytes() == trained
 

@@ -100,14 +100,19 @@ def average_checkpoints(
         )
     if best is not None:
         validated = sorted(validated, key=lambda each: -each[1])[:count]
-    paths = [path for path, _ in validated[-count:]]
-    weights = serialize(average([path / WEIGHTS for path in paths]))
+    chosen = [path for path, _ in validated[-count:]]
+    paths = [path / WEIGHTS for path in chosen]
+    if output is not None:
+        check_output(output, paths)
+    weights = serialize(average(paths))
     target = output or run / WEIGHTS
     is_replaced = output is None and target.is_file() and target.read_bytes() != weights
     if is_replaced:
         write_file(run / BEFORE, target.read_bytes())
     write_file(target, weights)
-    print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path in paths)}")
+    print(
+        f"{target}: mean of the updates {', '.join(str(int(path.parent.name)) for path in paths)}"
+    )
     if is_replaced:
         print(f"the model before is in {run / BEFORE}")
 
