@@ -196,7 +196,7 @@ class Likelihood(Job):
         return 20 if self.is_speech else 1
 
     def name(self, item: Item) -> str:
-        """The input, with the length and time of change of a sound file, and its text."""
+        """The input, with the version of a sound file, and its text."""
         return f"{item} {version_of(str(item[0])) if self.is_speech else ''}"
 
     def load(self) -> Any:

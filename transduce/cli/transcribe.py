@@ -281,7 +281,7 @@ class Transcription(SearchJob):
         return self.loaded(Transcriber)
 
     def name(self, item: "Audio") -> str:
-        """Its path, length and time of change; what has no path is its content."""
+        """Its path and version; what has no path is its content."""
         if isinstance(item, NamedSound):
             return sha256(item.getvalue()).hexdigest()
         return f"{item} {version_of(self._path(item))}"
