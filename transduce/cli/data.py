@@ -1,4 +1,4 @@
-"""`transduce data`: fetch a corpus, and make a manifest of recordings in another order."""
+"""`transduce data`: fetch a corpus, and make a manifest of recordings."""
 
 import gzip
 import hashlib
@@ -136,7 +136,7 @@ def manifest(
     *,
     audio_out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
 ) -> None:
-    """Make a manifest of recordings in another order: id, audio, seconds, speaker and text.
+    """Make a manifest, with id, audio, seconds, speaker and text, of a folder or another list.
 
     SOURCE is a folder with x.txt beside x.wav, in any depth (the speaker is the folder of the
     sound), with metadata.csv, or with Kaldi's wav.scp and text; or a table in tabs, commas (x.csv)

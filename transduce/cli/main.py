@@ -53,7 +53,10 @@ COMMANDS = {
         "Perplexity of a text by a language model.",
     ),
     "data get": ("data:get", "Fetch a corpus: multi30k, tinyshakespeare, fsdd, speechocean762."),
-    "data manifest": ("data:manifest", "Make a manifest of recordings in another order."),
+    "data manifest": (
+        "data:manifest",
+        "Make a manifest of a folder of recordings or of another tool's list.",
+    ),
     "data clean": ("text:clean", "Leave out pairs of parallel text that teach nothing."),
     "data shards": ("text:shards", "Make shards of token ids of a text that memory cannot hold."),
     "tokenize": (

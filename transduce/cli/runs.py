@@ -124,8 +124,8 @@ def publish(
     private: Flag = False,
     benchmark: Annotated[str, arg(metavar="USER/DATASET/TASK")] = "",
 ) -> None:
-    """Put a finished run on the Hugging Face hub, for RUN or td.load to be hub:USER/NAME anywhere
-    else.
+    """Put a finished run on the Hugging Face hub, where commands and td.load find it as
+    hub:USER/NAME.
 
     All that the run is used with goes there, with its scores, and MODEL_CARD.md as README.md. Needs
     a token (hf auth login, or HF_TOKEN), and huggingface_hub (pip install '.[hub]' in a clone).
@@ -240,11 +240,11 @@ def export(
     Args:
         to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator
             (pip install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2,
-            llama, which gives a Qwen2 or Qwen3 where their parts are needed, or marian. onnx (the
-            extra onnx) for onnxruntime: the encoder and a step of the decoder; web (also onnx) for
-            a page that translates in the browser, whose runtime (33 MB) is fetched once. argos for
-            Argos Translate and LibreTranslate: one file, *.argosmodel. whisper for from_pretrained,
-            too, and so for the converters of faster-whisper and whisper.cpp.
+            llama, which gives a Qwen2, Qwen3 or Mistral where their parts are needed, or marian.
+            onnx (the extra onnx) for onnxruntime: the encoder and a step of the decoder; web (also
+            onnx) for a page that translates in the browser, whose runtime (33 MB) is fetched once.
+            argos for Argos Translate and LibreTranslate: one file, *.argosmodel. whisper for
+            from_pretrained, too, and so for the converters of faster-whisper and whisper.cpp.
         languages: Codes of the source and the target language, en de: for argos, and for web.
     """
     from transduce.run import load_run
