@@ -29,8 +29,8 @@ COMMANDS = ex.SpeechExperiment(
     # all that is said in these corpora is said in their training, or nearly all
     decoding=td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5, words="known"),
 )
-# no validation recording is above 0.25, and no noise, hum or music below 0.4 (scripts/bench no_speech)
-LISTENING = ex.with_fields(COMMANDS, decoding={"no_speech_threshold": 0.35})
+# one of 274 recordings in accents that training lacks is above it, and no noise, hum or music below (scripts/bench no_speech)
+LISTENING = ex.with_fields(COMMANDS, decoding={"no_speech_threshold": 0.45})
 PAPER = ex.with_fields(COMMANDS, name="speech_paper", model=ex.speech_tiny(), frames_per_batch=2000)
 PAPER = ex.with_fields(PAPER, training={"max_updates": 2400, "validate_every": 600})
 ONE_VIEW = ex.with_fields(COMMANDS, ctc_consistency=0.0, augmentation={"n_time_masks": 2})

@@ -1,6 +1,6 @@
 """How often does a speech run write text where nobody speaks, and what does a threshold cost? On sounds made here.
 
-    python scripts/bench no_speech runs/speech recipes/data/commands/sound/test.tsv --threshold 0.35
+    python scripts/bench no_speech runs/speech recipes/data/commands/sound/test.tsv --threshold 0.45
 
 Prints, by kind of sound, how many inputs have a text without the threshold and with it, and the least and the greatest
 no_speech_prob; then the same for the recordings of the manifest, with their WER.
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run of speech to text with a CTC head, or an imported Whisper")
     parser.add_argument("manifest", type=Path, help="recordings of speech; those of validation to choose a threshold")
-    parser.add_argument("--threshold", type=float, default=0.35)
+    parser.add_argument("--threshold", type=float, default=0.45)
     parser.add_argument("--each", type=int, default=10, help="sounds of each kind")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
