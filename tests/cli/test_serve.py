@@ -68,8 +68,9 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
 
 
 def interruptible() -> None:
-    """Called in the child: whoever runs the tests may ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Called in the child: whoever runs the tests may ignore Ctrl-C, or a closed terminal as nohup does."""
+    for each in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
 
 
 @pytest.mark.process
@@ -77,9 +78,9 @@ def interruptible() -> None:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_what_was_accepted_is_answered_before_the_end(run, end):
     """Most lines of a request wait while the signal comes; then nobody is let in any more."""
-    lines = [f"Open the old letter {i}." for i in range(40)]
+    lines = [f"Open the old letter {i}." * 3 for i in range(120)]  # a server looks for signals ten times a second
     words = [sys.executable, "-m", "transduce.cli.main", "serve", str(run), "--languages", "en-de", "--port", "0"]
-    server = subprocess.Popen([*words, "--batch", "2", "--queue", "50"], stderr=subprocess.PIPE, text=True,
+    server = subprocess.Popen([*words, "--batch", "1", "--queue", "200"], stderr=subprocess.PIPE, text=True,
                               preexec_fn=interruptible, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
     try:
         found = re.search(r"mt at (http://127.0.0.1:\d+), described at \1/docs", server.stderr.readline())

@@ -40,7 +40,8 @@ class Process:
         self.place = ("127.0.0.1", int(self.url.rpartition(":")[2]))
 
     def limit(self) -> None:
-        """Called in the child."""
+        """Called in the child; whoever runs the tests may ignore a closed terminal, as nohup does."""
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
     def memory(self) -> int:
