@@ -361,11 +361,9 @@ def test_whole_seconds_may_have_been_cut_off(tmp_path, reader, tokenizer):
     soundfile.write(first.audio, np.resize(soundfile.read(first.audio)[0], int(1.7 * RATE)), RATE)
 
     def kept(seconds):
-        recording = replace(first, seconds=float(seconds))
-        object.__setattr__(recording, "seconds", seconds)  # of any type, where types are not checked
-        return speech_pairs([recording], reader, tokenizer, frames_per_batch=900).recordings
+        return speech_pairs([replace(first, seconds=seconds)], reader, tokenizer, frames_per_batch=900).recordings
 
-    assert kept(1.0) and kept(1)
+    assert kept(1.0)
     with pytest.raises(ValueError, match="longer than its manifest says"):
         kept(1.1)
 
