@@ -16,16 +16,13 @@ from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import NO_DISTANCES, Bias, Distances, rotate
 from transduce.model.linear import FusedLinear, Linear
-from transduce.model.linear_attention import attend_linearly
+from transduce.model.linear_attention import Keys, Queries, attend_linearly
 
-Queries = Float[Tensor, "B H T E"]
-Keys = Float[Tensor, "B K S E"]
-"""Keys or values, whose K heads are each shared by H / K consecutive heads of queries."""
 Visible = Bool[Tensor, "..."]
 """Broadcasts to (B, H, T, S)."""
 
 MAX_KEYS_IN_BF16 = 128
-"""The scores of more, which `_attend_in_bf16` keeps for the gradient, would take much memory."""
+"""`_attend_in_bf16` keeps its scores for the gradient: B * H * T * S of them in every layer."""
 
 
 def attend(

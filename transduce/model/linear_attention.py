@@ -7,6 +7,7 @@ from torch import Tensor
 
 Queries = Float[Tensor, "B H T E"]
 Keys = Float[Tensor, "B K S E"]
+"""Keys or values, whose K heads are each shared by H / K consecutive heads of queries."""
 State = Float[Tensor, "B K 1 E V"]
 
 CHUNK = 64
