@@ -52,6 +52,7 @@ KNOWS = {
         "serve",
     },
     "__init__": {"model", "run", "tasks"},
+    "__main__": {"cli"},
 }
 """By room, which other rooms it may know."""
 

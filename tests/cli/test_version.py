@@ -1,13 +1,24 @@
 """What the program says of itself, and of errors."""
 
 import re
+import runpy
+import sys
 from importlib.metadata import version
+
+import pytest
 
 from transduce.cli.main import main
 
 
 def test_its_version_is_that_of_the_package(capsys):
     assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"transduce {version('transduce')}\n"
+
+
+def test_the_package_is_the_program_too(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["transduce", "--version"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_module("transduce", run_name="__main__")
     assert capsys.readouterr().out == f"transduce {version('transduce')}\n"
 
 
