@@ -23,7 +23,8 @@ TABLES = (*ARROW, ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".tmx", ".tmx.gz", "
 """Endings of tables."""
 
 SPLIT = re.compile(
-    r"(?<![a-z])(?:(train|trn)|(valid|validation|val|dev|eval)|(tests?))(?![a-z])",
+    r"(?<![a-z])(?:(train|trn)|(valid|validation|val|dev|development|eval|evaluation)|(tests?))"
+    r"(?:set|data|ing)?(?![a-z])",
     re.IGNORECASE,
 )
 """What says of which split a table is, in its name; a group for each split."""
