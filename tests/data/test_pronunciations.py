@@ -83,6 +83,8 @@ def test_digits_that_are_no_stress_stay(tmp_path):
     assert read_dictionary(tmp_path / "a.dict") == want
     (tmp_path / "b.dict").write_text("高 g ao1\n好 h ao3\n二 er4\n儿 er2\nor AO1 R\n")
     assert [*read_dictionary(tmp_path / "b.dict").values()] == ["g ao1", "h ao3", "er4", "er2", "AO R"]
+    (tmp_path / "c.dict").write_text("高 G AO1\n好 H AO3\n二 ER4\nor ao1 r\n")
+    assert [*read_dictionary(tmp_path / "c.dict").values()] == ["G AO1", "H AO3", "ER4", "ao r"]
 
 
 def test_stress_is_left_out_in_small_letters_and_of_reduced_vowels(tmp_path):

@@ -23,11 +23,13 @@ lacks."""
 PAD, UNK, BOS, EOS, SPACE = range(len(SPECIAL))
 ALTERNATIVE = re.compile(r".*\(\d+\)")
 """The second, third, ... pronunciation of a word in a dictionary."""
-STRESSED = r"(?<!\S)(A[AEHOWXY]|AXR|E[HRY]|I[HXY]|O[WY]|U[HWX])[012](?!\S)"
+STRESSED = re.compile(
+    r"(?<!\S)(A[AEHOWXY]|AXR|E[HRY]|I[HXY]|O[WY]|U[HWX])[012](?!\S)", re.IGNORECASE
+)
 """A vowel of CMU's dictionary or TIMIT's with its stress. Elsewhere a digit may be a tone, or a
 vowel."""
-TONE = re.compile(r"[a-z][3-5](?!\S)")
-"""What a dictionary of Mandarin has, whose ao1 is no AO."""
+TONE = re.compile(r"[A-Za-z][3-5](?!\S)")
+"""What a dictionary of Mandarin has, in capitals or in small letters, whose ao1 is no AO."""
 MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
 
 PRIOR = 10.0
@@ -64,9 +66,14 @@ def read_dictionary(path: Path) -> dict[str, str]:
         raise InputError(
             f"a dictionary must have words and their phones, but {path} has none; name another file"
         )
-    has_tones = any(map(TONE.search, pronunciations.values()))
-    stressed = re.compile(STRESSED, 0 if has_tones else re.IGNORECASE)
-    return {word: stressed.sub(r"\1", phones) for word, phones in pronunciations.items()}
+    toned = {
+        tone[0][0].isupper() for phones in pronunciations.values() for tone in TONE.finditer(phones)
+    }
+
+    def unstressed(vowel: re.Match[str]) -> str:
+        return vowel[0] if vowel[1].isupper() in toned else vowel[1]
+
+    return {word: STRESSED.sub(unstressed, phones) for word, phones in pronunciations.items()}
 
 
 def bare(word: str) -> str:
