@@ -50,8 +50,8 @@ MULTI30K = ex.with_fields(
     corpus=ex.Folder(data=ex.corpus_folder("multi30k"), test="test_2016_flickr"),
     model={"positions": "rotary", "dropout": 0.3},
     training={
-        "optim": {"optimizer": "muon", "cooldown": 0.3},
-        "max_updates": 9000,
+        "optim": {"optimizer": "muon", "cooldown": 0.3, "weight_decay": 0.1},
+        "max_updates": 11_000,
         "max_minutes": 58.0,
         "patience": None,
     },
