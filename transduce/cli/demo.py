@@ -105,7 +105,12 @@ def _recognizer(run: Path) -> Path:
         frames_per_batch=5000,
         ctc_consistency=0.0,
         augmentation=replace(setting.augmentation, n_time_masks=2),
-        training=replace(setting.training, max_updates=800, validate_every=400),
+        training=replace(
+            setting.training,
+            optim=replace(setting.training.optim, weight_decay=1.0),
+            max_updates=800,
+            validate_every=400,
+        ),
     )
     speech_to_text.run(setting)
     return _done(run)
