@@ -1,5 +1,6 @@
 """The command line as a user meets it: files and streams in, lines out, errors with a way out."""
 
+import gzip
 import io
 import json
 import os
@@ -146,6 +147,15 @@ def test_a_line_that_is_not_utf8_is_named_and_gives_a_blank_line(run, stdin, cap
         "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 or utf-16, for example)\n"
         "transduce: 1 of 3 lines could not be translated\n"
     )
+
+
+def test_packed_text_on_standard_input_is_called_so(run, stdin, capsys):
+    stdin(gzip.compress("".join(f"{line}\n" for line in LINES).encode()))
+    with pytest.raises(SystemExit) as stop:
+        main(["translate", str(run), "--greedy"])
+    assert stop.value.code == 1
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "transduce: text must be UTF-8, but standard input is packed by gzip; send it through zcat"
 
 
 def test_what_does_not_exist_is_named(run, tmp_path, capsys):

@@ -13,6 +13,9 @@ from transduce.errors import InputError
 LONGEST_LINE = 1 << 28
 """Bytes. A book that is one line has less; a file without an end, such as /dev/zero, has more."""
 
+GZIP = b"\x1f\x8b"
+"""The first bytes of files that gzip has packed."""
+
 PACKED = (b"\xfd7zXZ\0", b"PK\x03\x04", b"BZh", b"\x28\xb5\x2f\xfd")
 """The first bytes of files that xz, zip, bzip2 and zstd have packed."""
 
@@ -87,7 +90,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
                 f"a text must be plain or packed by gzip, but {path} is packed by xz, zip, bzip2 "
                 "or zstd; unpack it, or save a spreadsheet as CSV"
             )
-        packed = start.startswith(b"\x1f\x8b") or path.suffix == ".gz"
+        packed = start.startswith(GZIP) or path.suffix == ".gz"
         try:
             if packed and not start:  # gzip itself takes it for no text
                 raise EOFError("it has no bytes")
@@ -112,6 +115,8 @@ def decode_line(line: bytes, name: str, number: int, errors: str = "strict") -> 
     Raises:
         InputError: the line is not UTF-8.
     """
+    if number == 1 and line.startswith(GZIP):
+        raise InputError(f"text must be UTF-8, but {name} is packed by gzip; send it through zcat")
     if b"\0" in line:  # valid in UTF-8, but no text has it
         raise InputError(
             f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it "
