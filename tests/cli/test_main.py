@@ -1,8 +1,10 @@
 """The command line as a user meets it: files and streams in, lines out, errors with a way out."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import re
 import shutil
@@ -149,13 +151,14 @@ def test_a_line_that_is_not_utf8_is_named_and_gives_a_blank_line(run, stdin, cap
     )
 
 
-def test_packed_text_on_standard_input_is_called_so(run, stdin, capsys):
-    stdin(gzip.compress("".join(f"{line}\n" for line in LINES).encode()))
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_packed_text_on_standard_input_is_called_so(run, stdin, capsys, pack):
+    stdin(pack("".join(f"{line}\n" for line in LINES).encode()))
     with pytest.raises(SystemExit) as stop:
         main(["translate", str(run), "--greedy"])
     assert stop.value.code == 1
     first = capsys.readouterr().err.splitlines()[0]
-    assert first == "transduce: text must be UTF-8, but standard input is packed by gzip; send it through zcat"
+    assert first == "transduce: text must be UTF-8, but standard input is packed; send it through zcat, or xzcat"
 
 
 def test_what_does_not_exist_is_named(run, tmp_path, capsys):

@@ -16,7 +16,12 @@ LONGEST_LINE = 1 << 28
 GZIP = b"\x1f\x8b"
 """The first bytes of files that gzip has packed."""
 
-PACKED = (b"\xfd7zXZ\0", b"PK\x03\x04", b"BZh", b"\x28\xb5\x2f\xfd")
+PACKED = (
+    b"\xfd7zXZ\0",
+    b"PK\x03\x04",
+    *(b"BZh%d1A" % i for i in range(1, 10)),
+    b"\x28\xb5\x2f\xfd",
+)
 """The first bytes of files that xz, zip, bzip2 and zstd have packed."""
 
 
@@ -115,8 +120,10 @@ def decode_line(line: bytes, name: str, number: int, errors: str = "strict") -> 
     Raises:
         InputError: the line is not UTF-8.
     """
-    if number == 1 and line.startswith(GZIP):
-        raise InputError(f"text must be UTF-8, but {name} is packed by gzip; send it through zcat")
+    if number == 1 and line.startswith((GZIP, *PACKED)):
+        raise InputError(
+            f"text must be UTF-8, but {name} is packed; send it through zcat, or xzcat"
+        )
     if b"\0" in line:  # valid in UTF-8, but no text has it
         raise InputError(
             f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it "
