@@ -51,6 +51,12 @@ def test_other_packings_are_named(tmp_path, name):
         read_lines(tmp_path / "a")
 
 
+def test_a_text_may_begin_as_a_packed_file_nearly_does(tmp_path):
+    """bzip2's files begin with BZh, a digit and other bytes."""
+    (tmp_path / "a").write_text("BZh1 is a name.\nPK too\n")
+    assert read_lines(tmp_path / "a") == ["BZh1 is a name.", "PK too"]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_utf_16_is_no_text_of_zero_bytes(tmp_path, encoding, pack):
