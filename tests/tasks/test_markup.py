@@ -47,6 +47,12 @@ def test_words_change_and_all_else_stays():
     assert translated(HTML) == want
     for text in ("", " \n", "<p></p>", "1", "<b></b>", "1 &lt; 2", "<!-- a -->", "<p>\n  <b> </b>\n</p>"):
         assert translated(text) == text
+    for text in (  # capitals already, so all stays as it is
+        "<p>RUN <code>make</code></p><p><kbd>x</kbd>, <kbd>y</kbd></p>SEE <img src=x><p>SEE<img></p>",
+        'ASK <b translate="no">Ann</b>',
+        "<b>LIST&lt;INT&gt;</b>, A <b>B &amp;</b>. <i>C&lt;</i>;",
+    ):
+        assert translated(text) == text
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ MARKUP = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 
-MARKS = re.compile(r"[^\w\s]*$")
-"""Punctuation at the end of a word."""
+MARKS = re.compile(r"(?:(?<!&lt)(?<!&gt)(?<!&amp)[^\w\s])*$")
+"""Punctuation at the end of a word, but for the end of an entity."""
 
 BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d.,]*[ \t]*-->))")
 """A blank line, or the end of the line before a cue's number and time, where that is missing."""
@@ -70,7 +70,8 @@ class Fragment:
 
     def translated(self, output: Output) -> str:
         """The translation, with each tag around the words that were written from those that it
-        wraps. One that wraps none stands before the word that was written from the nearest."""
+        wraps. One that wraps none stands before the word that was written from the nearest, or
+        behind them all."""
         spans = [word.span() for word in re.finditer(r"\S+", self.text)]
         words = output.text.split()
         origin = {n: place for place, n in output.alignment.pairs} if output.alignment else {}
@@ -81,13 +82,18 @@ class Fragment:
         ]
         alone = [""] * (len(words) + 1)
         wrapping = set(chain.from_iterable(around))
+        tail, end = "", len(self.text.rstrip())
         for tag in self.tags:
-            if tag not in wrapping:
-                behind = sum(stop <= tag.start for _, stop in spans)
+            if tag in wrapping:
+                continue
+            behind = sum(stop <= tag.start for _, stop in spans)
+            if behind == len(spans):
+                tail += self.text[end : tag.start] + tag.opening + tag.closing
+                end = tag.start
+            else:
                 near = min(range(len(words)), key=lambda n: abs(sources[n] - behind), default=0)
-                place = near if behind < len(spans) else len(words)
                 gap = self.text[tag.start : tag.start + 1].isspace()
-                alone[place] += tag.opening + tag.closing + " " * gap
+                alone[near] += tag.opening + tag.closing + " " * gap
         parts = [""]
         opened = list[Tag]()
         for n, tags in enumerate([*around, []]):
@@ -98,8 +104,8 @@ class Fragment:
             opening = "".join(tag.opening for tag in tags[same:])
             parts.append(alone[n] + opening + (escape(word, quote=False) if self.escaped else word))
             opened = tags
-        left, right = (re.findall(space, self.text)[0] for space in (r"^\s*", r"\s*$"))
-        return left + " ".join(parts[1:-1]) + parts[-1] + right
+        left = self.text[: len(self.text) - len(self.text.lstrip())]
+        return left + " ".join(parts[1:-1]) + parts[-1] + tail + self.text[end:]
 
     def _closed(self, word: str, tags: Sequence[Tag]) -> str:
         """The word with the ends of tags, before its punctuation where they were in the source."""
