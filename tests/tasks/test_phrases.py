@@ -156,6 +156,9 @@ def test_transcripts_begin_with_their_prefix_and_hold_what_they_require_whatever
     for path, begin, phrases, text in zip(paths, prefix, require, found, strict=True):
         assert text.startswith(begin) and all(phrase in f" {text} " for phrase in phrases)
         assert transcriber([path], config, prefix=[begin], require=[phrases]) == [text]
+    few = config.changed(ctc_weight=1.0, min_length=30)  # more than CTC finds possible
+    found = transcriber(paths, few, prefix=["blue ", "", "", ""])
+    assert found[1:] == transcriber(paths[1:], few)
     assert not caplog.messages
     transcriber(paths[:1], config, require=[["blue"]], forbid=["blu"])
     assert caplog.messages == [f"{paths[0]} from 0.0 s has no room for, or must not hold, what it requires: ['blue']"]

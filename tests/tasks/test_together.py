@@ -45,6 +45,17 @@ def test_rules_and_phrases_are_those_of_an_ensemble_too(runs, at_max_length):
                 assert all(phrase.strip() in output.text for phrase in phrases)
 
 
+def test_a_score_without_the_forbidden_tokens_does_not_depend_on_neighbours(runs):
+    """Whether one beside it has phrases, for which beam search is needed, of one beam too."""
+    translator = ensemble(runs[:1])
+    how = {"beam_size": 1, "no_repeat_ngram": 1, "forbid": ["E"]}
+    ((plain,),) = translator.translate(LINES[:1], **how)
+    ((alone,),) = translator.translate(LINES[:1], renormalize=True, **how)
+    (beside,), _ = translator.translate(LINES[:2], renormalize=True, require=[[], ["Anna"]], **how)
+    assert alone.text == beside.text == plain.text
+    assert alone.log_prob == pytest.approx(beside.log_prob, abs=1e-9) and alone.log_prob > plain.log_prob + 0.01
+
+
 def test_samples_keep_the_rules_and_begin_with_their_prefix(runs):
     translator = ensemble(runs)
     how = {**DRAWN, "forbid": ["u"], "repetition_penalty": 1.3, "min_length": 4}

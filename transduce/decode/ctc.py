@@ -1,6 +1,7 @@
 """CTC prefix scores: the probability that a transcript begins with these tokens."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,8 +42,8 @@ class CTCPrefixScorer:
         lengths: real source positions of each sentence; without, all are.
         eos_id: gets the probability that the transcript ends here, for CTC itself knows no EOS.
         blank_id: an id that no transcript contains; it never comes next.
-        least: the least log-probability of any other token, where a transcript must hold what CTC
-            may find impossible.
+        least: for each sentence, the least log-probability of any other token, where a transcript
+            must hold what CTC may find impossible; without, -inf.
 
     Source: Graves et al. (2006), Connectionist temporal classification, section 3.2, for prefix
     probabilities; Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
@@ -58,12 +59,12 @@ class CTCPrefixScorer:
         *,
         eos_id: int,
         blank_id: int = 0,
-        least: float = -math.inf,
+        least: Sequence[float] = (),
     ) -> None:
         self.n_sentences = len(logits)
         self.eos_id = eos_id
         self.blank_id = blank_id
-        self.least = least
+        self.least = logits.new_tensor(least or [-math.inf] * len(logits))
         frames = torch.arange(logits.size(1), device=logits.device)
         ends = frames.new_full((len(logits),), len(frames)) if lengths is None else lengths
         log_probs = at_least_float32(logits).log_softmax(-1)
@@ -95,7 +96,8 @@ class CTCPrefixScorer:
         repeated = self._before(self.prefixes.log_p_blank) + self._cumulative(last[:, 0]).diff()
         scores.scatter_(1, last, (repeated.logsumexp(dim=1) - log_prob)[:, None].to(scores.dtype))
         scores[:, self.eos_id] = (alpha[:, -1] - log_prob).to(scores.dtype)
-        scores.clamp_min_(self.least)
+        beams = len(scores) // self.n_sentences
+        scores.clamp_min_(self.least.to(scores.dtype).repeat_interleave(beams)[:, None])
         scores[:, self.blank_id] = -math.inf
         return scores
 
@@ -109,6 +111,7 @@ class CTCPrefixScorer:
         self.padding = self.padding[sentences]
         self.log_probs = self.log_probs[sentences]
         self.probs = self.probs[sentences]
+        self.least = self.least[sentences]
         self.n_sentences = len(sentences)
 
     def _empty(self) -> Prefixes:

@@ -102,9 +102,9 @@ class Sampler:
     """n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at
     temperature 0."""
     score: BeamConfig | None = None
-    """The length penalty of the score. None: neither log_prob, which is of the scorer's own
-    distribution (under the repetition penalty), nor score is computed, which saves one pass over
-    the vocabulary a step."""
+    """The length penalty of the score. None: neither score nor log_prob is computed, which saves
+    one pass over the vocabulary a step. log_prob is of the scorer's own distribution, under the
+    repetition penalty, and renormalized if the rules say so."""
     ends: Callable[[int, int], bool] | None = None
     """Called with the number of a hypothesis and its new token: whether it ends there."""
 
@@ -146,6 +146,8 @@ class Sampler:
         normalize = self.score is not None and not self.scorer.additive
         normalizer = log_sum_exp(at_least_float32(logits)) if normalize else 0.0
         logits = self.constraints.rule_out(logits, new, self.sentences)
+        if self.score is not None and self.constraints.config.renormalize:
+            normalizer = log_sum_exp(at_least_float32(logits))
         token = next_tokens(logits, self.sampling, self.uniforms[:, n_new])
         self.tokens = torch.cat((self.tokens, token[:, None]), dim=1)
         if self.score is not None:

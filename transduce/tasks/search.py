@@ -88,8 +88,7 @@ class SearchTask(Task):
         prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
         constraints = self._constraints(bounds, config, prompts, requests)
         # CTC finds impossible what is too long for a sound
-        must_come = phrases or any(request.prefix for request in requests)
-        least = LEAST if must_come else -math.inf
+        least = [LEAST if each.require or each.prefix else -math.inf for each in requests]
         scorer = self._scorer(memories, prompts, config, least)
         if phrases or not (config.sample or config.beam_size == 1):
             hypotheses = beam_search(scorer, prompts, constraints, config, required=phrases)
@@ -114,6 +113,11 @@ class SearchTask(Task):
         if config.sample and any(request.require for request in requests):
             raise InputError(
                 "samples know no required phrases, but sample=True; leave one of them out"
+            )
+        if config.ctc_weight and not all(engine.config.ctc for engine in self.engines):
+            raise InputError(
+                f"ctc_weight needs a CTC head of what is written, but ctc_weight="
+                f"{config.ctc_weight} and the run, or one of them, has none; leave it out"
             )
         if config.words == "known" and not self.lexicon:
             raise InputError(
@@ -182,13 +186,13 @@ class SearchTask(Task):
         )
 
     def _scorer(
-        self, memories: Sequence[Memory], prompts: Tensor, config: SearchConfig, least: float
+        self, memories: Sequence[Memory], prompts: Tensor, config: SearchConfig, least: list[float]
     ) -> Scorer:
         """Attention, CTC beside it, and a language model, by their weights.
 
         Args:
             prompts: the tokens of attention before every output; CTC ignores them.
-            least: the least log-probability that CTC gives a token.
+            least: the least log-probability that CTC gives a token, for each sentence.
         """
         scorers = list[tuple[float, Scorer]]()
         weight = config.ctc_weight
