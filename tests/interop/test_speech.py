@@ -391,9 +391,16 @@ def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
     both = ["--language", "de", "--begin-with", "<|startoftranscript|> <|de|>"]
     assert main(["transcribe", str(rival.run), str(rival.sounds[0]), *both]) == 2
     assert capsys.readouterr().err == (
-        "transduce: the language is one of the tokens of --begin-with, but --language de names it, too; "
-        "leave one of them out\n"
+        "transduce: begin_with names the language among its tokens, but it is '<|startoftranscript|> <|de|>', and "
+        "target_language=de; leave one of them out, or change the run's begin_with, too\n"
     )
+    transcriber.decoding = transcriber.decoding.changed(begin_with="<|startoftranscript|> <|en|>")  # a run's own
+    for language in ("de", "auto"):
+        with pytest.raises(
+            ValueError, match=f"^begin_with names the language .* and target_language={language}; leave"
+        ):
+            transcriber(rival.sounds[0], target_language=language)
+    transcriber.decoding = transcriber.decoding.changed(begin_with="")
     with pytest.raises(ValueError, match=r"^the language must be known here, but target_language=auto"):
         transcriber.score(rival.sounds[:1], ["red"], target_language="auto")
 
@@ -487,6 +494,29 @@ def test_a_whisper_goes_out_as_it_came_in(rival, tmp_path, capsys):
     assert main(["import", str(there), str(again)]) == 0
     files = {path.name: path.read_bytes() for path in rival.run.iterdir()}
     assert {path.name: path.read_bytes() for path in again.iterdir()} == files and len(files) > 2
+
+
+@pytest.mark.parametrize("language", ["de", "auto"])
+def test_a_whisper_goes_out_with_the_language_of_its_run(rival, tmp_path, language):
+    """Or with none, so that transformers finds it out too."""
+    if not rival.task:
+        return
+    import transformers
+
+    run, there = tmp_path / "run", tmp_path / "theirs"
+    shutil.copytree(rival.run, run)
+    plain = json.loads((run / "config.json").read_text())
+    plain["experiment"]["decoding"]["target_language"] = language
+    (run / "config.json").write_text(json.dumps(plain))
+    assert main(["export", str(run), str(there), "--to", "whisper"]) == 0
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(there)
+    want = [
+        rival.tokenizer.decode(
+            model.generate(**rival.heard(read(path)), max_new_tokens=BOUND)[0], skip_special_tokens=True
+        )
+        for path in rival.sounds
+    ]
+    assert td.load_transcriber(run)(rival.sounds, max_length=BOUND) == [text.strip() for text in want]
 
 
 def test_a_whisper_that_has_learned_more_goes_out(rival, tmp_path):
@@ -597,6 +627,11 @@ def test_timestamps_are_those_of_transformers(timed, capsys, beam_size):
         assert want[: len(got)] == got and not any("Ġ" in token for token in want[len(got) :])
         n_cut += len(found)
     assert n_cut > len(WORDS)
+    plain, named = (
+        [each.segments for each in transcriber.transcribe(rival.sounds, timestamps=True, beam_size=beam_size, **how)]
+        for how in ({}, {"begin_with": " ".join([*names, "<|notimestamps|>"])})
+    )
+    assert named == plain  # a token against times, as other outputs begin with it, has no effect beside times
     capsys.readouterr()
     assert main(["transcribe", str(rival.run), str(path), "--timestamps", "--n-best", "2", "--format", "json"]) == 2
     assert "timestamps cut an output into segments; leave out n_best" in capsys.readouterr().err

@@ -75,11 +75,6 @@ class TranscriptionSearch(SearchOptions):
 
     def overrides(self, files: Sequence[Path] = ()) -> dict[str, Any]:
         """See SearchOptions; with the language."""
-        if self.language and self.settings.get("begin_with"):
-            raise InputError(
-                "the language is one of the tokens of --begin-with, but --language "
-                f"{self.language} names it, too; leave one of them out"
-            )
         known = {"target_language": self.language} if self.language else {}
         return super().overrides(files) | known
 

@@ -88,9 +88,15 @@ def export_whisper(
     )
     write_model(directory, theirs, weights)
     write_settings(directory / FEATURES, sound)
+    language = decoding["target_language"]
+    finds_out = language == "auto"
+    if language and not finds_out:
+        tokenizer = tokenizer.with_language(language)
     names = [name.strip("<|>") for name in tokenizer.tokens(tokenizer.opening)]
     # of one language, there is only the last name, which asks for no times
     opening = dict(zip(("language", "task"), names[:-1], strict=False))
+    if finds_out:  # as transformers does where none is named
+        del opening["language"]
     _write_tokenizer(directory, json.loads(stored), tokenizer, model.config.max_positions, opening)
     _write_generation(directory, theirs, tokenizer, decoding, opening)
 

@@ -120,7 +120,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     not on its neighbours."""
 
     def __post_init__(self) -> None:
-        within("(0, inf)", self, "temperature")
+        within("(0, 100]", self, "temperature")
         within("[1, 1000]", self, "beam_size")
         RulesConfig.__post_init__(self)
         SamplingConfig.__post_init__(self)
@@ -163,9 +163,17 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         beam_size is named too.
 
         Raises:
-            InputError: there is no such setting, or its value does not fit.
+            InputError: there is no such setting, its value does not fit, or a language is named
+                beside begin_with.
         """
         settings = checked(self, settings)
+        begin_with = settings.get("begin_with", self.begin_with)
+        if begin_with and settings.get("target_language"):
+            raise InputError(
+                f"begin_with names the language among its tokens, but it is {begin_with!r}, and "
+                f"target_language={settings['target_language']}; leave one of them out, or change "
+                "the run's begin_with, too"
+            )
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
         if "max_seconds" in settings:  # the run's shortest segment is no wish of the user's

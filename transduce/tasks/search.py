@@ -278,19 +278,19 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
             "the language must be known here, but target_language=auto, which is for transcribing "
             "alone; name it"
         )
-    names = config.begin_with.split()
-    if not names:
+    if names := config.begin_with.split():
+        known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
+        if unknown := [name for name in names if name not in known]:
+            raise InputError(
+                f"begin_with takes tokens of the vocabulary, but {unknown[0]!r} is none; leave it "
+                "out"
+            )
+        ids = [known[name] for name in names]
+    else:
         tokenizer.with_eos(())  # which refuses to write in no language
         ids = [*tokenizer.required("bos_id"), *tokenizer.opening]
-        times = timestamps(tokenizer, config)
-        return [i for i in ids if not times or i != times.timestamp_begin_id - 1]
-    known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"begin_with takes tokens of the vocabulary, but {name!r} is none; leave it out"
-            )
-    return [known[name] for name in names]
+    times = timestamps(tokenizer, config)
+    return [i for i in ids if not times or i != times.timestamp_begin_id - 1]
 
 
 def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
