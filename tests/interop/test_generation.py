@@ -13,9 +13,18 @@ from tests.interop import test_fairseq, test_llama, test_marian
 from tests.interop.rivals import LINES, compare, translated
 from tests.interop.test_gpt2 import PROMPTS
 from tests.interop.test_marian import changed
+from tests.language_runs import language_model
 from transduce.cli.main import main
+from transduce.config import to_dict
 from transduce.interop import read_run
-from transduce.interop.generation import DRAWN, NEUTRAL, Generation, read_generation
+from transduce.interop.generation import (
+    DRAWN,
+    NEUTRAL,
+    Generation,
+    read_generation,
+    read_sampling,
+    sampling_settings,
+)
 from transduce.interop.pretrained import read_settings
 from transduce.interop.settings import LlamaSettings
 
@@ -87,6 +96,13 @@ def test_what_has_no_equal_is_refused_by_its_name(tmp_path, name):
         read(tmp_path, do_sample=True, **{name: ODD.get(name, 3)})
     if name in DRAWN:  # it counts where tokens are drawn
         read(tmp_path, **{name: 3})
+
+
+def test_how_tokens_are_drawn_comes_back(tmp_path):
+    decoding = to_dict(td.GenerationConfig(temperature=0.7, top_k=9, top_p=0.8, min_p=0.1))
+    stored = read(tmp_path, **sampling_settings(decoding, ()))
+    ours = read_sampling(stored, language_model(30).config)
+    assert {name: ours[name] for name in ("temperature", "top_k", "top_p", "min_p")}.items() <= decoding.items()
 
 
 def test_config_json_is_read_where_there_is_no_other(tmp_path):
@@ -212,7 +228,7 @@ def test_a_decoder_alone_goes_on_as_its_file_says(tmp_path, capsys):
         ({"max_length": 20}, "max_length must be at least 64, for it counts the prompt, but in {} it is 20"),
         ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size must be 0, but in {} it is 2"),
         ({"stop_strings": ["x"]}, 'stop_strings must be null, but in {} it is ["x"]'),
-        ({"do_sample": True, "min_p": 0.1}, "min_p must be 0, but in {} it is 0.1"),
+        ({"do_sample": True, "typical_p": 0.9}, "typical_p must be 1, but in {} it is 0.9"),
     ],
 )
 def test_of_a_decoder_alone_what_has_no_equal_is_refused(tmp_path, settings, message):

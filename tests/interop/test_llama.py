@@ -245,11 +245,12 @@ def test_rules_and_the_beginning_of_prompts_go_back_too(tmp_path, caplog):
     ours = JSONTokenizer(library.to_str().encode())
     assert ours.bos_id == 290
     like_llama = {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "bias": False}
-    model = language_model(292, scale_embeddings=False, **like_llama)
+    model = language_model(294, scale_embeddings=False, **like_llama)  # the last two rows are no tokens
     decoding = to_dict(GenerationConfig(no_repeat_ngram=3))
     assert export_language_model(model, tmp_path / "own", "llama", tokenizer=ours, decoding=decoding)
     assert caplog.messages == ["generation_config.json cannot say no_repeat_ngram=3; transformers does without"]
-    assert "no_repeat_ngram_size" not in (tmp_path / "own" / "generation_config.json").read_text()
+    settings = json.loads((tmp_path / "own" / "generation_config.json").read_text())
+    assert "no_repeat_ngram_size" not in settings and settings["suppress_tokens"] == [290, 292, 293]
     written = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "own")
     assert written(PROMPTS[:3])["input_ids"] == [Generator(model, ours).encode(prompt) for prompt in PROMPTS[:3]]
 

@@ -140,6 +140,9 @@ def test_a_search_goes_along_as_far_as_transformers_knows_it(tmp_path, caplog):
         (same | {"split_length": 27}, {"num_beams": 3, "length_penalty": 0.0}, "cannot say split_length=27; "),
         (same | {"beam_size": 1, "alpha": 0.6}, {"num_beams": 1, "length_penalty": None}, ""),
         (same | {"alpha": 0.6}, {"num_beams": 3, "length_penalty": None}, "cannot say alpha=0.6, length_offset=5.0; "),
+        (same | {"begin_with": "<s> </s>"}, {"num_beams": 3}, "cannot say begin_with=<s> </s>; "),
+        (same | {"repetition_penalty": 1.5}, {"repetition_penalty": None}, "cannot say repetition_penalty=1.5; "),
+        (same | {"beam_size": 1, "repetition_penalty": 1.5}, {"repetition_penalty": 1.5}, ""),
     ]):  # fmt: skip
         (run / "config.json").write_text(json.dumps(plain | {"experiment": {"decoding": decoding}}))
         assert main(["export", str(run), str(tmp_path / str(i)), "--to", "marian"]) == 0

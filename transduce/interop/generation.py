@@ -47,6 +47,7 @@ class Generation(Stored):
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 1.0
+    min_p: float = 0.0
     # of Whisper
     is_multilingual: bool | None = None
     language: str | None = None
@@ -100,6 +101,7 @@ SEARCH = {"num_beams": "beam_size", "length_penalty": "alpha", "early_stopping":
 """Our fields of settings that mean the same."""
 
 UNSAID = (
+    "begin_with",
     "forbid",
     "glossary",
     "length_ratio",
@@ -145,7 +147,6 @@ NEUTRAL: dict[str, Any] = {
 DRAWN: dict[str, Any] = {
     "epsilon_cutoff": 0,
     "eta_cutoff": 0,
-    "min_p": 0,
     "top_h": 1,
     "typical_p": 1,
 }
@@ -259,7 +260,7 @@ def read_sampling(g: Generation, config: TransformerConfig) -> dict[str, Any]:
     if (most := g.max_new_tokens or g.max_length) is not None:
         ours["max_length"] = most
     if g.do_sample:
-        ours |= {"temperature": g.temperature, "top_k": g.top_k, "top_p": g.top_p}
+        ours |= {name: getattr(g, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     elif g.do_sample is not None:
         ours["temperature"] = 0.0
     return ours
@@ -317,6 +318,8 @@ def generation_settings(
         if beam and decoding["alpha"] and decoding["length_offset"]:
             del theirs["length_penalty"]
             lost += ["alpha", "length_offset"]
+        if beam and theirs.pop("repetition_penalty", 1) != 1:  # of log-probabilities there
+            lost.append("repetition_penalty")
         if beam and decoding["at_max_length"] != "by_score":
             lost.append("at_max_length")
         if decoding["length_ratio"] == 0:
@@ -345,6 +348,5 @@ def sampling_settings(decoding: dict[str, Any], suppressed: Collection[int]) -> 
         "do_sample": decoding["temperature"] > 0,
     }
     if theirs["do_sample"]:
-        theirs |= {name: decoding[name] for name in ("temperature", "top_k", "top_p")}
-        theirs |= {"min_p": decoding["min_p"]} if decoding["min_p"] else {}
+        theirs |= {name: decoding[name] for name in ("temperature", "top_k", "top_p", "min_p")}
     return theirs

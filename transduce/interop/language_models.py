@@ -217,7 +217,8 @@ def export_language_model(
     check_same(_our_config(stored), config, FREE[to], kind)
     write_model(directory, theirs, _their_weights(model, to))
     if decoding is not None and tokenizer is not None:
-        sampling = sampling_settings(decoding, tokenizer.suppressed)
+        no_tokens = range(tokenizer.vocab_size, config.vocab_size)  # rows that fill up the table
+        sampling = sampling_settings(decoding, {*tokenizer.suppressed, *no_tokens})
         write_settings(directory / GENERATION, special | sampling)
     if tokenizer is not None and content is not None:
         write_file(directory / "tokenizer.json", content)
