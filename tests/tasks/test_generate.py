@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import transduce as td
 from tests.language_runs import TEXT, any_tokenizer, language_model, language_run
-from transduce.data.base_tokenizer import TextStream
+from transduce.data.base_tokenizer import CharTokenizer, TextStream
 from transduce.decode import sample
 from transduce.decode.sample import Sampler
 from transduce.run import load_run
@@ -43,6 +44,23 @@ def by_hand(g: Generator, prompt: list[int], x: GenerationConfig, i: int, k: int
         if token == end:
             break
     return tokens[len(prompt) :]
+
+
+def test_a_beam_without_an_end_keeps_what_can_go_on():
+    """Of two characters, no pair of which comes twice; some beams have none left. Renormalized, the others count alone."""
+    g = Generator(language_model(2, seed=0, max_positions=60).double(), CharTokenizer.train(["ab"]))
+    ((best,),) = g.generate(["a"], beam_size=2, no_repeat_ngram=2, max_length=5, renormalize=True)
+    tokens, log_prob = [0], 0.0
+    for n, token in enumerate(best.tokens):
+        with torch.no_grad():
+            logits = g.model(target_in=torch.tensor([tokens]))[0, -1].double()
+        for other in range(2):
+            pair = (best.tokens[n - 1], other)
+            if n and pair in pairwise(best.tokens[:n]):
+                logits[other] = -torch.inf
+        log_prob += float(logits.log_softmax(-1)[token])
+        tokens.append(token)
+    assert len(best.tokens) == 5 and best.log_prob == pytest.approx(log_prob, abs=1e-9)
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [*((kind, 0.7) for kind in KINDS), ("bytes", 0.0)])

@@ -65,6 +65,17 @@ def test_the_coldest_temperatures_draw_the_likeliest(temperature):
     torch.testing.assert_close(probs, torch.tensor([[0.0, 1, 0, 0], [1, 0, 0, 0]]))
 
 
+def test_ctc_is_refused_where_no_head_has_learned_it(run):
+    with pytest.raises(ValueError, match=r"^ctc_weight needs a CTC head .* but ctc_weight=0\.3 and the run, or one"):
+        load(run)(LINES, sample=False, ctc_weight=0.3)
+
+
+@pytest.mark.parametrize("kind", [SearchConfig, GenerationConfig])
+def test_a_temperature_beyond_floats_is_refused(kind):
+    with pytest.raises(ValueError, match=r"temperature must lie in .0, 100\], but temperature=1e\+300"):
+        kind(temperature=1e300)
+
+
 @pytest.mark.parametrize("alpha", [1e9, -0.1, math.inf, math.nan])
 @pytest.mark.parametrize("kind", [SearchConfig, GenerationConfig])
 def test_an_exponent_beyond_floats_is_refused(kind, alpha):

@@ -193,6 +193,11 @@ class Generation(SearchJob):
         Raises:
             InputError: there is a beam, which knows no text before its end.
         """
+        if (beam_size := generator.decoding.beam_size) > 1:
+            raise InputError(
+                f"--stream shows texts as they are sampled, but beam_size={beam_size}; leave one "
+                "of them out"
+            )
         rule = ""
         for number, prompt in enumerate(prompts, start=first_prompt):
             _encodable(generator, prompt, number)

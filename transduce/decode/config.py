@@ -119,7 +119,8 @@ class SamplingConfig:
     probability; 0 = off."""
 
     def __post_init__(self) -> None:
-        at_least(0, self, "temperature", "top_k")
+        within("[0, 100]", self, "temperature")
+        at_least(0, self, "top_k")
         within("(0, 1]", self, "top_p")
         within("[0, 1]", self, "min_p")
 

@@ -224,7 +224,9 @@ class Constraints:
         scores = self.penalize(at_least_float32(scorer.step(last)), tokens, sentences)
         normalizer = scores.new_zeros(len(scores)) if scorer.additive else log_sum_exp(scores)
         scores = self.rule_out(scores, tokens, sentences)
-        return scores, log_sum_exp(scores) if self.config.renormalize else normalizer
+        if self.config.renormalize:  # the clamp is for a hypothesis without any token left
+            normalizer = log_sum_exp(scores).clamp_min(torch.finfo(scores.dtype).min)
+        return scores, normalizer
 
     def penalize(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
         """Divide the logits of tokens that came before by the penalty, and multiply negative ones.
