@@ -62,7 +62,7 @@ def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokeni
     assert want == {}
 
 
-@pytest.mark.parametrize(("share", "per_epoch"), [(0.5, 6), (0.25, 2), (0.75, 18)])
+@pytest.mark.parametrize(("share", "per_epoch"), [(0.5, 6), (0.25, 2), (0.75, 18), (0.01, 1)])
 def test_an_epoch_has_all_that_is_new_and_a_share_of_what_is_replayed_in_turn(
     recordings, reader, tokenizer, share, per_epoch
 ):
@@ -404,6 +404,28 @@ def alignable(ids: list[int], n_positions: int) -> bool:
 def test_positions_needed_are_the_fewest_that_ctc_can_align(ids):
     needed = positions_needed([*ids, EOS])
     assert alignable(ids, needed) and not alignable(ids, needed - 1)
+
+
+def test_what_is_padded_is_as_long_as_it_was_said_to_be(tmp_path, recordings, tokenizer):
+    """As a Whisper pads all sound to 30 seconds; what is longer is still left out, and so are global statistics."""
+    config = replace(
+        FEATURES, pad_to=30.0, log_mel="whisper", normalize="none", n_coefficients=0, frame=0.025, hop=0.01
+    )
+    padded, cache = FeatureExtractor(config), FeatureCache(tmp_path / "cache")
+    soundfile.write(tmp_path / "long.wav", np.random.default_rng(1).normal(size=40 * RATE) * 0.3, RATE)
+    some = [*recordings[:3], Recording("long", tmp_path / "long.wav", 1.0, "A", "red")]
+    for speeds in ((1.0,), (0.9, 1.0)):
+        pairs = speech_pairs(
+            some,
+            FrameReader(padded, cache),
+            tokenizer,
+            frames_per_batch=6000,
+            max_seconds=20.0,
+            augmentation=replace(PLAIN, speeds=speeds),
+        )
+        assert [r.id for r in pairs.recordings] == [r.id for r in recordings[:3]]
+    made = make_feature_extractor(replace(config, normalize="global"), some, cache, workers=0, max_seconds=20.0)
+    assert isinstance(made, FeatureExtractor) and made.mean is not None and made.mean.isfinite().all()
 
 
 def test_global_statistics_are_those_of_all_training_frames(recordings, folder, caplog):

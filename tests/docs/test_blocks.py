@@ -192,7 +192,7 @@ def folder(server, once, tmp_path) -> Path:
         write_sounds(folder)
         make_corpora(folder / "DIR")
         (folder / "whisper-tiny").mkdir()
-        whisper(folder / "whisper-tiny", steps=0, seconds=10, n_positions=100)
+        whisper(folder / "whisper-tiny", steps=0, seconds=30, n_positions=100)
         done = sh(server, folder, PREPARED)
         assert done.returncode == 0, done.stderr[-3000:]
         for name, run in (("imported", "RUN"), ("gpt2", "LANGUAGE"), ("mine", "RUN")):

@@ -28,6 +28,12 @@ ROUNDING = 1e-3
 """Seconds by which a manifest may be off, as it is written with three decimals."""
 
 
+def longest_seconds(max_seconds: float, padded: float) -> float:
+    """The seconds of the longest sound that is used, where shorter sound was padded to `padded`, up
+    to the end of a frame."""
+    return max(max_seconds + ROUNDING, 1.01 * padded)
+
+
 def generator(seed: int, epoch: int, index: int) -> Generator:
     """A generator that is a function of three numbers, none of them negative.
 
@@ -371,7 +377,7 @@ def make_feature_extractor(
             f"normalize={config.normalize} needs training data that can be used, but none can: "
             f"{reason}"
         )
-    longest = max_seconds + ROUNDING
+    longest = longest_seconds(max_seconds, config.pad_to)
     log_mels = (cache.get(path, plain) for path in paths if path not in errors)
     mean, std = statistics(
         plain.mfcc(each) for each in log_mels if config.seconds(len(each)) <= longest

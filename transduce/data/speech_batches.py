@@ -16,11 +16,11 @@ from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
 from transduce.data.config import Augmentation
 from transduce.data.frame_reader import (
     PLAIN,
-    ROUNDING,
     FrameReader,
     draw_speed,
     drop_tokens,
     generator,
+    longest_seconds,
 )
 from transduce.data.lines import lines_fingerprint
 from transduce.data.manifest import Recording
@@ -175,7 +175,7 @@ class SpeechPairs:
         if not len(self.to_replay):
             return new
         share = self.recordings[self.to_replay[0]].replay
-        n = round(share / (1 - share) * len(new))
+        n = max(1, round(share / (1 - share) * len(new)))
         turns = np.arange(epoch * n, (epoch + 1) * n) % len(self.to_replay)
         return new + self.to_replay[turns].tolist()
 
@@ -223,7 +223,8 @@ def _usable(
         else:
             counts = [reader.n_frames(r.audio, speed) for speed in speeds]
             seconds = min(s * features.seconds(n) for s, n in zip(speeds, counts, strict=True))
-            if seconds > config.max_seconds + ROUNDING:  # it might not fit into memory
+            # it might not fit into memory
+            if seconds > longest_seconds(config.max_seconds, padded):
                 reason = too_long
             elif r.audio.suffix == VECTORS and abs(r.seconds - counts[0] * FRAME) < FRAME / 2:
                 r = replace(r, seconds=seconds)  # no manifest says what a vector stands for
