@@ -119,7 +119,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Data
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
-    tokenizer, context = language.tokenizer, x.model.max_positions
+    tokenizer, context = language.tokenizer, x.model.for_stack(x.model.decoder).max_positions
     windows = ex.TokenWindows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
     windows = replace(windows, batches_per_epoch=x.batches_per_epoch)
     held_out = ex.HeldOutWindows(language.valid, context=context, batch_size=x.batch_size, n_windows=x.valid_windows)

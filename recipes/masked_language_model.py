@@ -113,7 +113,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Data
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
-    tokenizer, context = language.tokenizer, x.model.max_positions
+    tokenizer, context = language.tokenizer, x.model.for_stack(x.model.encoder).max_positions
     windows = ex.TokenWindows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
     tested = ex.Stream([ex.encode_text(tokenizer, ex.read_text(path)) for path in x.test]) if x.test else language.valid
     valid, test = (

@@ -115,9 +115,9 @@ def run(specified: ex.TranslationExperiment) -> dict[str, float]:
     model = ex.new_model(x, processor)
 
     # Training
-    validate = ex.translation_validator(
-        td.Translator(model, *tokenizers), valid, held_out.epoch(0), by=x.validate_by, tokenize=x.tokenize
-    )
+    translator = td.Translator(model, *tokenizers)
+    ex.check_search(translator, valid.source[:1], x.decoding)
+    validate = ex.translation_validator(translator, valid, held_out.epoch(0), by=x.validate_by, tokenize=x.tokenize)
     objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))
     key = ex.fingerprint(text, valid)
     if not ex.train(x, objective, processor, data=pairs, validate=validate, fingerprint=key, specified=specified):

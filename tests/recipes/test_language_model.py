@@ -15,6 +15,7 @@ from tests.recipes.small import LINES, generator as small, loss_parts, metrics
 from transduce.cli.common import Machine
 from transduce.cli.likelihood import score_perplexity
 from transduce.cli.main import main
+from transduce.config import with_fields
 from transduce.data.language import OneText, Shards, TextFiles, encode_text, write_shard
 from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
 from transduce.experiment.config import with_vocabularies
@@ -53,6 +54,14 @@ def test_a_run_directory_is_whole_and_its_parts_agree(language_run, running_text
         main(["generate", str(moved), "--prompt", "To be", "--max-length", "6", "--seed", "2", "--device", "cpu"]) == 0
     )
     assert capsys.readouterr().out == f"To be{want}\n" and len(want) == 6
+
+
+def test_the_samples_of_validations_are_short_whatever_texts_must_have(running_text, tmp_path, untrained):
+    """Half of the positions, which are the decoder's."""
+    x = small(tmp_path / "run", running_text, generation=td.GenerationConfig(min_length=50))
+    trainer = untrained(run, with_fields(x, model={"decoder": {"max_positions": 8}}))
+    assert trainer.data.context == 8
+    assert {len(drawn.replace("\\n", "\n")) for *_, drawn in trainer.validation().samples} == {4}
 
 
 def test_another_text_is_another_experiment(language_run, running_text, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -92,6 +93,12 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(
     assert (copy / "model.safetensors").read_bytes() == (translation_run.run / "model.safetensors").read_bytes()
     for name in ("tokenize", "decoding.target_language"):  # a run that was begun before there were such fields goes on
         assert name not in load_run(copy).resume_key()
+    (copy / "model.safetensors").write_bytes(b"an average that somebody has made")  # and is newer than the checkpoints
+    with pytest.raises(ValueError, match="model"):
+        run(first)
+    assert (copy / "model.safetensors").read_bytes() == b"an average that somebody has made"
+    os.utime(copy / "model.safetensors", (0, 0))  # as of an end before updates that were interrupted
+    assert run(first) == translation_run.scores
     with pytest.raises(ValueError, match=r"this differs: tokenize: .* -> char\. Name another directory"):
         run(replace(first, tokenize="char"))
     with pytest.raises(ValueError, match=r"this differs: max_length: 256 -> 255\. Name another directory"):
@@ -273,6 +280,23 @@ def test_another_run_teaches(translation_run, parallel_text, tmp_path, untrained
         y = replace(x, run=tmp_path / "other", **changes)
         with pytest.raises(ValueError, match=message):
             run(replace(y, training=replace(y.training, teachers=(wrong,))))
+
+
+@pytest.mark.parametrize(
+    ("decoding", "message"),
+    [
+        ({"lm_weight": 0.3}, "lm_weight needs a language model, but lm_weight=0.3 and none is loaded"),
+        ({"begin_with": "<xx>"}, "begin_with takes tokens of the vocabulary, but '<xx>' is none"),
+        ({"words": "known"}, "words=known needs the lexicon of a run of speech to text"),
+        ({"ctc_weight": 0.3}, "ctc_weight needs a CTC head"),
+        ({"timestamps": True}, "timestamps come from tokens of time"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_before_the_training(parallel_text, tmp_path, decoding, message):
+    x = small(tmp_path / "run", parallel_text, corpus=brief(parallel_text))
+    with pytest.raises(ValueError, match=message):
+        run(replace(x, decoding=replace(x.decoding, **decoding)))
+    assert not x.run.exists()
 
 
 def test_another_measure_decides(parallel_text, tmp_path, untrained):

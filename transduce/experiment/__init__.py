@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     )
     from transduce.experiment.validation import (
         Validator as Validator,
+        check_search as check_search,
         held_out_report as held_out_report,
         language_validator as language_validator,
         masked_language_validator as masked_language_validator,

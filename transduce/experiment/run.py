@@ -224,7 +224,8 @@ def train(
         )
         _print_frozen(trainer.model)
         trainer.run()
-        finish(x.run, trainer, validate.example)
+        if here.broadcast(trainer.progress.update > done or not is_finished(x.run)):
+            finish(x.run, trainer, validate.example)
     if goes_on := leave():
         write_reports(x.run)  # for a recipe without scores, with which they would be written
     return goes_on
@@ -341,6 +342,13 @@ def finish(directory: Path, trainer: Trainer, example: tuple[Any, str] | None = 
         assert isinstance(task, Translator | Transcriber)
         path = directory / SAMPLES / f"{progress.update:08d}.attention.png"
         draw_attention(task, example, path)
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether a finished model is newer than every checkpoint."""
+    model = directory / WEIGHTS
+    saved = [path.stat().st_mtime for path in checkpoints(directory)]
+    return model.is_file() and model.stat().st_mtime >= max(saved, default=0)
 
 
 def _rank(result: Validation) -> tuple[float, float]:

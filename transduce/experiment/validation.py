@@ -200,6 +200,21 @@ def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] |
         return None
 
 
+def check_search(
+    task: Translator | Transcriber, sources: Sequence[Any], decoding: SearchConfig
+) -> None:
+    """Search for one token of each source, so that what cannot work is refused before a training.
+
+    Args:
+        task: with the tokenizers of the languages that `decoding` names.
+
+    Raises:
+        InputError: the search lacks something, or takes tokens that there are not.
+    """
+    short = decoding.changed(max_length=1, min_length=0, source_language="", target_language="")
+    task(sources, short)
+
+
 def draw_attention(task: Translator | Transcriber, example: tuple[Any, str], path: Path) -> None:
     """Draw where a model looks while it writes a reference, if it has positions for it."""
     source, reference = example
@@ -230,7 +245,8 @@ def language_validator(
             )
             for i in (0, length)
         )
-        drawn = generator(before, replace(generation, max_length=length))
+        shortest = min(generation.min_length, length)
+        drawn = generator(before, replace(generation, min_length=shortest, max_length=length))
         columns = (map(_one_line, texts) for texts in (before, after, drawn))
         return Validation({}, samples=list(zip(*columns, strict=True)))
 
