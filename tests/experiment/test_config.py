@@ -8,7 +8,7 @@ import pytest
 
 import transduce as td
 from recipes import language_model, speech_to_text, translation
-from transduce.config import differences, to_dict
+from transduce.config import differences, to_dict, with_fields
 from transduce.data.corpus import Directions
 from transduce.experiment.config import SpeechExperiment, TranslationExperiment, resolved
 from transduce.model.presets import conformer_tiny
@@ -104,6 +104,8 @@ def test_ctc_learns_what_is_said_and_searches_into_its_own_text_alone(column, fi
         ((2.0, 10.0), {}, (2.0, 12.0)),  # a fifth beyond the longest one
         ((0.2, 0.5), {}, (0.2, 1.0)),
         ((3.0, 30.0), {}, (3.0, 20.0)),  # as the search says
+        ((3.0, 30.0), {"max_seconds": 60.0}, (3.0, 36.0)),  # unless the training has longer ones
+        ((9.0, 30.0), {"max_seconds": 60.0, "decoding": td.SearchConfig(max_seconds=5.0)}, (5.0, 5.0)),
         ((9.0, 30.0), {"decoding": td.SearchConfig(max_seconds=5.0)}, (5.0, 5.0)),
     ],
 )
@@ -127,4 +129,25 @@ def test_segments_are_about_as_long_as_recordings_of_the_training(seconds, field
 def test_fields_that_contradict_each_other_are_named(fields, message):
     with pytest.raises(ValueError) as error:
         resolved(speech(**fields))
+    assert message in str(error.value)
+
+
+def test_ctc_needs_a_head():
+    with pytest.raises(
+        ValueError, match=r"^CTC needs a head, but ctc_weight=0\.5 and the model has none; give --ctc-w"
+    ):
+        resolved(replace(speech(), model=td.transformer_tiny()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": {"ctc": True}}, "no CTC head, but this model has others: encoder=True, decoder=True, ctc=True"),
+        ({"model": {"decoder": None}}, "but this model has others: encoder=True, decoder=False, ctc=False"),
+        ({"transcripts": True, "symbols": "<DE>"}, "have no symbols, but transcripts=True and symbols=<DE>; leave one"),
+    ],
+)
+def test_what_no_translation_can_be_is_refused(fields, message):
+    with pytest.raises(ValueError) as error:
+        resolved(with_fields(translation.COMMANDS, **fields))
     assert message in str(error.value)

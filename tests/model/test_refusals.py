@@ -127,7 +127,8 @@ IDS = torch.zeros(1, 5, dtype=torch.long)
         (
             replace(LANGUAGE, positions="learned", max_positions=4),
             lambda model: model(target_in=IDS),
-            "learned positions end at max_positions=4, but the sequence has 5",
+            "learned positions end at max_positions=4, but the sequence has 5; leave out what is longer, or train with more "
+            "(--model.max-positions)",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -142,7 +143,9 @@ def test_learned_positions_end_in_the_middle_of_a_cached_sequence_too():
     model = Transformer(replace(LANGUAGE, positions="learned", max_positions=7))
     cache = model.new_cache()
     model.decode(IDS, cache=cache)
-    with pytest.raises(ValueError, match=r"^learned positions end at max_positions=7, but the sequence has 10$"):
+    with pytest.raises(
+        ValueError, match=r"^learned positions end at max_positions=7, but the sequence has 10; leave out"
+    ):
         model.decode(IDS, cache=cache)
 
 

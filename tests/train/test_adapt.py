@@ -181,3 +181,14 @@ def test_what_cannot_be_is_refused(tmp_path, fields, message):
     with pytest.raises(ValueError) as error:
         trainer(tmp_path, LoRAConfig(**({"rank": 2} | fields)))
     assert str(error.value) == message
+
+
+def test_parts_beside_lora_and_maps_without_weights_are_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^lora\.train names parts beside .* but lora\.rank=0 and lora\.train=output;"
+    ):
+        LoRAConfig(train=("output",))
+    with pytest.raises(
+        ValueError, match=r"^a training needs weights to train, but freeze=, or LoRA of no maps, leaves"
+    ):
+        trainer(tmp_path, LoRAConfig(rank=2, maps=()))

@@ -118,7 +118,7 @@ class SentencePieceTokenizer(Tokenizer):
         pieces = {piece.piece: piece for piece in proto.pieces}
         textual = (NORMAL, USER_DEFINED)
         _check_symbols(symbols, [name for name, each in pieces.items() if each.type not in textual])
-        for symbol in symbols:
+        for symbol in dict.fromkeys(symbols):
             if symbol in pieces:
                 pieces[symbol].type = USER_DEFINED
             else:
@@ -227,7 +227,7 @@ def _learn(
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
-            user_defined_symbols=list(symbols),
+            user_defined_symbols=list(dict.fromkeys(symbols)),
             num_threads=1,
             minloglevel=2,
             normalization_rule_name=rules,

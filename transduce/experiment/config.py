@@ -231,6 +231,17 @@ def resolved(
 
 def _resolved_translation(x: TranslationExperiment, usual_length: int) -> TranslationExperiment:
     """Lower-case measures for a vocabulary without capitals; split sources of unusual length."""
+    if None in (x.model.encoder, x.model.decoder) or x.model.ctc:
+        raise InputError(
+            "a translator has an encoder, a decoder and no CTC head, but this model has others: "
+            f"encoder={x.model.encoder is not None}, decoder={x.model.decoder is not None}, "
+            f"ctc={x.model.ctc}; change it"
+        )
+    if x.transcripts and x.symbols:
+        raise InputError(
+            "copies of sources without capitals and marks have no symbols, but transcripts=True "
+            f"and symbols={x.symbols}; leave one of them out"
+        )
     if x.corpus.symbols and x.decoding.target_language:
         raise InputError(
             "the lines of this corpus say which language to write, but "
@@ -245,6 +256,11 @@ def _resolved_translation(x: TranslationExperiment, usual_length: int) -> Transl
 
 def _check_speech(x: SpeechExperiment) -> None:
     """Raise InputError where fields of CTC or of pronunciations contradict others."""
+    if x.ctc_weight and not x.model.ctc:
+        raise InputError(
+            f"CTC needs a head, but ctc_weight={x.ctc_weight} and the model has none; give "
+            "--ctc-weight 0, or --model.ctc"
+        )
     for name in ("ctc_column", "ctc_consistency"):
         if getattr(x, name) and not x.ctc_weight:
             raise InputError(f"{name} is for CTC, but ctc_weight=0; leave one of them out")
@@ -284,7 +300,10 @@ def _resolved_targets(x: SpeechExperiment, columns: Collection[str]) -> SpeechEx
 def _resolved_segments(x: SpeechExperiment, shortest: float, longest: float) -> SearchConfig:
     """The search in segments about as long as recordings of the training; a model is lost in
     others."""
-    longest = min(x.decoding.max_seconds, max(1.0, BEYOND * longest))
+    most = x.decoding.max_seconds
+    if most == SearchConfig.max_seconds:  # nobody has named it
+        most = max(most, x.max_seconds)
+    longest = min(most, max(1.0, BEYOND * longest))
     shortest = min(shortest, longest)
     margin = x.augmentation.silence / 2
     return replace(x.decoding, min_seconds=shortest, max_seconds=longest, margin=margin)

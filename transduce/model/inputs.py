@@ -298,7 +298,7 @@ class Positions(nn.Module):
         if stop > len(self.learned):
             raise InputError(
                 f"learned positions end at max_positions={len(self.learned)}, but the sequence has "
-                f"{stop}"
+                f"{stop}; leave out what is longer, or train with more (--model.max-positions)"
             )
         return x + self.learned[start:stop]
 

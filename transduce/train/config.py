@@ -107,6 +107,11 @@ class LoRAConfig:
     def __post_init__(self) -> None:
         at_least(0, self, "rank")
         within("(0, inf)", self, "alpha")
+        if self.train and not self.rank:
+            raise InputError(
+                f"lora.train names parts beside low-rank changes, but lora.rank=0 and lora.train="
+                f"{', '.join(self.train)}; give a rank, or leave it out"
+            )
 
 
 def refuse_both(consistency: float, n_teachers: int) -> None:

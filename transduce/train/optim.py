@@ -128,7 +128,8 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
         parameter.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError(
-            f"a training needs weights to train, but freeze={', '.join(parts)} leaves none"
+            f"a training needs weights to train, but freeze={', '.join(parts)}, or LoRA of no "
+            "maps, leaves none"
         )
 
 
