@@ -29,8 +29,8 @@ ROUNDING = 1e-3
 
 
 def longest_seconds(max_seconds: float, padded: float) -> float:
-    """The seconds of the longest sound that is used, where shorter sound was padded to `padded`, up
-    to the end of a frame."""
+    """The seconds of the longest sound that is used, as more might not fit into memory. Shorter
+    sound was padded to `padded`, up to the end of a frame."""
     return max(max_seconds + ROUNDING, 1.01 * padded)
 
 

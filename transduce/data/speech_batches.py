@@ -223,7 +223,6 @@ def _usable(
         else:
             counts = [reader.n_frames(r.audio, speed) for speed in speeds]
             seconds = min(s * features.seconds(n) for s, n in zip(speeds, counts, strict=True))
-            # it might not fit into memory
             if seconds > longest_seconds(config.max_seconds, padded):
                 reason = too_long
             elif r.audio.suffix == VECTORS and abs(r.seconds - counts[0] * FRAME) < FRAME / 2:

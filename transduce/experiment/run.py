@@ -203,14 +203,13 @@ def train(
     """
     done = max((int(path.name) for path in checkpoints(x.run)), default=0)
     x, specified = _with_updates(x, done), _with_updates(specified or x, done)
-    experiment = {**to_dict(x), "data": fingerprint}
-    run = processor.as_run(objective.model, experiment, to_dict(specified))
+    resolved = {**to_dict(x), "data": fingerprint}
+    run = processor.as_run(objective.model, resolved, to_dict(specified))
     here = world()  # of several processes, the first alone writes in the directory
     former = load_run(x.run).experiment.get("training", {}) if (x.run / CONFIG).exists() else {}
     with here.exchanging(COLLECTIVE), open_run(x.run, run) if here.first else nullcontext():
         if here.first:
             save_lexicon(x.run, processor.lexicon)
-        here.barrier()
         _check_alike(x, run)
         _print_schedule(x.run, done, former.get("max_updates", 0), x.training)
         trainer = Trainer(
@@ -223,7 +222,7 @@ def train(
             sinks=_sinks(x, objective.model),
         )
         _print_frozen(trainer.model)
-        trainer.run()
+        trainer.run()  # which may have nothing to do
         if here.broadcast(trainer.progress.update > done or not is_finished(x.run)):
             finish(x.run, trainer, validate.example)
     if goes_on := leave():
@@ -255,6 +254,7 @@ def _check_alike(x: Experiment, run: Run) -> None:
         InputError: it does not.
     """
     here = world()
+    here.barrier()  # by now the first one holds the directory
     process = f"process {here.rank} of {here.size}, on {gethostname()}"
     path = x.run / HOLDER
     holder = path.read_text() if path.is_file() else ""
