@@ -64,6 +64,13 @@ def test_the_samples_of_validations_are_short_whatever_texts_must_have(running_t
     assert {len(drawn.replace("\\n", "\n")) for *_, drawn in trainer.validation().samples} == {4}
 
 
+def test_texts_that_cannot_be_generated_are_refused_before_the_training(running_text, tmp_path):
+    x = small(tmp_path / "run", running_text, generation=td.GenerationConfig(suppress=(999,)))
+    with pytest.raises(ValueError, match=r"^suppress and logit_bias take ids of 0 to \d+, .* but one has 999; leave"):
+        run(x)
+    assert not x.run.exists()
+
+
 def test_another_text_is_another_experiment(language_run, running_text, tmp_path):
     data = shutil.copytree(running_text, tmp_path / "data")
     (data / "input.txt").write_text("".join(f"{line}\n" for line in LINES * 7))

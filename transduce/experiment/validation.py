@@ -201,18 +201,17 @@ def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] |
 
 
 def check_search(
-    task: Translator | Transcriber, sources: Sequence[Any], decoding: SearchConfig
+    task: Translator | Transcriber | Generator,
+    inputs: Sequence[Any],
+    config: SearchConfig | GenerationConfig,
 ) -> None:
-    """Search for one token of each source, so that what cannot work is refused before a training.
-
-    Args:
-        task: with the tokenizers of the languages that `decoding` names.
+    """Search for one token of each output, so that what cannot work is refused before a training.
 
     Raises:
         InputError: the search lacks something, or takes tokens that there are not.
     """
-    short = decoding.changed(max_length=1, min_length=0, source_language="", target_language="")
-    task(sources, short)
+    short: Any = replace(config, max_length=1, min_length=0)
+    task(inputs, short)
 
 
 def draw_attention(task: Translator | Transcriber, example: tuple[Any, str], path: Path) -> None:
@@ -231,7 +230,12 @@ def language_validator(
     batches: Sequence[Batch],
     generation: GenerationConfig,
 ) -> Validator:
-    """Loss on held-out text, and how the model goes on from places in it."""
+    """Loss on held-out text, and how the model goes on from places in it.
+
+    Raises:
+        InputError: see `check_search`.
+    """
+    check_search(generator, generator.tokenizer.decode([valid.read(0, 1).tolist()]), generation)
 
     def look(model: Transformer) -> Validation:
         # one half each for prompt and continuation
