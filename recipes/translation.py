@@ -116,7 +116,7 @@ def run(specified: ex.TranslationExperiment) -> dict[str, float]:
 
     # Training
     translator = td.Translator(model, *tokenizers)
-    ex.check_search(translator, valid.source[:1], x.decoding)
+    ex.check_search(translator, [*filter(str.strip, valid.source)][:1], x.decoding)
     validate = ex.translation_validator(translator, valid, held_out.epoch(0), by=x.validate_by, tokenize=x.tokenize)
     objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))
     key = ex.fingerprint(text, valid)

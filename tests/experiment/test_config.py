@@ -144,7 +144,7 @@ def test_ctc_needs_a_head():
     [
         ({"model": {"ctc": True}}, "no CTC head, but this model has others: encoder=True, decoder=True, ctc=True"),
         ({"model": {"decoder": None}}, "but this model has others: encoder=True, decoder=False, ctc=False"),
-        ({"transcripts": True, "symbols": "<DE>"}, "have no symbols, but transcripts=True and symbols=<DE>; leave one"),
+        ({"transcripts": True, "symbols": "<2de> <DE>"}, "but transcripts=True and symbols=<2de> <DE>; leave one"),
     ],
 )
 def test_what_no_translation_can_be_is_refused(fields, message):

@@ -53,6 +53,7 @@ def test_words_change_and_all_else_stays():
         "<b>LIST&lt;INT&gt;</b>, A <b>B &amp;</b>. <i>C&lt;</i>;",
     ):
         assert translated(text) == text
+    assert translated("<p>WAIT <b>...</b>!</p>") == "<p>WAIT <b></b>...!</p>"  # no tag is cut
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 
 from transduce.config import Common, at_least, within
+from transduce.data.base_tokenizer import TAG
 from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
 from transduce.data.corpus import Directions, Files, Folder
 from transduce.data.manifest import Manifests
@@ -237,10 +238,10 @@ def _resolved_translation(x: TranslationExperiment, usual_length: int) -> Transl
             f"encoder={x.model.encoder is not None}, decoder={x.model.decoder is not None}, "
             f"ctc={x.model.ctc}; change it"
         )
-    if x.transcripts and x.symbols:
+    if x.transcripts and not all(map(TAG.fullmatch, x.symbols.split())):
         raise InputError(
-            "copies of sources without capitals and marks have no symbols, but transcripts=True "
-            f"and symbols={x.symbols}; leave one of them out"
+            "copies of sources without capitals and marks have no symbols but tags such as <2de>, "
+            f"but transcripts=True and symbols={x.symbols}; leave one of them out"
         )
     if x.corpus.symbols and x.decoding.target_language:
         raise InputError(

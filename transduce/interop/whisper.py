@@ -96,7 +96,7 @@ def export_whisper(
     # of one language, there is only the last name, which asks for no times
     opening = dict(zip(("language", "task"), names[:-1], strict=False))
     if finds_out:  # as transformers does where none is named
-        del opening["language"]
+        opening.pop("language", None)
     _write_tokenizer(directory, json.loads(stored), tokenizer, model.config.max_positions, opening)
     _write_generation(directory, theirs, tokenizer, decoding, opening)
 

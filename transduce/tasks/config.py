@@ -163,17 +163,9 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         beam_size is named too.
 
         Raises:
-            InputError: there is no such setting, its value does not fit, or a language is named
-                beside begin_with.
+            InputError: there is no such setting, or its value does not fit.
         """
         settings = checked(self, settings)
-        begin_with = settings.get("begin_with", self.begin_with)
-        if begin_with and settings.get("target_language"):
-            raise InputError(
-                f"begin_with names the language among its tokens, but it is {begin_with!r}, and "
-                f"target_language={settings['target_language']}; leave one of them out, or change "
-                "the run's begin_with, too"
-            )
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
         if "max_seconds" in settings:  # the run's shortest segment is no wish of the user's

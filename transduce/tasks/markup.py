@@ -31,8 +31,8 @@ MARKUP = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 
-MARKS = re.compile(r"(?:(?<!&lt)(?<!&gt)(?<!&amp)[^\w\s])*$")
-"""Punctuation at the end of a word, but for the end of an entity."""
+MARKS = re.compile(r"(?:(?<!&lt)(?<!&gt)(?<!&amp)[^\w\s>])*$")
+"""Punctuation at the end of a word, but for the end of an entity or of a tag before it."""
 
 BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d.,]*[ \t]*-->))")
 """A blank line, or the end of the line before a cue's number and time, where that is missing."""

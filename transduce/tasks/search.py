@@ -271,7 +271,7 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
     opens every text.
 
     Raises:
-        InputError: one of them is no token of this vocabulary.
+        InputError: one of them is no token of this vocabulary, or a language is named beside them.
     """
     if config.target_language == AUTO:
         raise InputError(
@@ -279,6 +279,12 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
             "alone; name it"
         )
     if names := config.begin_with.split():
+        if config.target_language and tokenizer.languages:
+            raise InputError(
+                f"begin_with names the language among its tokens, but it is {config.begin_with!r}, "
+                f"and target_language={config.target_language}; leave one of them out, in the "
+                "run's config.json, too"
+            )
         known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
         if unknown := [name for name in names if name not in known]:
             raise InputError(
