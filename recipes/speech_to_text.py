@@ -40,7 +40,7 @@ GERMAN = ex.with_fields(
     frames_per_batch=5000,
     vocab_size=400,  # English, which CTC learns, and German
     ctc_weight=0.3,
-    training={"optim": {"weight_decay": 0.1}, "max_updates": 2400, "validate_every": 400},
+    training={"optim": {"weight_decay": 0.33}, "max_updates": 2400, "validate_every": 400},
     decoding={"alpha": 1.6},  # with less, a language model beside it ends at an "und"
 )
 FSDD = ex.with_fields(
