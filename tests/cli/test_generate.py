@@ -54,7 +54,7 @@ def test_generate_prints_prompts_with_what_follows(run, stdin, capsys, stream):
     assert main(beam) == (2 if stream else 0)
     out, err = capsys.readouterr()
     if stream:
-        assert "--stream shows texts as they are sampled, but beam_size=4" in err and not out
+        assert "a text is shown as it is sampled, but beam_size=4; set it to 1" in err and not out
     else:
         assert out == printed(run, ["All"], max_length=12, beam_size=4, n=2, alpha=1.0)
 
@@ -71,7 +71,7 @@ def test_generate_ends_at_stop_strings_and_takes_a_bias(run, capsys, stream):
     cut = [p + text[:end] + "\n" for p, text, end in zip(["ROMEO:", "it's"], texts, ends, strict=True)]
     assert capsys.readouterr().out == RULE.join(cut)
     assert main([*common, "--stop", "a", "--beam-size", "2"]) == 2
-    assert "beam_size=2; " in capsys.readouterr().err
+    assert "beam_size=2; set it to 1" in capsys.readouterr().err
     assert main([*common, "--logit-bias", "e", "-100", "5", "100", "--min-p", "0.1"]) == 0
     want = printed(run, ["ROMEO:", "it's"], max_length=30, logit_bias={"e": -100.0, 5: 100.0}, min_p=0.1)
     assert capsys.readouterr().out == want

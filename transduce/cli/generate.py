@@ -195,8 +195,8 @@ class Generation(SearchJob):
         """
         if (beam_size := generator.decoding.beam_size) > 1:
             raise InputError(
-                f"--stream shows texts as they are sampled, but beam_size={beam_size}; leave one "
-                "of them out"
+                f"a text is shown as it is sampled, but beam_size={beam_size}; set it to 1, or "
+                "leave out --stream and --interactive"
             )
         rule = ""
         for number, prompt in enumerate(prompts, start=first_prompt):
