@@ -396,7 +396,7 @@ def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
     )
     transcriber.decoding = transcriber.decoding.changed(begin_with="<|startoftranscript|> <|en|>")  # a run's own
     for language in ("de", "auto"):
-        with pytest.raises(ValueError, match=f"^begin_with names the language .* and target_language=(de|en); leave"):
+        with pytest.raises(ValueError, match=r"^begin_with names the language .* and target_language=(de|en); leave"):
             transcriber(rival.sounds[0], target_language=language)
     transcriber.decoding = transcriber.decoding.changed(begin_with="")
     with pytest.raises(ValueError, match=r"^the language must be known here, but target_language=auto"):
