@@ -62,7 +62,8 @@ def test_what_is_frozen_keeps_its_weights(tmp_path):
         ),
         (
             ("encoder", "decoder", "source_input"),
-            "a training needs weights to train, but freeze=encoder, decoder, source_input leaves none",
+            "a training needs weights to train, but freeze=encoder, decoder, source_input, or LoRA of no maps, "
+            "leaves none",
         ),
     ],
 )

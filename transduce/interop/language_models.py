@@ -201,7 +201,7 @@ def export_language_model(
     config = model.config
     if config.encoder is not None or config.decoder is None:
         raise InputError(
-            f"a {to} is a decoder alone, but this model has an encoder, and cannot be exported so"
+            f"a {to} is a decoder alone, but this model has an encoder; it cannot be exported so"
         )
     content = _tokenizer_json(tokenizer, to)
     ids = {} if tokenizer is None or content is None else _special_ids(tokenizer, to)
