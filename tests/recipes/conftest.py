@@ -121,11 +121,12 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[A
     def no_update(trainer: Trainer) -> None:
         trainers.append(trainer)
 
-    def finish(directory: Path, trainer: Trainer, example: object) -> None:
+    def finish(directory: Path, trainer: Trainer) -> None:
         save_weights(directory / "model.safetensors", trainer.model)
 
     monkeypatch.setattr("transduce.experiment.run.Trainer.run", no_update)
     monkeypatch.setattr("transduce.experiment.run.finish", finish)
+    monkeypatch.setattr("transduce.experiment.run.draw_finished", lambda directory, trainer, example: None)
     monkeypatch.setattr("transduce.experiment.run.write_reports", lambda directory: None)
 
     def prepared(run: Callable[[Any], Any], x: Any) -> Trainer:

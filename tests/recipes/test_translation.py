@@ -99,6 +99,9 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(
     assert (copy / "model.safetensors").read_bytes() == b"an average that somebody has made"
     os.utime(copy / "model.safetensors", (0, 0))  # as of an end before updates that were interrupted
     assert run(first) == translation_run.scores
+    (picture,) = copy.glob("samples/*.attention.png")
+    picture.unlink()  # killed between the model and its picture
+    assert run(first) == translation_run.scores and picture.exists()
     with pytest.raises(ValueError, match=r"this differs: tokenize: .* -> char\. Name another directory"):
         run(replace(first, tokenize="char"))
     with pytest.raises(ValueError, match=r"this differs: max_length: 256 -> 255\. Name another directory"):

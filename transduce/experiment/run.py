@@ -224,7 +224,8 @@ def train(
         _print_frozen(trainer.model)
         trainer.run()  # which may have nothing to do
         if here.broadcast(trainer.progress.update > done or not is_finished(x.run)):
-            finish(x.run, trainer, validate.example)
+            finish(x.run, trainer)
+        draw_finished(x.run, trainer, validate.example)
     if goes_on := leave():
         write_reports(x.run)  # for a recipe without scores, with which they would be written
     return goes_on
@@ -313,8 +314,8 @@ def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, li
     }
 
 
-def finish(directory: Path, trainer: Trainer, example: tuple[Any, str] | None = None) -> None:
-    """Make the best candidate the finished model, print which it is, and draw its attention.
+def finish(directory: Path, trainer: Trainer) -> None:
+    """Make the best candidate the finished model, and print which it is.
 
     Candidates are the best checkpoint and means of checkpoints. All are validated, so the finished
     model is never worse on the validation data than any checkpoint.
@@ -337,10 +338,16 @@ def finish(directory: Path, trainer: Trainer, example: tuple[Any, str] | None = 
         weights = average(checkpoint_weights(directory, candidates[chosen]))
         write_file(directory / WEIGHTS, serialize(weights))
     print(f"finished model: {chosen} (update {numbers}); {by}: {scores}")
-    if trainer.world.first and example is not None:
+
+
+def draw_finished(directory: Path, trainer: Trainer, example: tuple[Any, str] | None) -> None:
+    """Draw the attention of the finished model, which a run killed after it left undone."""
+    path = directory / SAMPLES / f"{trainer.progress.update:08d}.attention.png"
+    if not trainer.world.first or example is None:
+        return
+    if not path.exists() or path.stat().st_mtime < (directory / WEIGHTS).stat().st_mtime:
         task = load(directory, trainer.device)
         assert isinstance(task, Translator | Transcriber)
-        path = directory / SAMPLES / f"{progress.update:08d}.attention.png"
         draw_attention(task, example, path)
 
 
