@@ -1,7 +1,6 @@
 """Matrices and stacks of layers as kernels.cpp reads them, in float32 or in 8-bit integers."""
 
 import ctypes
-import math
 from typing import Any
 
 import torch
@@ -177,9 +176,6 @@ class CPUStack:
             norm_struct(stack.embedding_norm),
             norm_struct(stack.norm),
         )
-        self.table: tuple[int, Tensor | None, Tensor | None] = (0, None, None)
-        """A number of positions, what is added to vectors (T, D), and what rotates heads
-        (2, T, E / 2)."""
 
     def _layer(self, layer: Layer) -> Any:
         feed_forward, attention, cross = layer.feed_forward, layer.attention, layer.cross
@@ -214,18 +210,7 @@ class CPUStack:
 
     def position_struct(self, start: int, stop: int) -> Any:
         """The positions start ... stop - 1."""
-        table = self.table  # another thread may replace it
-        if stop > table[0]:
-            end = math.inf if self.positions.learned is None else len(self.positions.learned)
-            size = max(stop, int(min(end, max(64, 2 * stop))))
-            added = rotation = None
-            if self.positions.kind == "rotary":
-                rotation = self.positions.rotation(0, size)
-                assert rotation is not None
-                rotation = rotation.contiguous()
-            elif self.positions.kind != "none":
-                added = self.positions(torch.zeros(1, size, self.struct.d_model))[0].contiguous()
-            self.table = table = size, added, rotation
-        _, added, rotation = table
-        parts = [added] if rotation is None else [None, *rotation]
-        return PositionsStruct(*(None if part is None else part[start:] for part in parts))
+        rotation = self.positions.rotation(start, stop)
+        if rotation is None:
+            return PositionsStruct(self.positions.added(start, stop))
+        return PositionsStruct(None, *rotation)

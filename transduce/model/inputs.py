@@ -290,17 +290,24 @@ class Positions(nn.Module):
         Raises:
             InputError: learned positions end before start + T.
         """
-        stop = start + x.size(1)
-        if self.kind == "sinusoidal":
-            return x + self._rows(start, stop).to(x.dtype)
-        if self.learned is None:
+        added = self.added(start, start + x.size(1))
+        if added is None:
             return x
+        return x + (added.to(x.dtype) if self.learned is None else added)
+
+    def added(self, start: int, stop: int) -> Float[Tensor, "T D"] | None:
+        """What is added to the vectors of positions start ... stop - 1, if anything is; see
+        `forward`."""
+        if self.kind == "sinusoidal":
+            return self._rows(start, stop)
+        if self.learned is None:
+            return None
         if stop > len(self.learned):
             raise InputError(
                 f"learned positions end at max_positions={len(self.learned)}, but the sequence has "
                 f"{stop}; leave out what is longer, or train with more (--model.max-positions)"
             )
-        return x + self.learned[start:stop]
+        return self.learned[start:stop]
 
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
         """The argument of `rotate` for positions start ... stop - 1, if they are rotary."""
