@@ -29,7 +29,7 @@ def search(
     settings = {"suppressed": SUPPRESSED, "prompts": prompts} | settings
     constraints = Constraints(torch.tensor(BOUNDS), eos_id=eos_id, **settings)
     if step_by_step:
-        constraints.engine = lambda _: None
+        constraints.engine_scorer = lambda _: None
     return beam_search(ModelScorer(engine, memory, prompts=prompts), prompts, constraints, beam)
 
 

@@ -17,7 +17,6 @@ from transduce.decode.phrases import Required
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import (
     Continuations,
-    ModelScorer,
     Places,
     Scorer,
     Scores,
@@ -195,22 +194,18 @@ class Beams:
 
     def let_engine_finish(self, scorer: Scorer, constraints: Constraints) -> None:
         """Take all further steps in one call of the engine, where none of them needs Python."""
-        engine = constraints.engine(scorer)
-        if engine is None or self.config.early_stopping or not self.sentences:
+        by_engine = constraints.engine_scorer(scorer)
+        if by_engine is None or self.config.early_stopping or not self.sentences:
             return
-        assert isinstance(scorer, ModelScorer)
         alpha, offset = self.config.alpha, self.config.length_offset
-        result = engine.beam(
+        tables, lengths = by_engine.model.beam(
             [*vars(self.active).values(), *vars(self.finished).values()],
             self.max_lengths,
-            scorer.cache,
-            eos_id=constraints.eos_id,
+            by_engine.cache,
+            eos_id=self.eos_id,
             suppressed=constraints.suppressed_ids,
             penalty=partial(length_penalty, alpha=alpha, offset=offset),
         )
-        if result is None:
-            return
-        tables, lengths = result
         grown = concatenate((Hypotheses(*tables[3:]), Hypotheses(*tables[:3])))
         for i, n in enumerate(lengths.tolist()):
             row = grown[i : i + 1]

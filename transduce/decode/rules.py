@@ -19,7 +19,6 @@ from transduce.decode.scorer import (
     ModelScorer,
     Scorer,
     Scores,
-    SearchingDecoder,
     Tokens,
     at_least_float32,
     ids_tensor,
@@ -205,13 +204,13 @@ class Constraints:
         self.longest_prefix = max((prefix.longest for prefix in self.prefixes if prefix), default=0)
         self.suppressed_ids = ids_tensor((*self.suppressed, *self.config.suppress), device)
 
-    def engine(self, scorer: Scorer) -> SearchingDecoder | None:
-        """The engine that takes all steps of a search by itself, where none of them needs Python
-        for a rule, a prefix or further scores."""
+    def engine_scorer(self, scorer: Scorer) -> ModelScorer | None:
+        """The scorer, if its model is an engine that takes all steps of a search by itself, and
+        none of them needs Python for a rule, a prefix or further scores."""
         by_step = self.rules or self.longest_prefix or self.config.repetition_penalty != 1
         if by_step or self.config.renormalize or type(scorer) is not ModelScorer:
             return None
-        return scorer.model if isinstance(scorer.model, SearchingDecoder) else None
+        return scorer if getattr(scorer.model, "searches", False) else None
 
     def scores(
         self, scorer: Scorer, last: Tokens, tokens: Int[Tensor, "N L"], sentences: Sequence[int]

@@ -14,7 +14,6 @@ from transduce.decode.beam import Hypothesis, length_penalty
 from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import (
-    ModelScorer,
     Places,
     Scorer,
     Scores,
@@ -185,23 +184,21 @@ class Sampler:
 
     def _let_engine_finish(self) -> None:
         """Take all further steps in one call of the engine, where none of them needs Python."""
-        rules, scorer = self.constraints, self.scorer
-        engine = rules.engine(scorer)
-        if engine is None or self.ends or self.sampling.temperature or not self.running:
+        rules = self.constraints
+        by_engine = rules.engine_scorer(self.scorer)
+        if by_engine is None or self.ends or self.sampling.temperature or not self.running:
             return
-        assert isinstance(scorer, ModelScorer)
         new = self.tokens[:, self.n_prompt :]
-        rest = engine.greedy(
+        rest = by_engine.model.greedy(
             self.tokens[:, -1],
             rules.max_lengths[self.sentences] - new.size(1),
-            scorer.cache,
-            eos_id=rules.eos_id,
+            by_engine.cache,
+            eos_id=-1 if rules.eos_id is None else rules.eos_id,
             suppressed=rules.suppressed_ids,
             log_prob=self.log_prob if self.score else None,
         )
-        if rest is not None:
-            self.ended.append((self.running, torch.cat((new, rest), dim=1), self.log_prob))
-            self.running = []
+        self.ended.append((self.running, torch.cat((new, rest), dim=1), self.log_prob))
+        self.running = []
 
     def run(self) -> list[list[Hypothesis]]:
         """Step until all have ended; n hypotheses of every sentence, in order, with scores of nan

@@ -2,7 +2,7 @@
 and the best tokens of many rows, in C++ on a CPU without a sort or a second table."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import CDLL
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -61,50 +61,12 @@ def at_least_float32(scores: Float[Tensor, "*N V"]) -> Float[Tensor, "*N V"]:
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """A model that continues rows of tokens; transduce.model.transformer.Transformer is one."""
-
-    def new_cache(self) -> Any: ...
-
-    def decoder_states(
-        self, target_in: Int[Tensor, "N T"], *, memory: Any, cache: Any
-    ) -> Float[Tensor, "N T D"]: ...
-
-    def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...
-
-
-@runtime_checkable
-class SearchingDecoder(Protocol):
-    """A decoder that takes all steps of a search by itself, as CPUEngine does."""
-
-    def greedy(
-        self,
-        last: Tokens,
-        bounds: Int[Tensor, " N"],
-        cache: Any,
-        *,
-        eos_id: int | None,
-        suppressed: Places,
-        log_prob: Float[Tensor, " N"] | None,
-    ) -> Int[Tensor, "N L"] | None: ...
-
-    def beam(
-        self,
-        hypotheses: Sequence[Tensor],
-        bounds: Int[Tensor, " B"],
-        cache: Any,
-        *,
-        eos_id: int | None,
-        suppressed: Places,
-        penalty: Callable[[int], float],
-    ) -> tuple[list[Tensor], Int[Tensor, " B"]] | None: ...
-
-
 class ModelScorer:
     """The scorer of one model; a step costs one position.
 
     Args:
+        model: what continues rows of tokens, by `decoder_states`, `project` and `new_cache`: a
+            Transformer or an engine.
         memory: the encoder's output for B sentences, for a model with an encoder. The first step
             projects it into the cache and lets go of it.
         prompts: B rows of one length. The first step reads them, whatever tokens it is given;
@@ -118,7 +80,7 @@ class ModelScorer:
     additive = False
 
     def __init__(
-        self, model: Decoder, memory: Any = None, *, prompts: Int[Tensor, "B P"] | None = None
+        self, model: Any, memory: Any = None, *, prompts: Int[Tensor, "B P"] | None = None
     ) -> None:
         if memory is None and prompts is None:
             raise InputError(
@@ -136,7 +98,8 @@ class ModelScorer:
         new = tokens[:, None] if self.prompts is None else self.prompts
         states = self.model.decoder_states(new, memory=self.memory, cache=self.cache)
         self.memory = self.prompts = None
-        return self.model.project(states[:, -1])
+        logits: Scores = self.model.project(states[:, -1])
+        return logits
 
     def reorder(self, rows: Places) -> None:
         self.cache.reorder(rows)

@@ -155,93 +155,81 @@ class CPUEngine:
         cache.advance(n_new)
         return x
 
+    @property
+    def searches(self) -> bool:
+        """Whether `greedy` and `beam` can take all steps of a search."""
+        return self.decoder is not None
+
     def greedy(
         self,
         last: Int[Tensor, " N"],
         bounds: Int[Tensor, " N"],
-        cache: KVCache | Cache,
+        cache: KVCache,
         *,
-        eos_id: int | None,
+        eos_id: int,
         suppressed: Int[Tensor, " U"],
         log_prob: Float[Tensor, " N"] | None,
-    ) -> Int[Tensor, "N L"] | None:
+    ) -> Int[Tensor, "N L"]:
         """Continue rows whose last token is not in the cache yet by their likeliest tokens; what
-        follows an end is the end. None where C++ does not compute the decoder.
+        follows an end is the end.
 
         Args:
             bounds: the most tokens of each row.
+            eos_id: the end; -1: there is none.
             suppressed: tokens that never come.
             log_prob: of each row; the log-probabilities of its tokens are added to it.
         """
-        if self.decoder is None or self.output is None or not isinstance(cache, KVCache):
-            return None
         bounds, rows = 1 + bounds, torch.arange(len(last))
-        eos = -1 if eos_id is None else eos_id
         tokens = last[:, None]
-        search = GreedyStruct(
-            ctypes.addressof(self.output.linear),
-            suppressed,
-            len(suppressed),
-            eos,
-            1,
-            1,
-            bounds,
-            None,
-            rows,
-            log_prob,
-        )
+        sizes = len(suppressed), eos_id, 1, 1
+        search = GreedyStruct(None, suppressed, *sizes, bounds, None, rows, log_prob)
 
         def enlarge(size: int) -> None:
             nonlocal tokens
-            tokens = F.pad(tokens, (0, size - tokens.size(1)), value=eos)
+            tokens = F.pad(tokens, (0, size - tokens.size(1)), value=eos_id)
             search.tokens = tokens
 
-        self._steps(
-            required().greedy_steps, search, cache, (len(rows), 1), int(bounds.max()), enlarge
-        )
+        self._steps(required().greedy_steps, search, cache, (len(rows), 1), bounds, enlarge)
         return tokens[:, 1:]
 
     def beam(
         self,
         hypotheses: Sequence[Tensor],
         bounds: Int[Tensor, " B"],
-        cache: KVCache | Cache,
+        cache: KVCache,
         *,
-        eos_id: int | None,
+        eos_id: int,
         suppressed: Int[Tensor, " U"],
         penalty: Callable[[int], float],
-    ) -> tuple[list[Tensor], Int[Tensor, " B"]] | None:
+    ) -> tuple[list[Tensor], Int[Tensor, " B"]]:
         """Let hypotheses grow until all sentences are done; longer ones, and how many tokens the
-        active ones of each have. None where C++ does not compute the decoder.
+        active ones of each have.
 
         Args:
             hypotheses: tokens (B, K, L), log-probabilities and scores (B, K), of active ones, whose
                 last tokens are not in the cache yet, and of finished ones, filled up with ends.
-            bounds, suppressed: the most tokens of each sentence; tokens that never come.
+            bounds: the most tokens of each sentence.
+            eos_id: the end; -1: there is none.
+            suppressed: tokens that never come.
             penalty: what the log-probability of so many tokens is divided by.
         """
-        if self.decoder is None or self.output is None or not isinstance(cache, KVCache):
-            return None
         tables = [table.contiguous() for table in hypotheses]
         n_sentences, beam, length = tables[0].shape
         sentences, lengths = torch.arange(n_sentences), torch.full_like(bounds, length)
         parents = sentences.new_empty(n_sentences, beam)
-        eos = -1 if eos_id is None else eos_id
-        output = ctypes.addressof(self.output.linear)
-        sizes = len(suppressed), eos, length, length, beam, n_sentences
-        search = BeamStruct(
-            output, suppressed, *sizes, bounds, None, sentences, lengths, parents, *tables
-        )
+        sizes = len(suppressed), eos_id, length, length, beam, n_sentences
+        places = sentences, lengths, parents
+        search = BeamStruct(None, suppressed, *sizes, bounds, None, *places, *tables)
 
         def enlarge(size: int) -> None:
             for i in (0, 3):
-                tables[i] = F.pad(tables[i], (0, size - tables[i].size(2)), value=eos)
+                tables[i] = F.pad(tables[i], (0, size - tables[i].size(2)), value=eos_id)
             search.active_tokens = tables[0]
             search.finished_tokens = tables[3]
             search.penalties = torch.tensor([1.0, *map(penalty, range(1, size + 1))])
 
         size = n_sentences, beam
-        self._steps(required().beam_steps, search, cache, size, int(bounds.max()), enlarge)
+        self._steps(required().beam_steps, search, cache, size, bounds, enlarge)
         return tables, lengths
 
     def _steps(
@@ -250,23 +238,24 @@ class CPUEngine:
         search: Any,
         cache: KVCache,
         size: tuple[int, int],
-        longest: int,
+        bounds: Int[Tensor, " B"],
         enlarge: Callable[[int], None],
     ) -> None:
         """Take the steps of a search until all of its sentences have ended.
 
         Args:
             size: the number of sentences, and of the rows of each.
-            longest: the most tokens of any sentence.
+            bounds: the most tokens of each sentence.
             enlarge: give the tables of the search room for so many tokens.
         """
         assert self.decoder is not None and self.output is not None
         n_sentences, n_each = size
         maps = [each.linear for each in (*self.decoder.matrices, self.output)]
         weights = sum(each.inputs * each.outputs for each in maps)
+        search.output = ctypes.addressof(self.output.linear)
         while n_sentences:
             if search.length == search.longest:
-                search.longest = min(longest, max(ROOM, 2 * search.longest))
+                search.longest = min(int(bounds.max()), max(ROOM, 2 * search.longest))
                 enlarge(search.longest)
             past = self._fill(cache, None, n_sentences * n_each, 1)
             places, start = cache.struct(), cache.length
