@@ -38,13 +38,13 @@ def layer_by_layer(model: Transformer, source: Tensor, lengths: Tensor) -> tuple
     for n, layer in enumerate(model.encoder.layers, start=1):
         x = layer(x, lengths=lengths)
         if n in config.ctc_layers:
-            seen = x if model.encoder.norm is None else model.encoder.norm(x)
+            seen = model.encoder.norm(x)
             logits = torch.einsum("bsd,vd->bsv", seen, model.ctc.weight) + model.ctc.bias
             found.append(logits)
             if config.ctc_conditioning:
                 p = logits.exp() / logits.exp().sum(-1, keepdim=True)
                 x = x + torch.einsum("bsv,dv->bsd", p, model.ctc_condition.weight) + model.ctc_condition.bias
-    return (x if model.encoder.norm is None else model.encoder.norm(x)), found
+    return model.encoder.norm(x), found
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -306,21 +306,22 @@ def test_a_configuration_from_before_the_variants_is_the_paper():
         ({"rotary_theta": 1.0}, "rotary_theta=1.0"),
         (
             {"attention": "linear", "window": 5},
-            "linear attention sums over all that it sees, without a window and without rotation, but window=5 and "
-            "positions='sinusoidal'; use window=None (--model.window None), or attention='softmax'",
+            "linear attention sums over all that it sees, without a window, but window=5; use window=None "
+            "(--model.window None), or attention='softmax'",
         ),
         (
             {"attention": "linear", "head_width": 6, "decoder": replace(TOKENS, positions="rotary")},
-            "linear attention sums over all that it sees, without a window and without rotation, but window=None and "
-            "positions='rotary'; use other positions (--model.decoder.positions sinusoidal), or attention='softmax'",
+            "rotary positions are for softmax attention, and relative ones for softmax attention without a window, but "
+            "positions='rotary', attention='linear' and window=None; use other positions (--model.decoder.positions "
+            "sinusoidal), or attention='softmax' without a window",
         ),
         (
             {"attention": "linear", "head_width": 6, "positions": "rotary", "window": 5},
-            "use window=None (--model.window None) and other positions (--model.positions sinusoidal), or ",
+            "window=5; use window=None (--model.window None), or attention='softmax'",
         ),
         (
             {"attention": "linear", "positions": "relative"},
-            "attention='linear' and window=None; use other positions (--model.positions sinusoidal)",
+            "attention='linear' and window=None; use other positions (--model.positions sinusoidal), or attention=",
         ),
         ({"n_experts": -1}, "n_experts=-1"),
         ({"experts_per_token": 0}, "experts_per_token=0"),

@@ -143,7 +143,7 @@ GreedyStruct = structure(
 )
 
 
-def norm_struct(norm: nn.Module | None) -> Any:
+def norm_struct(norm: nn.Module) -> Any:
     """A LayerNorm or RMSNorm; anything else is none."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return NormStruct()
@@ -187,18 +187,18 @@ class CPUStack:
             "narrow": feed_forward.narrow,
             "norm": layer.attention_sublayer.norm,
             "feed_forward_norm": layer.feed_forward_sublayer.norm,
+            "query_norm": attention.norm.query,
+            "key_norm": attention.norm.key,
         }
-        if attention.norm is not None:
-            parts |= {"query_norm": attention.norm.query, "key_norm": attention.norm.key}
         if cross is not None and layer.cross_sublayer is not None:
             parts |= {
                 "cross_q": cross.q,
                 "cross_kv": cross.kv,
                 "cross_output": cross.output,
                 "cross_norm": layer.cross_sublayer.norm,
+                "cross_query_norm": cross.norm.query,
+                "cross_key_norm": cross.norm.key,
             }
-            if cross.norm is not None:
-                parts |= {"cross_query_norm": cross.norm.query, "cross_key_norm": cross.norm.key}
         return LayerStruct(**{name: self._part(module) for name, module in parts.items()})
 
     def _part(self, module: nn.Module) -> Any:

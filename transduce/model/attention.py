@@ -5,6 +5,7 @@ The only place with boolean masks, which are named `visible`: True = may look.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
@@ -131,11 +132,7 @@ def _attend_few(query: Queries, key: Keys, value: Keys, visible: Tensor | None) 
         return _weights(query, key, visible) @ value
     # which fit into the caches as float32
     rows = max(1, (1 << 21) * len(key) // max(1, key.numel()))
-    masks = (
-        [visible] * max(1, len(query))
-        if visible is None or visible.dim() < 4
-        else visible.split(rows)
-    )
+    masks = repeat(visible) if visible is None or visible.dim() < 4 else visible.split(rows)
     parts = zip(query.split(rows), key.split(rows), value.split(rows), masks, strict=False)
     return torch.cat(
         [_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]
@@ -195,7 +192,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class QueryKeyNorm(nn.Module):
-    """RMSNorm over every head of queries and of keys; all heads share the weights.
+    """RMSNorm over every head of queries and of keys, or nothing; all heads share the weights.
 
     Source: Henry et al. (2020), Query-key normalization for Transformers, with the norm of Zhang
     and Sennrich (2019).
@@ -203,8 +200,10 @@ class QueryKeyNorm(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.query = HeadNorm(config.d_head, eps=config.norm_eps)
-        self.key = HeadNorm(config.d_head, eps=config.norm_eps)
+        self.query: nn.Module = nn.Identity()
+        self.key: nn.Module = nn.Identity()
+        if config.qk_norm:
+            self.query, self.key = (HeadNorm(config.d_head, eps=config.norm_eps) for _ in "qk")
 
 
 class SelfAttention(nn.Module):
@@ -219,7 +218,7 @@ class SelfAttention(nn.Module):
         key_width = config.kv_heads * self.d_head
         widths = {"q": config.n_heads * self.d_head, "k": key_width, "v": key_width}
         self.qkv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
-        self.norm = QueryKeyNorm(config) if config.qk_norm else None
+        self.norm = QueryKeyNorm(config)
         self.output = Linear(widths["q"], config.d_model, bias=config.bias)
 
     def forward(
@@ -242,8 +241,7 @@ class SelfAttention(nn.Module):
                 attention has none.
         """
         query, key, value = (_split(part, self.d_head) for part in self.qkv.split(self.qkv(x)))
-        if self.norm is not None:
-            query, key = self.norm.query(query), self.norm.key(key)
+        query, key = self.norm.query(query), self.norm.key(key)
         rotation, bias = distances
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
@@ -277,7 +275,7 @@ class CrossAttention(nn.Module):
         widths = dict.fromkeys("kv", config.kv_heads * self.d_head)
         self.q = Linear(config.d_model, width, bias=config.attention_bias)
         self.kv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
-        self.norm = QueryKeyNorm(config) if config.qk_norm else None
+        self.norm = QueryKeyNorm(config)
         self.output = Linear(width, config.d_model, bias=config.bias)
 
     def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Keys, Keys]:
@@ -288,7 +286,7 @@ class CrossAttention(nn.Module):
         key, value = (
             _split(part, self.d_head).contiguous() for part in self.kv.split(self.kv(memory))
         )
-        return key if self.norm is None else self.norm.key(key), value
+        return self.norm.key(key), value
 
     def keys_and_values(
         self, memory: Float[Tensor, "B S D"] | None, cache: LayerCache | None
@@ -321,9 +319,7 @@ class CrossAttention(nn.Module):
         """Attend to the projected memory. The beams of a sentence fold into the queries."""
         n_rows, n_steps, _ = x.shape
         query = self.q(x).view(key.size(0), -1, self.q.out_features)
-        query = _split(query, self.d_head)  # (B, H, beams * T, E)
-        if self.norm is not None:
-            query = self.norm.query(query)
+        query = self.norm.query(_split(query, self.d_head))  # (B, H, beams * T, E)
         if taps.cross_attention is not None:
             visible = _visible(query.size(2), key.size(2), lengths, False, None, x.device)
             weights = _weights(query, key, visible).unflatten(2, (-1, n_steps))

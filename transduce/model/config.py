@@ -193,30 +193,28 @@ class TransformerConfig:
             self.positions,
             *(stack.positions for stack in (self.encoder, self.decoder) if stack),
         }
-        rotary = "rotary" in kinds
-        if "relative" in kinds and (self.attention == "linear" or self.window is not None):
-            raise InputError(
-                "relative positions are for softmax attention without a window, but "
-                f"attention={self.attention!r} and window={self.window}; use other positions "
-                f"({self._flag_of('relative')} sinusoidal)"
-            )
-        if rotary and self.d_head % 2:
+        if "rotary" in kinds and self.d_head % 2:
             raise InputError(
                 f"rotary positions need heads of an even width, but theirs is {self.d_head}; set "
                 "head_width"
             )
-        if self.attention == "linear" and (self.window is not None or rotary):
-            positions = "rotary" if rotary else self.positions
-            ways = ["window=None (--model.window None)"] if self.window is not None else []
-            if rotary:
-                ways.append(f"other positions ({self._flag_of('rotary')} sinusoidal)")
+        linear, windowed = self.attention == "linear", self.window is not None
+        if linear and windowed:
             raise InputError(
-                "linear attention sums over all that it sees, without a window and without "
-                f"rotation, but window={self.window} and positions={positions!r}; use "
-                f"{' and '.join(ways)}, or attention='softmax'"
+                "linear attention sums over all that it sees, without a window, but "
+                f"window={self.window}; use window=None (--model.window None), or "
+                "attention='softmax'"
+            )
+        refused = {"rotary", "relative"} if linear else {"relative"} if windowed else set()
+        for kind in kinds & refused:
+            raise InputError(
+                "rotary positions are for softmax attention, and relative ones for softmax "
+                f"attention without a window, but positions={kind!r}, "
+                f"attention={self.attention!r} and window={self.window}; use other positions "
+                f"({self._flag_of(kind)} sinusoidal), or attention='softmax' without a window"
             )
 
-    def _flag_of(self, kind: PositionKind) -> str:
+    def _flag_of(self, kind: PositionKind | None) -> str:
         """The flag that has this kind of positions: of a half, where it says so itself."""
         for half, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if stack is not None and stack.positions == kind:

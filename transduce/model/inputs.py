@@ -12,16 +12,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.model.config import Sinusoids, TransformerConfig
+from transduce.model.config import Activation, Sinusoids, TransformerConfig
 from transduce.model.front_ends import ConvActivation, Frames, Tokens
 from transduce.model.linear import Linear
 
-ACTIVATIONS: dict[ConvActivation, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[Activation | ConvActivation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
     "glu": partial(F.glu, dim=1),
 }
-"""What follows a convolution over (N, channels, T)."""
+"""The nonlinearities of feed-forwards and of convolutions over (N, channels, T)."""
 
 
 class TokenInput(nn.Module):
@@ -50,7 +52,7 @@ class FrameInput(nn.Module):
         super().__init__()
         self.frames = frames
         straight = frames.width == d_model and not frames.project
-        self.projection = None if straight else Linear(frames.width, d_model, bias=bias)
+        self.projection = nn.Identity() if straight else Linear(frames.width, d_model, bias=bias)
 
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
@@ -60,7 +62,7 @@ class FrameInput(nn.Module):
         lengths = None if lengths is None else self.frames.out_lengths(lengths)
         frames = F.pad(frames, (0, 0, 0, -frames.size(1) % self.frames.stack))
         vectors = frames.reshape(frames.size(0), -1, self.frames.width)
-        return (vectors if self.projection is None else self.projection(vectors)), lengths
+        return self.projection(vectors), lengths
 
 
 class ConvolvedInput(nn.Module):

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.cache import NO_TAPS, LayerCache, Taps
 from transduce.model.config import TransformerConfig
-from transduce.model.inputs import NO_DISTANCES, Distances, Positions, TokenInput, zero_padding
+from transduce.model.inputs import (
+    ACTIVATIONS,
+    NO_DISTANCES,
+    Distances,
+    Positions,
+    TokenInput,
+    zero_padding,
+)
 from transduce.model.linear import FusedLinear, Linear, split_rows
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-}
 
 
 def norm(config: TransformerConfig) -> nn.Module:
@@ -345,11 +345,8 @@ def _initialize_as_gpt2(module: nn.Module, tables: dict[nn.Parameter, int]) -> N
     for parameter in module.parameters():
         if parameter.dim() > 1:
             _fill_normally(parameter, tables.get(parameter, len(parameter)), std=0.02)
-    modules = dict(module.named_modules())
-    for name, part in modules.items():
-        if isinstance(part, nn.Linear) and name.endswith((".output", ".narrow")):
-            stack = name.split(".")[0] + "."
-            n_sublayers = sum(
-                other.startswith(stack) and other.endswith("_sublayer") for other in modules
-            )
-            part.weight.mul_(n_sublayers**-0.5)
+    for stack in module.children():
+        n_sublayers = sum(isinstance(part, Sublayer) for part in stack.modules())
+        for name, part in stack.named_modules():
+            if isinstance(part, nn.Linear) and name.endswith((".output", ".narrow")):
+                part.weight.mul_(n_sublayers**-0.5)

@@ -46,7 +46,7 @@ class Stack(nn.Module):
             Layer(config, causal=causal, cross=cross) if plain else ConformerLayer(config)
             for _ in range(stack.n_layers)
         )
-        self.norm = norm(config) if config.norm_position == "pre" else None
+        self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
 
     def forward(
         self,
@@ -92,7 +92,7 @@ class Stack(nn.Module):
                     taps.balance_losses += balance_losses
                 if after_layer is not None:
                     x = after_layer(number + 1, x)
-        return self.normed(x)
+        return self.norm(x)
 
     def _layer(
         self,
@@ -118,10 +118,6 @@ class Stack(nn.Module):
         n_chosen, weight = self.config.experts_per_token, self.config.balance_weight
         scores = of_layer.router_scores or []
         return x, [weight * balance_loss(each, n_chosen, lengths) for each in scores]
-
-    def normed(self, x: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
-        """States after the final norm, which pre-norm stacks have."""
-        return x if self.norm is None else self.norm(x)
 
 
 class Transformer(nn.Module):
@@ -223,7 +219,7 @@ class Transformer(nn.Module):
         if unread or layer not in self.config.ctc_layers:
             return states
         assert self.encoder is not None
-        logits = self.ctc_logits(self.encoder.normed(states))
+        logits = self.ctc_logits(self.encoder.norm(states))
         if taken is not None:
             taken.append(logits)
         if self.ctc_condition is None:
