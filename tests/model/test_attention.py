@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transduce.model.attention import CrossAttention, SelfAttention, attend
-from transduce.model.cache import Cache
+from transduce.model.cache import Cache, Context
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 
 CONFIG = TransformerConfig(d_model=21, n_heads=3, positions="none", decoder=StackConfig(input=Tokens(vocab_size=5)))
@@ -141,7 +141,7 @@ def test_self_attention_is_torch_nn_multihead_attention(causal, rng):
     padding = torch.arange(11) >= lengths[:, None]
     future = torch.ones(11, 11, dtype=torch.bool).triu(1) if causal else None
     want, _ = theirs(x, x, x, key_padding_mask=padding, attn_mask=future)
-    torch.testing.assert_close(ours(x, lengths), want, rtol=0, atol=1e-12)
+    torch.testing.assert_close(ours(x, Context(lengths=lengths)), want, rtol=0, atol=1e-12)
 
 
 def test_cross_attention_is_torch_nn_multihead_attention_with_beams_folded(rng):
@@ -153,7 +153,7 @@ def test_cross_attention_is_torch_nn_multihead_attention_with_beams_folded(rng):
     theirs.in_proj_weight.data = torch.cat((ours.q.weight, ours.kv.weight))
     theirs.in_proj_bias.data = torch.cat((ours.q.bias, ours.kv.bias))
     theirs.out_proj = ours.output
-    got = ours(x, *ours.project(memory), lengths)
+    got = ours(x, Context(memory=memory, memory_lengths=lengths))
     for row in range(6):
         own = memory[row // 3 : row // 3 + 1, : lengths[row // 3]]
         want, _ = theirs(x[row : row + 1], own, own)

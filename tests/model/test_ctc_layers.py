@@ -13,7 +13,7 @@ from tests.runs import random_speech_run, record, sentences
 from transduce.config import from_dict, to_dict
 from transduce.files import save_weights
 from transduce.interop.ctranslate2 import check_ctranslate2
-from transduce.model.cache import Taps
+from transduce.model.cache import Context, Taps
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
@@ -36,7 +36,7 @@ def layer_by_layer(model: Transformer, source: Tensor, lengths: Tensor) -> tuple
     x, lengths = model.source_input(source, lengths)
     x = model.encoder.positions(x, 0)
     for n, layer in enumerate(model.encoder.layers, start=1):
-        x = layer(x, lengths=lengths)
+        x = layer(x, Context(lengths=lengths))
         if n in config.ctc_layers:
             seen = model.encoder.norm(x)
             logits = torch.einsum("bsd,vd->bsv", seen, model.ctc.weight) + model.ctc.bias

@@ -8,7 +8,7 @@ import torch
 
 from tests.model.test_attention import CONFIG, randn
 from transduce.model.attention import SelfAttention
-from transduce.model.cache import LayerCache
+from transduce.model.cache import Context, LayerCache
 from transduce.model.linear_attention import CHUNK, attend_linearly
 
 
@@ -86,6 +86,6 @@ def test_the_state_of_linear_attention_does_not_grow(rng):
     layer, past, sizes = SelfAttention(replace(CONFIG, attention="linear"), causal=True).double(), LayerCache(), []
     x = randn(rng, 2, 40, 21)
     for t in range(40):
-        layer(x[:, t : t + 1], cache=past)
+        layer(x[:, t : t + 1], Context(cache=past))
         sizes.append(sum(buffer.numel() for buffer in past.buffers))
     assert past.length == 40 and set(sizes) == {2 * 3 * 7 * (7 + 1)}  # rows, heads, numerator and normalizer

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.model.cache import NO_TAPS, LayerCache, Taps
+from transduce.model.cache import NO_CONTEXT, Context
 from transduce.model.config import TransformerConfig
-from transduce.model.inputs import NO_DISTANCES, Bias, Distances, rotate
+from transduce.model.inputs import Bias, rotate
 from transduce.model.linear import FusedLinear, Linear
 from transduce.model.linear_attention import Keys, Queries, attend_linearly
 
@@ -222,27 +222,14 @@ class SelfAttention(nn.Module):
         self.output = Linear(widths["q"], config.d_model, bias=config.bias)
 
     def forward(
-        self,
-        x: Float[Tensor, "N T D"],
-        lengths: Int[Tensor, " N"] | None = None,
-        cache: LayerCache | None = None,
-        distances: Distances = NO_DISTANCES,
-        taps: Taps = NO_TAPS,
+        self, x: Float[Tensor, "N T D"], context: Context = NO_CONTEXT
     ) -> Float[Tensor, "N T D"]:
-        """Attend within each row.
-
-        Args:
-            lengths: hides padding. A causal stack needs none, as padding lies to the right, in the
-                future.
-            cache: holds the positions before `x`, or their sums; those of `x` are added to it. Its
-                keys are rotated.
-            distances: what rotary or relative positions say of `x`.
-            taps: keeps the attention weights of the positions of `x` to one another; linear
-                attention has none.
-        """
+        """Attend within each row. Taps keep the attention weights of the positions of `x` to one
+        another; linear attention has none."""
+        lengths, cache, taps = context.lengths, context.cache, context.taps
         query, key, value = (_split(part, self.d_head) for part in self.qkv.split(self.qkv(x)))
         query, key = self.norm.query(query), self.norm.key(key)
-        rotation, bias = distances
+        rotation, bias = context.distances
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         if taps.self_attention is not None:
@@ -288,36 +275,30 @@ class CrossAttention(nn.Module):
         )
         return self.norm.key(key), value
 
-    def keys_and_values(
-        self, memory: Float[Tensor, "B S D"] | None, cache: LayerCache | None
-    ) -> tuple[Keys, Keys]:
-        """Those of the memory, which the cache has after the first call.
-
-        Raises:
-            InputError: there is no memory.
-        """
+    def _keys_and_values(self, context: Context) -> tuple[Keys, Keys]:
+        """Those of the memory, which the cache has after the first call."""
+        cache = context.cache
         if cache is not None and cache.memory is not None:
             return cache.memory
-        if memory is None:
+        if context.memory is None:
             raise InputError(
                 "a decoder with cross-attention needs a memory, but memory=None; call encode() "
                 "first"
             )
-        projected = self.project(memory)
+        projected = self.project(context.memory)
         if cache is not None:
             cache.memory = projected
         return projected
 
-    def forward(
-        self,
-        x: Float[Tensor, "N T D"],
-        key: Keys,
-        value: Keys,
-        lengths: Int[Tensor, " B"] | None,
-        taps: Taps = NO_TAPS,
-    ) -> Float[Tensor, "N T D"]:
-        """Attend to the projected memory. The beams of a sentence fold into the queries."""
+    def forward(self, x: Float[Tensor, "N T D"], context: Context) -> Float[Tensor, "N T D"]:
+        """Attend to the memory. The beams of a sentence fold into the queries.
+
+        Raises:
+            InputError: there is no memory.
+        """
         n_rows, n_steps, _ = x.shape
+        key, value = self._keys_and_values(context)
+        lengths, taps = context.memory_lengths, context.taps
         query = self.q(x).view(key.size(0), -1, self.q.out_features)
         query = self.norm.query(_split(query, self.d_head))  # (B, H, beams * T, E)
         if taps.cross_attention is not None:

@@ -1,11 +1,15 @@
 """What a forward pass keeps: keys and values of the positions decoded so far, or their sums, so
-that a step computes one position and not all of them; and, in taps, what is read besides states."""
+that a step computes one position and not all of them; in taps, what is read besides states; and
+the context in which a layer computes."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from transduce.model.inputs import NO_DISTANCES, Distances
 
 
 class LayerCache:
@@ -143,3 +147,25 @@ class Taps:
 
 NO_TAPS = Taps()
 """Keeps nothing."""
+
+
+class Context(NamedTuple):
+    """What a layer is given besides the vectors (N, T, D) of its positions."""
+
+    lengths: Int[Tensor, " N"] | None = None
+    """Hides padding from self-attention. A causal stack needs none, as padding lies to the right,
+    in the future."""
+    memory: Float[Tensor, "B S D"] | None = None
+    """What cross-attention attends to; with a cache, only the first call reads it."""
+    memory_lengths: Int[Tensor, " B"] | None = None
+    """Hides the padding of the memory."""
+    cache: LayerCache | None = None
+    """Keys and values of earlier positions (rotated), or their sums, and of the memory; those of
+    these positions are added to it."""
+    distances: Distances = NO_DISTANCES
+    """What rotary or relative positions say."""
+    taps: Taps = NO_TAPS
+    """What is kept besides the result."""
+
+
+NO_CONTEXT = Context()

@@ -3,7 +3,6 @@ values of all weights."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.model.attention import CrossAttention, SelfAttention
-from transduce.model.cache import NO_TAPS, LayerCache, Taps
+from transduce.model.cache import NO_CONTEXT, NO_TAPS, Context, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import (
     ACTIVATIONS,
-    NO_DISTANCES,
-    Distances,
     Positions,
     TokenInput,
     zero_padding,
@@ -172,33 +169,14 @@ class Layer(nn.Module):
         self.feed_forward_sublayer = Sublayer(config)
 
     def forward(
-        self,
-        x: Float[Tensor, "N T D"],
-        *,
-        lengths: Int[Tensor, " N"] | None = None,
-        memory: Float[Tensor, "B S D"] | None = None,
-        memory_lengths: Int[Tensor, " B"] | None = None,
-        cache: LayerCache | None = None,
-        distances: Distances = NO_DISTANCES,
-        taps: Taps = NO_TAPS,
+        self, x: Float[Tensor, "N T D"], context: Context = NO_CONTEXT
     ) -> Float[Tensor, "N T D"]:
-        """One layer.
-
-        Args:
-            lengths: hides the padding of `x`.
-            memory: what cross-attention attends to; with a cache, only the first call reads it.
-            memory_lengths: hides the padding of the memory.
-            cache: keys and values of the positions before `x` and of the memory.
-            distances: those of rotary or relative positions.
-            taps: what is kept besides the result.
-        """
-        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, distances, taps))
-        cross = self.cross
-        if cross is not None and self.cross_sublayer is not None:
-            key, value = cross.keys_and_values(memory, cache)
-            x = self.cross_sublayer(x, lambda y: cross(y, key, value, memory_lengths, taps))
+        """One layer."""
+        x = self.attention_sublayer(x, partial(self.attention, context=context))
+        if self.cross is not None and self.cross_sublayer is not None:
+            x = self.cross_sublayer(x, partial(self.cross, context=context))
         if isinstance(self.feed_forward, Experts):
-            return self.feed_forward_sublayer(x, partial(self.feed_forward, taps=taps))
+            return self.feed_forward_sublayer(x, partial(self.feed_forward, taps=context.taps))
         return self.feed_forward_sublayer(x, self.feed_forward)
 
 
@@ -256,18 +234,12 @@ class ConformerLayer(Layer):
         self.norm = norm(config)
 
     def forward(
-        self,
-        x: Float[Tensor, "N T D"],
-        *,
-        lengths: Int[Tensor, " N"] | None = None,
-        distances: Distances = NO_DISTANCES,
-        taps: Taps = NO_TAPS,
-        **_: Any,
+        self, x: Float[Tensor, "N T D"], context: Context = NO_CONTEXT
     ) -> Float[Tensor, "N T D"]:
-        """One layer of an encoder; the arguments are those of `Layer`."""
+        """One layer of an encoder."""
         x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
-        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, None, distances, taps))
-        x = self.convolution_sublayer(x, lambda y: self.convolution(y, lengths))
+        x = self.attention_sublayer(x, partial(self.attention, context=context))
+        x = self.convolution_sublayer(x, partial(self.convolution, lengths=context.lengths))
         return self.norm(self.feed_forward_sublayer(x, lambda y: self.feed_forward(y) / 2))
 
 

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
-from transduce.model.cache import NO_TAPS, Cache, Taps
+from transduce.model.cache import NO_TAPS, Cache, Context, Taps
 from transduce.model.config import Frames, StackConfig, TransformerConfig
-from transduce.model.inputs import ConvolvedInput, Distances, FrameInput, Positions, TokenInput
+from transduce.model.inputs import ConvolvedInput, FrameInput, Positions, TokenInput
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
 from transduce.model.linear import Linear
 from transduce.products import linear
@@ -74,9 +74,14 @@ class Stack(nn.Module):
             if cache.memory_lengths is None:
                 cache.memory_lengths = memory_lengths
             memory_lengths = cache.memory_lengths
-        attended = states, memory_lengths
         start = cache.length if cache else 0
-        distances = self.positions.distances(start, start + x.size(1))
+        context = Context(
+            lengths=None if self.causal else lengths,
+            memory=states,
+            memory_lengths=memory_lengths,
+            distances=self.positions.distances(start, start + x.size(1)),
+            taps=taps,
+        )
 
         recompute = self.config.recompute and self.training and torch.is_grad_enabled()
         layer = self._layer
@@ -87,7 +92,7 @@ class Stack(nn.Module):
         fixed = self.training or torch.compiler.is_compiling()
         with nullcontext() if fixed else without_cudnn_attention:
             for number in range(len(self.layers)):
-                x, balance_losses = layer(number, x, lengths, attended, cache, distances, taps)
+                x, balance_losses = layer(number, x, context, cache, lengths)
                 if taps.balance_losses is not None:
                     taps.balance_losses += balance_losses
                 if after_layer is not None:
@@ -98,25 +103,17 @@ class Stack(nn.Module):
         self,
         number: int,
         x: Tensor,
-        lengths: Tensor | None,
-        memory: tuple[Tensor | None, Tensor | None],
+        context: Context,
         cache: Cache | None,
-        distances: Distances,
-        taps: Taps,
+        lengths: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The states after a layer, and its weighted balance loss if it has experts."""
-        of_layer = taps.of_layer()
-        x = self.layers[number](
-            x,
-            lengths=None if self.causal else lengths,
-            memory=memory[0],
-            memory_lengths=memory[1],
-            cache=None if cache is None else cache.layers[number],
-            distances=distances,
-            taps=of_layer,
-        )
+        """The states after a layer, and its weighted balance loss, without padding, if it has
+        experts."""
+        taps = context.taps.of_layer()
+        layer_cache = None if cache is None else cache.layers[number]
+        x = self.layers[number](x, context._replace(cache=layer_cache, taps=taps))
         n_chosen, weight = self.config.experts_per_token, self.config.balance_weight
-        scores = of_layer.router_scores or []
+        scores = taps.router_scores or []
         return x, [weight * balance_loss(each, n_chosen, lengths) for each in scores]
 
 
