@@ -99,12 +99,12 @@ def angles(start: int, stop: int, d_head: int) -> torch.Tensor:
 def test_rotation_is_exact_whatever_the_type_of_the_weights(start, stop, dtype):
     """Inside the table of 700 positions, over its end, and beyond it."""
     layer = rotary_positions(700).to(dtype)
-    got = layer.rotation(start, stop)
+    got = layer.distances(start, stop).rotation
     assert got.dtype == torch.float32
     turns = angles(start, stop, 14)
     torch.testing.assert_close(got, torch.stack((turns.cos(), turns.sin())).float(), rtol=0, atol=1e-6)
-    back = layer.to(torch.float32).rotation(start, stop)
-    assert torch.equal(back, rotary_positions(700).rotation(start, stop))
+    back = layer.to(torch.float32).distances(start, stop).rotation
+    assert torch.equal(back, rotary_positions(700).distances(start, stop).rotation)
 
 
 def test_a_bf16_query_is_rotated_to_the_nearest_bf16_number(rng):
@@ -113,7 +113,7 @@ def test_a_bf16_query_is_rotated_to_the_nearest_bf16_number(rng):
     first, second = x.double().chunk(2, dim=-1)
     turns = angles(0, 600, 14)
     want = torch.cat((first * turns.cos() - second * turns.sin(), second * turns.cos() + first * turns.sin()), dim=-1)
-    got = rotate(x, rotary_positions(600).to(torch.bfloat16).rotation(0, 600))
+    got = rotate(x, rotary_positions(600).to(torch.bfloat16).distances(0, 600).rotation)
     assert got.dtype == torch.bfloat16
     error = (got.double() - want).abs() / want.abs().clamp_min(0.1)
     assert error.max() < 2**-8 * 1.01  # half a step of 8 bits

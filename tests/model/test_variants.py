@@ -57,7 +57,7 @@ def test_rotated_products_depend_on_the_distance_alone(rng):
 def test_rotary_has_no_end(start, stop):
     """Inside the table of seven rows, over its end, and beyond it."""
     layer = Positions(replace(LANGUAGE, positions="rotary", head_width=6, max_positions=7, rotary_theta=50.0))
-    got = layer.rotation(start, stop)
+    got = layer.distances(start, stop).rotation
     assert got is not None
     for t in range(start, stop):
         for j in range(3):
@@ -69,7 +69,7 @@ def test_rotary_has_no_end(start, stop):
 
 
 def test_only_rotary_positions_rotate():
-    assert Positions(LANGUAGE).rotation(0, 5) is None
+    assert Positions(LANGUAGE).distances(0, 5).rotation is None
 
 
 def test_maps_of_attention_follow_every_variant(rng):

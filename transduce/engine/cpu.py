@@ -53,9 +53,9 @@ class CPUEngine:
         self.dtype = torch.float32
         self.encoder = self.decoder = None
         if model.encoder is not None and not unsupported(config, config.encoder):
-            self.encoder = CPUStack(model.encoder, config, int8=int8)
+            self.encoder = CPUStack(model.encoder, int8=int8)
         if model.decoder is not None and not unsupported(config, config.decoder):
-            self.decoder = CPUStack(model.decoder, config, int8=int8)
+            self.decoder = CPUStack(model.decoder, int8=int8)
             table = model.target_input
             assert isinstance(table, TokenInput)
             self.embedding = EmbeddingStruct(table.weight, len(table.weight), table.scale)
@@ -275,38 +275,30 @@ class CPUEngine:
         there yet."""
         assert self.decoder is not None
         raise_if_cancelled()
+        config, n_layers = self.config, len(self.decoder.layers)
+        heads = config.kv_heads, config.d_head
         if self.decoder.struct.cross and cache.memory is None:
             if memory is None:
                 raise InputError(
                     "a decoder with cross-attention needs a memory, but memory=None; call encode() "
                     "first"
                 )
-            self._project_memory(cache, memory)
+            states = vectors(memory.states, config.d_model)
+            n_sentences, length, _ = states.shape
+            cache.memory = states.new_empty(n_layers, n_sentences, length, 2, *heads)
+            cache.memory_slots = torch.arange(n_sentences)
+            cache.memory_lengths = memory.lengths
+            if memory.lengths is not None:
+                cache.memory_lengths = memory.lengths.to(torch.long, copy=True)
+            places = states, n_sentences * length, cache.memory
+            required().project_memory(self.decoder.struct, *places, torch.get_num_threads())
         n_sentences = 1 if cache.memory is None else len(cache.memory_slots)
         if n_rows % max(1, n_sentences) or (cache.past is not None and n_rows != len(cache.slots)):
             raise InputError(
                 f"rows must be those of the cache, and as many for each of {n_sentences} "
                 f"sentences, but there are {n_rows}"
             )
-        config = self.config
-        shape = (len(self.decoder.layers), config.kv_heads, config.d_head)
-        return cache.make_room(n_rows, n_new, shape)
-
-    def _project_memory(self, cache: KVCache, memory: Memory) -> None:
-        """Put the keys and values of the memory for every layer into the cache."""
-        assert self.decoder is not None
-        config, states = self.config, vectors(memory.states, self.config.d_model)
-        n_sentences, length, _ = states.shape
-        shape = (n_sentences, length, 2, config.kv_heads, config.d_head)
-        cache.memory = states.new_empty(len(self.decoder.layers), *shape)
-        cache.memory_slots = torch.arange(n_sentences)
-        cache.memory_lengths = memory.lengths
-        if memory.lengths is not None:
-            cache.memory_lengths = memory.lengths.to(torch.long, copy=True)
-        n_states = n_sentences * length
-        required().project_memory(
-            self.decoder.struct, states, n_states, cache.memory, torch.get_num_threads()
-        )
+        return cache.make_room(n_rows, n_new, (n_layers, *heads))
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """States to logits, as Transformer.project."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from transduce.errors import InputError
 from transduce.kernels import required
-from transduce.model.config import TransformerConfig
 from transduce.model.layers import FeedForward, Layer
 from transduce.model.transformer import Stack
 
@@ -154,8 +153,8 @@ def norm_struct(norm: nn.Module) -> Any:
 class CPUStack:
     """A stack of layers as kernels.cpp reads it."""
 
-    def __init__(self, stack: Stack, config: TransformerConfig, *, int8: bool) -> None:
-        self.positions = stack.positions
+    def __init__(self, stack: Stack, *, int8: bool) -> None:
+        config, self.positions = stack.config, stack.positions
         self.matrices: list[Matrix] = []
         """What the structures point to."""
         self.int8 = int8
@@ -210,7 +209,7 @@ class CPUStack:
 
     def position_struct(self, start: int, stop: int) -> Any:
         """The positions start ... stop - 1."""
-        rotation = self.positions.rotation(start, stop)
+        rotation = self.positions.distances(start, stop).rotation
         if rotation is None:
             return PositionsStruct(self.positions.added(start, stop))
         return PositionsStruct(None, *rotation)

@@ -157,8 +157,8 @@ class TransformerConfig:
     al. 2016)."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "d_model", "n_heads", "n_kv_heads", "head_width", "d_ff")
-        at_least(1, self, "max_positions", "experts_per_token")
+        heads = "n_heads", "n_kv_heads", "head_width"
+        at_least(1, self, "d_model", *heads, "d_ff", "max_positions", "experts_per_token")
         at_least(0, self, "conformer_kernel", "balance_weight")
         within("[1, 1000000]", self, "window")
         within("[0, 1000000000]", self, "first_position")

@@ -227,8 +227,8 @@ class Positions(nn.Module):
     """Adds positions to vectors: sinusoidal (without end), learned (a table that ends), or none.
 
     Rotary and relative positions are not added: attention rotates its queries and keys by
-    `rotation`, or adds `bias` to its scores. The table of sinusoidal and rotary positions stays in
-    float32 whatever the type of the weights: bfloat16 would move cosines by up to 0.002.
+    `distances`, or adds their bias to its scores. The table of sinusoidal and rotary positions
+    stays in float32 whatever the type of the weights: bfloat16 would move cosines by up to 0.002.
     """
 
     table: Tensor
@@ -311,14 +311,12 @@ class Positions(nn.Module):
             )
         return self.learned[start:stop]
 
-    def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
-        """The argument of `rotate` for positions start ... stop - 1, if they are rotary."""
-        return self._rows(start, stop) if self.kind == "rotary" else None
-
     def distances(self, start: int, stop: int) -> Distances:
         """Those of queries start ... stop - 1 and keys 0 ... stop - 1."""
+        if self.kind == "rotary":
+            return Distances(rotation=self._rows(start, stop))
         if self.relative is None:
-            return Distances(rotation=self.rotation(start, stop))
+            return NO_DISTANCES
         keys = torch.arange(stop, device=self.relative.device)
         buckets = distance_buckets(keys - keys[start:, None], causal=self.causal)
         return Distances(bias=F.embedding(buckets, self.relative).permute(2, 0, 1))
