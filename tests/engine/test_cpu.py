@@ -359,7 +359,10 @@ def test_what_c_would_read_wrongly_is_refused(rng):
         ValueError, match=r"rows must be those of the cache, and as many for each of 3 sentences, .* are 2"
     ):
         contract.decode(engine, three[:2], cache=cache)
-    with pytest.raises(ValueError, match=r"x must be float32 \(\.\.\., \d+\), but it is torch\.float64 \(3, 23, \d+\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"vectors must be float32 \(\.\.\., \d+\), as the weights are, but they are torch\.float64 \(3, 23, \d+\)",
+    ):
         contract.decode(engine, three, memory=memory._replace(states=memory.states.double()), cache=engine.new_cache())
     with pytest.raises(ValueError, match="needs a memory, but memory=None"):
         contract.decode(engine, three)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transduce.errors import InputError
 from transduce.kernels import required
-from transduce.model.layers import FeedForward, Layer
+from transduce.model.layers import Layer
 from transduce.model.transformer import Stack
 
 POINTER, SIZE, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -88,7 +88,10 @@ def vectors(x: Tensor, width: int) -> Float[Tensor, "*B I"]:
         InputError: x is not of float32 and this width: in C++ nobody would notice.
     """
     if x.dtype != torch.float32 or x.size(-1) != width:
-        raise InputError(f"x must be float32 (..., {width}), but it is {x.dtype} {tuple(x.shape)}")
+        raise InputError(
+            f"vectors must be float32 (..., {width}), as the weights are, but they are {x.dtype} "
+            f"{tuple(x.shape)}"
+        )
     return x.contiguous()
 
 
@@ -115,6 +118,23 @@ LayerStruct = structure(
     (NormStruct, "norm cross_norm feed_forward_norm query_norm key_norm"),
     (NormStruct, "cross_query_norm cross_key_norm"),
 )
+LAYER_PARTS = {
+    "qkv": "attention.qkv",
+    "output": "attention.output",
+    "query_norm": "attention.norm.query",
+    "key_norm": "attention.norm.key",
+    "norm": "attention_sublayer.norm",
+    "cross_q": "cross.q",
+    "cross_kv": "cross.kv",
+    "cross_output": "cross.output",
+    "cross_query_norm": "cross.norm.query",
+    "cross_key_norm": "cross.norm.key",
+    "cross_norm": "cross_sublayer.norm",
+    "wide": "feed_forward.wide",
+    "narrow": "feed_forward.narrow",
+    "feed_forward_norm": "feed_forward_sublayer.norm",
+}
+"""The modules of a `Layer` by the fields of its structure."""
 StackStruct = structure(
     (SIZE, "n_layers d_model n_heads n_kv_heads d_head window"),
     (FLAG, "pre activation gated cross"),
@@ -177,28 +197,13 @@ class CPUStack:
         )
 
     def _layer(self, layer: Layer) -> Any:
-        feed_forward, attention, cross = layer.feed_forward, layer.attention, layer.cross
-        assert isinstance(feed_forward, FeedForward)
-        parts = {
-            "qkv": attention.qkv,
-            "output": attention.output,
-            "wide": feed_forward.wide,
-            "narrow": feed_forward.narrow,
-            "norm": layer.attention_sublayer.norm,
-            "feed_forward_norm": layer.feed_forward_sublayer.norm,
-            "query_norm": attention.norm.query,
-            "key_norm": attention.norm.key,
-        }
-        if cross is not None and layer.cross_sublayer is not None:
-            parts |= {
-                "cross_q": cross.q,
-                "cross_kv": cross.kv,
-                "cross_output": cross.output,
-                "cross_norm": layer.cross_sublayer.norm,
-                "cross_query_norm": cross.norm.query,
-                "cross_key_norm": cross.norm.key,
+        return LayerStruct(
+            **{
+                name: self._part(layer.get_submodule(path))
+                for name, path in LAYER_PARTS.items()
+                if layer.cross is not None or not name.startswith("cross")
             }
-        return LayerStruct(**{name: self._part(module) for name, module in parts.items()})
+        )
 
     def _part(self, module: nn.Module) -> Any:
         """A matrix, which stays as long as this stack does, or a norm."""
