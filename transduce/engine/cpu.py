@@ -24,7 +24,7 @@ from transduce.engine.support import by_layers, unsupported
 from transduce.errors import InputError
 from transduce.kernels import required
 from transduce.model.cache import Cache
-from transduce.model.inputs import TokenInput
+from transduce.model.inputs import States, TokenInput
 from transduce.model.transformer import Memory, Transformer
 from transduce.process import compute_after_fork, raise_if_cancelled
 
@@ -103,9 +103,7 @@ class CPUEngine:
             return self.model.encode(source, source_lengths)
         assert self.model.source_input is not None
         x, lengths = self.model.source_input(source, source_lengths)
-        if x.dtype != torch.float32:
-            raise InputError(f"frames must be float32, as the weights are, but they are {x.dtype}")
-        x = self.encoder.positions(x).clone(memory_format=torch.contiguous_format)
+        x = self.encoder.positions(vectors(x, self.config.d_model)).clone()
         inside = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
         positions = self.encoder.position_struct(0, x.size(1))
         required().encoder_states(
@@ -128,7 +126,7 @@ class CPUEngine:
         *,
         memory: Memory | None = None,
         cache: KVCache | Cache | None = None,
-    ) -> Float[Tensor, "N T D"]:
+    ) -> States:
         """The states that `project` turns into logits, as Transformer.decoder_states.
 
         Raises:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transduce.errors import InputError
 from transduce.model.cache import NO_CONTEXT, Context
 from transduce.model.config import TransformerConfig
-from transduce.model.inputs import Bias, rotate
+from transduce.model.inputs import Bias, States, rotate
 from transduce.model.linear import FusedLinear, Linear
 from transduce.model.linear_attention import Keys, Queries, attend_linearly
 
@@ -212,7 +212,6 @@ class SelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
         self.d_head, self.causal, self.window = config.d_head, causal, config.window
-        self.attend = partial(attend, causal=causal, window=config.window)
         self.linear = config.attention == "linear"
         self.dropout = config.attention_dropout
         key_width = config.kv_heads * self.d_head
@@ -221,9 +220,7 @@ class SelfAttention(nn.Module):
         self.norm = QueryKeyNorm(config)
         self.output = Linear(widths["q"], config.d_model, bias=config.bias)
 
-    def forward(
-        self, x: Float[Tensor, "N T D"], context: Context = NO_CONTEXT
-    ) -> Float[Tensor, "N T D"]:
+    def forward(self, x: States, context: Context = NO_CONTEXT) -> States:
         """Attend within each row. Taps keep the attention weights of the positions of `x` to one
         another; linear attention has none."""
         lengths, cache, taps = context.lengths, context.cache, context.taps
@@ -247,8 +244,16 @@ class SelfAttention(nn.Module):
         else:
             if cache is not None:
                 key, value = cache.append(key, value)
-            dropout = self.dropout * self.training
-            heads = self.attend(query, key, value, key_lengths=lengths, dropout=dropout, bias=bias)
+            heads = attend(
+                query,
+                key,
+                value,
+                key_lengths=lengths,
+                causal=self.causal,
+                window=self.window,
+                dropout=self.dropout * self.training,
+                bias=bias,
+            )
         return self.output(_join(heads))
 
 
@@ -290,7 +295,7 @@ class CrossAttention(nn.Module):
             cache.memory = projected
         return projected
 
-    def forward(self, x: Float[Tensor, "N T D"], context: Context) -> Float[Tensor, "N T D"]:
+    def forward(self, x: States, context: Context) -> States:
         """Attend to the memory. The beams of a sentence fold into the queries.
 
         Raises:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.model.inputs import NO_DISTANCES, Distances
+from transduce.model.inputs import NO_DISTANCES, Distances, Lengths
 
 
 class LayerCache:
@@ -152,7 +152,7 @@ NO_TAPS = Taps()
 class Context(NamedTuple):
     """What a layer is given besides the vectors (N, T, D) of its positions."""
 
-    lengths: Int[Tensor, " N"] | None = None
+    lengths: Lengths | None = None
     """Hides padding from self-attention. A causal stack needs none, as padding lies to the right,
     in the future."""
     memory: Float[Tensor, "B S D"] | None = None

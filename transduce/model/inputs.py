@@ -16,6 +16,11 @@ from transduce.model.config import Activation, Sinusoids, TransformerConfig
 from transduce.model.front_ends import ConvActivation, Frames, Tokens
 from transduce.model.linear import Linear
 
+States = Float[Tensor, "N T D"]
+"""The vectors of T positions of N rows, as they come into a stack and out of its layers."""
+Lengths = Int[Tensor, " N"]
+"""The number of positions of each row that are not padding."""
+
 ACTIVATIONS: dict[Activation | ConvActivation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -36,8 +41,8 @@ class TokenInput(nn.Module):
         self.scale = math.sqrt(d_model) if scaled else 1.0
 
     def forward(
-        self, ids: Int[Tensor, "N T"], lengths: Int[Tensor, " N"] | None = None
-    ) -> tuple[Float[Tensor, "N T D"], Int[Tensor, " N"] | None]:
+        self, ids: Int[Tensor, "N T"], lengths: Lengths | None = None
+    ) -> tuple[States, Lengths | None]:
         """The vectors, and the lengths unchanged."""
         return F.embedding(ids, self.weight) * self.scale, lengths
 
@@ -55,8 +60,8 @@ class FrameInput(nn.Module):
         self.projection = nn.Identity() if straight else Linear(frames.width, d_model, bias=bias)
 
     def forward(
-        self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
-    ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
+        self, frames: Float[Tensor, "N T F"], lengths: Lengths | None = None
+    ) -> tuple[Float[Tensor, "N U D"], Lengths | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
         frames = zero_padding(frames, lengths)
         lengths = None if lengths is None else self.frames.out_lengths(lengths)
@@ -89,8 +94,8 @@ class ConvolvedInput(nn.Module):
         self.activation = ACTIVATIONS[frames.conv_activation]
 
     def forward(
-        self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
-    ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
+        self, frames: Float[Tensor, "N T F"], lengths: Lengths | None = None
+    ) -> tuple[Float[Tensor, "N U D"], Lengths | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
         states = frames
         for convolution, stride in zip(self.convolutions, self.frames.conv_strides, strict=True):
@@ -100,9 +105,7 @@ class ConvolvedInput(nn.Module):
         return states, lengths
 
 
-def zero_padding(
-    states: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None
-) -> Float[Tensor, "N T F"]:
+def zero_padding(states: Float[Tensor, "N T F"], lengths: Lengths | None) -> Float[Tensor, "N T F"]:
     """Zeros beyond the length of each row."""
     if lengths is None:
         return states
@@ -286,7 +289,7 @@ class Positions(nn.Module):
             self.table = table.to(self.table.device)
         return self
 
-    def forward(self, x: Float[Tensor, "N T D"], start: int = 0) -> Float[Tensor, "N T D"]:
+    def forward(self, x: States, start: int = 0) -> States:
         """x plus the positions start ... start + T - 1.
 
         Raises:

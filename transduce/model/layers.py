@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce.model.attention import CrossAttention, SelfAttention
@@ -14,7 +14,9 @@ from transduce.model.cache import NO_CONTEXT, NO_TAPS, Context, Taps
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import (
     ACTIVATIONS,
+    Lengths,
     Positions,
+    States,
     TokenInput,
     zero_padding,
 )
@@ -96,7 +98,7 @@ class Experts(nn.Module):
         self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.n_experts))
 
-    def forward(self, x: Float[Tensor, "N T D"], taps: Taps = NO_TAPS) -> Float[Tensor, "N T D"]:
+    def forward(self, x: States, taps: Taps = NO_TAPS) -> States:
         """Every position through its experts; `taps` keep the scores for `balance_loss`."""
         with torch.autocast(x.device.type, enabled=False):  # else rounding might choose the expert
             scores = self.router(x.to(self.router.weight.dtype))
@@ -114,7 +116,7 @@ class Experts(nn.Module):
 
 
 def balance_loss(
-    scores: Float[Tensor, "N T X"], n_chosen: int, lengths: Int[Tensor, " N"] | None = None
+    scores: Float[Tensor, "N T X"], n_chosen: int, lengths: Lengths | None = None
 ) -> Float[Tensor, ""]:
     """X * sum_x f_x P_x: f_x, the share of positions that chose expert x; P_x, its mean
     probability.
@@ -148,9 +150,7 @@ class Sublayer(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.pre = config.norm_position == "pre"
 
-    def forward(
-        self, x: Float[Tensor, "N T D"], function: Callable[[Tensor], Tensor]
-    ) -> Float[Tensor, "N T D"]:
+    def forward(self, x: States, function: Callable[[Tensor], Tensor]) -> States:
         if self.pre:
             return x + self.dropout(function(self.norm(x)))
         return self.norm(x + self.dropout(function(x)))
@@ -168,9 +168,7 @@ class Layer(nn.Module):
         self.feed_forward = Experts(config) if config.n_experts else FeedForward(config)
         self.feed_forward_sublayer = Sublayer(config)
 
-    def forward(
-        self, x: Float[Tensor, "N T D"], context: Context = NO_CONTEXT
-    ) -> Float[Tensor, "N T D"]:
+    def forward(self, x: States, context: Context = NO_CONTEXT) -> States:
         """One layer."""
         x = self.attention_sublayer(x, partial(self.attention, context=context))
         if self.cross is not None and self.cross_sublayer is not None:
@@ -198,9 +196,7 @@ class ConvolutionModule(nn.Module):
         self.norm = norm(config)
         self.output = Linear(d, d, bias=config.bias)
 
-    def forward(
-        self, x: Float[Tensor, "N T D"], lengths: Int[Tensor, " N"] | None = None
-    ) -> Float[Tensor, "N T D"]:
+    def forward(self, x: States, lengths: Lengths | None = None) -> States:
         """The same number of positions, each having seen conformer_kernel // 2 on either side."""
         channels = zero_padding(F.glu(self.pointwise(x)), lengths).transpose(1, 2)
         return self.output(F.silu(self.norm(self._depthwise(channels).transpose(1, 2))))
@@ -233,9 +229,7 @@ class ConformerLayer(Layer):
         self.convolution_sublayer = Sublayer(config)
         self.norm = norm(config)
 
-    def forward(
-        self, x: Float[Tensor, "N T D"], context: Context = NO_CONTEXT
-    ) -> Float[Tensor, "N T D"]:
+    def forward(self, x: States, context: Context = NO_CONTEXT) -> States:
         """One layer of an encoder."""
         x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
         x = self.attention_sublayer(x, partial(self.attention, context=context))

@@ -15,7 +15,14 @@ from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
 from transduce.model.cache import NO_TAPS, Cache, Context, Taps
 from transduce.model.config import Frames, StackConfig, TransformerConfig
-from transduce.model.inputs import ConvolvedInput, FrameInput, Positions, TokenInput
+from transduce.model.inputs import (
+    ConvolvedInput,
+    FrameInput,
+    Lengths,
+    Positions,
+    States,
+    TokenInput,
+)
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
 from transduce.model.linear import Linear
 from transduce.products import linear
@@ -50,14 +57,14 @@ class Stack(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "N T D"],
+        x: States,
         *,
-        lengths: Int[Tensor, " N"] | None = None,
+        lengths: Lengths | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
         taps: Taps = NO_TAPS,
         after_layer: Callable[[int, Tensor], Tensor] | None = None,
-    ) -> Float[Tensor, "N T D"]:
+    ) -> States:
         """Vectors to states. With a cache, `x` is only what follows the cached positions.
 
         Args:
@@ -244,9 +251,9 @@ class Transformer(nn.Module):
         *,
         memory: Memory | None = None,
         cache: Cache | None = None,
-        lengths: Int[Tensor, " N"] | None = None,
+        lengths: Lengths | None = None,
         taps: Taps | None = None,
-    ) -> Float[Tensor, "N T D"]:
+    ) -> States:
         """The states that `decode` projects to logits.
 
         Args:
