@@ -114,7 +114,7 @@ def test_flow_says_which_d_model_would_need_no_map():
     )
     assert config.decoder.input.vocab_size == 300
     fits = TransformerConfig(**(vars(config) | {"d_model": 52}))
-    assert Transformer(fits).source_input.projection is None
+    assert isinstance(Transformer(fits).source_input.projection, torch.nn.Identity)
 
 
 def test_a_model_of_text_is_no_model_of_speech():

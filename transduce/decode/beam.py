@@ -20,6 +20,7 @@ from transduce.decode.scorer import (
     Places,
     Scorer,
     Scores,
+    at_least_float32,
     ids_tensor,
     partition,
     top_k,
@@ -335,7 +336,12 @@ def beam_search(
     while beams.sentences:
         active = beams.active
         past = active.tokens.flatten(0, 1)
-        scores, normalizer = constraints.scores(scorer, last, past, beams.sentences)
+        scores, normalizer = constraints.scores(
+            at_least_float32(scorer.step(last)),
+            past,
+            beams.sentences,
+            normalize=not scorer.additive,
+        )
         offset = active.log_prob - normalizer.view_as(active.log_prob)
         parents = beams.extend(scores, offset)
         rest = beams.retire()

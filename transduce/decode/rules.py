@@ -19,7 +19,6 @@ from transduce.decode.scorer import (
     ModelScorer,
     Scorer,
     Scores,
-    Tokens,
     at_least_float32,
     ids_tensor,
     log_sum_exp,
@@ -213,18 +212,29 @@ class Constraints:
         return scorer if getattr(scorer.model, "searches", False) else None
 
     def scores(
-        self, scorer: Scorer, last: Tokens, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
+        self,
+        scores: Scores,
+        tokens: Int[Tensor, "N L"],
+        sentences: Sequence[int],
+        *,
+        normalize: bool,
     ) -> tuple[Scores, Float[Tensor, " N"]]:
-        """Append the last token to every row; scores of the next, and their normalizer.
+        """The scores under all rules, and their normalizer.
 
         The difference is what a token adds to its hypothesis. Forbidden tokens have -inf; the
-        others are not renormalized unless the rules say so. See `Rule` for the arguments.
+        others are not renormalized unless the rules say so. See `Rule` for the other arguments.
+
+        Args:
+            normalize: the scores are logits; otherwise their normalizer is 0.
         """
-        scores = self.penalize(at_least_float32(scorer.step(last)), tokens, sentences)
-        normalizer = scores.new_zeros(len(scores)) if scorer.additive else log_sum_exp(scores)
+        scores = self.penalize(scores, tokens, sentences)
+        normalizer = scores.new_zeros(len(scores))
+        if normalize:
+            normalizer = log_sum_exp(at_least_float32(scores))
         scores = self.rule_out(scores, tokens, sentences)
         if self.config.renormalize:  # the clamp is for a hypothesis without any token left
-            normalizer = log_sum_exp(scores).clamp_min(torch.finfo(scores.dtype).min)
+            least = torch.finfo(scores.dtype).min
+            normalizer = log_sum_exp(at_least_float32(scores)).clamp_min(least)
         return scores, normalizer
 
     def penalize(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:

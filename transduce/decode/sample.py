@@ -20,7 +20,6 @@ from transduce.decode.scorer import (
     Tokens,
     at_least_float32,
     ids_tensor,
-    log_sum_exp,
     partition,
     top_k,
 )
@@ -141,12 +140,10 @@ class Sampler:
             self.tokens = self.tokens[rows]
         new = self.tokens[:, self.n_prompt :]
         n_new = new.size(1)
-        logits = self.constraints.penalize(logits, new, self.sentences)
         normalize = self.score is not None and not self.scorer.additive
-        normalizer = log_sum_exp(at_least_float32(logits)) if normalize else 0.0
-        logits = self.constraints.rule_out(logits, new, self.sentences)
-        if self.score is not None and self.constraints.config.renormalize:
-            normalizer = log_sum_exp(at_least_float32(logits))
+        logits, normalizer = self.constraints.scores(
+            logits, new, self.sentences, normalize=normalize
+        )
         token = next_tokens(logits, self.sampling, self.uniforms[:, n_new])
         self.tokens = torch.cat((self.tokens, token[:, None]), dim=1)
         if self.score is not None:
