@@ -2,8 +2,9 @@
 
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -218,15 +219,13 @@ def within(interval: str, config: object = None, *names: str, **values: int | fl
             raise InputError(f"{name} must lie in {interval}, but {name}={value}")
 
 
-def environment_count(
-    environment: Mapping[str, str], name: str, default: str = "", *, least: int = 0
-) -> int:
+def environment_count(name: str, default: str = "", *, least: int = 0) -> int:
     """Read the whole number in an environment variable that torchrun or a cluster sets.
 
     Raises:
         InputError: it is no whole number of `least` or more.
     """
-    text = environment.get(name, default)
+    text = os.environ.get(name, default)
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
         raise InputError(
             f"{name} must be a whole number of {least} or more, but it is {text!r}; correct it or "

@@ -26,7 +26,7 @@ def default_device() -> str:
         return "cpu"
     if "LOCAL_RANK" not in os.environ:
         return "cuda"
-    return f"cuda:{environment_count(os.environ, 'LOCAL_RANK') % torch.cuda.device_count()}"
+    return f"cuda:{environment_count('LOCAL_RANK') % torch.cuda.device_count()}"
 
 
 def torch_device(name: Device) -> torch.device:

@@ -4,10 +4,9 @@ Rules are functions, as transformers' LogitsProcessor; add your own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -25,22 +24,14 @@ from transduce.decode.scorer import (
 )
 from transduce.errors import InputError
 
+Rule = Callable[[Scores, Int[Tensor, "N L"], Sequence[int]], Scores]
+"""Changes the scores of tokens, in place or in a copy: to -inf where one may not come next, or by
+some nats. Its arguments:
 
-@runtime_checkable
-class Rule(Protocol):
-    """Change the scores of tokens, in place or in a copy: to -inf where one may not come next, or
-    by some nats.
-
-    Args:
-        scores: of the next token of every hypothesis.
-        tokens: the new tokens of every hypothesis, of equal number.
-        sentences: numbers of the sentences, each of which has len(tokens) / len(sentences)
-            neighbouring rows.
-    """
-
-    def __call__(
-        self, scores: Scores, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
-    ) -> Scores: ...
+- scores of the next token of every hypothesis;
+- the new tokens of every hypothesis, of equal number;
+- numbers of the sentences, each of which has len(tokens) / len(sentences) neighbouring rows.
+"""
 
 
 def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> list[Rule]:

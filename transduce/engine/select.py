@@ -24,10 +24,9 @@ def engine_for(model: Transformer, *, int8: bool = False) -> Engine:
     Raises:
         InputError: int8 is wanted where C++ does not compute.
     """
-    dtype = next(model.parameters()).dtype
     reasons = [
         f"the model is on {model.device}" * (model.device.type != "cpu"),
-        f"its weights are {dtype}" * (dtype != torch.float32),
+        f"its weights are {model.dtype}" * (model.dtype != torch.float32),
         "TRANSDUCE_KERNELS=0" * (os.environ.get("TRANSDUCE_KERNELS") == "0"),
     ]
     reason = next(filter(None, reasons), "")

@@ -194,12 +194,12 @@ def world() -> World:
     Raises:
         InputError: the processes cannot reach each other, or see hang_timeout().
     """
-    n_processes = environment_count(os.environ, "WORLD_SIZE", "1", least=1)
+    n_processes = environment_count("WORLD_SIZE", "1", least=1)
     if n_processes == 1 or "MASTER_ADDR" not in os.environ:
         return World()
     timeout = hang_timeout()
     gpus = torch.cuda.is_available()
-    local_rank = environment_count(os.environ, "LOCAL_RANK") if gpus else 0
+    local_rank = environment_count("LOCAL_RANK") if gpus else 0
     try:
         if gpus:
             torch.cuda.set_device(local_rank)
