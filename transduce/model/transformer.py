@@ -39,15 +39,14 @@ class Memory(NamedTuple):
 class Stack(nn.Module):
     """Positions, perhaps a norm, dropout, then the layers, and in pre-norm a last norm."""
 
-    def __init__(
-        self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool
-    ) -> None:
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool) -> None:
         super().__init__()
         self.causal = causal
         self.config = config
         self.positions = Positions(config.for_stack(stack), causal=causal)
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
+        cross = causal and config.encoder is not None
         plain = causal or not config.conformer_kernel
         self.layers = nn.ModuleList(
             Layer(config, causal=causal, cross=cross) if plain else ConformerLayer(config)
@@ -141,13 +140,11 @@ class Transformer(nn.Module):
         self.ctc = self.ctc_condition = self.output = self.output_bias = None
         if config.encoder is not None:
             self.source_input = self._input(config.encoder)
-            self.encoder = Stack(config, config.encoder, causal=False, cross=False)
+            self.encoder = Stack(config, config.encoder, causal=False)
         if config.decoder is not None:
             shared = config.tie == "all" and config.encoder is not None
             self.target_input = self.source_input if shared else self._input(config.decoder)
-            self.decoder = Stack(
-                config, config.decoder, causal=True, cross=config.encoder is not None
-            )
+            self.decoder = Stack(config, config.decoder, causal=True)
         last = self.target_input or self.source_input
         self.vocab_size = config.vocab_size
         """Rows of `output` that stand for tokens; more may follow."""
@@ -198,7 +195,7 @@ class Transformer(nn.Module):
         source: Shaped[Tensor, "B S *F"] | None,
         source_lengths: Int[Tensor, " B"] | None = None,
         *,
-        taps: Taps | None = None,
+        taps: Taps = NO_TAPS,
     ) -> Memory:
         """Ids (B, S) or frames (B, S, F) to memory. Without lengths there is no padding.
 
@@ -212,7 +209,6 @@ class Transformer(nn.Module):
         if source is None:
             raise InputError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
-        taps = taps or NO_TAPS
         read = partial(self._read_ctc, taps.ctc_logits)
         return Memory(self.encoder(vectors, lengths=lengths, taps=taps, after_layer=read), lengths)
 
@@ -252,7 +248,7 @@ class Transformer(nn.Module):
         memory: Memory | None = None,
         cache: Cache | None = None,
         lengths: Lengths | None = None,
-        taps: Taps | None = None,
+        taps: Taps = NO_TAPS,
     ) -> States:
         """The states that `decode` projects to logits.
 
@@ -263,7 +259,6 @@ class Transformer(nn.Module):
         """
         if self.decoder is None or self.target_input is None:
             raise InputError("decode() needs a decoder, but this model was built with decoder=None")
-        taps = taps or NO_TAPS
         vectors, _ = self.target_input(target_in)
         return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, taps=taps)
 
