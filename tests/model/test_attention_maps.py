@@ -33,7 +33,8 @@ def test_weights_times_values_are_what_cross_attention_gives(norm, rng):
     weights = cross_attention(model, memory, example.target)
     n_places = -(-contract.SOURCE // 3)
     assert weights.shape == (3, contract.ROWS, 2, contract.TARGET, n_places)
-    for (module, (_, _, value, lengths, *_), output), found in zip(watched, weights, strict=True):
+    for (module, (_, context), output), found in zip(watched, weights, strict=True):
+        value, lengths = module.project(context.memory)[1].detach(), context.memory_lengths
         heads = np.einsum("bhts,bhse->bthe", found.numpy(), value.numpy())
         joined = heads.reshape(contract.ROWS, contract.TARGET, 14)
         want = joined @ module.output.weight.detach().numpy().T + module.output.bias.detach().numpy()

@@ -77,7 +77,8 @@ def test_alignments_are_the_weights_of_the_pair_alone(translator, model):
         for hook in hooks:
             hook.remove()
         want = []
-        for cross, x, key in seen:
+        for cross, x, context in seen:
+            key, _ = cross.project(context.memory)
             query = cross.q(x)[0].unflatten(-1, (key.size(1), -1)).transpose(0, 1)
             products = torch.einsum("hte,hse->hts", query, key[0]) / math.sqrt(query.size(-1))
             want.append(products.exp() / products.exp().sum(-1, keepdim=True))

@@ -170,9 +170,10 @@ class Layer(nn.Module):
 
     def forward(self, x: States, context: Context = NO_CONTEXT) -> States:
         """One layer."""
-        x = self.attention_sublayer(x, partial(self.attention, context=context))
-        if self.cross is not None and self.cross_sublayer is not None:
-            x = self.cross_sublayer(x, partial(self.cross, context=context))
+        x = self.attention_sublayer(x, lambda y: self.attention(y, context))
+        cross = self.cross
+        if cross is not None and self.cross_sublayer is not None:
+            x = self.cross_sublayer(x, lambda y: cross(y, context))
         if isinstance(self.feed_forward, Experts):
             return self.feed_forward_sublayer(x, partial(self.feed_forward, taps=context.taps))
         return self.feed_forward_sublayer(x, self.feed_forward)
@@ -232,8 +233,8 @@ class ConformerLayer(Layer):
     def forward(self, x: States, context: Context = NO_CONTEXT) -> States:
         """One layer of an encoder."""
         x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
-        x = self.attention_sublayer(x, partial(self.attention, context=context))
-        x = self.convolution_sublayer(x, partial(self.convolution, lengths=context.lengths))
+        x = self.attention_sublayer(x, lambda y: self.attention(y, context))
+        x = self.convolution_sublayer(x, lambda y: self.convolution(y, context.lengths))
         return self.norm(self.feed_forward_sublayer(x, lambda y: self.feed_forward(y) / 2))
 
 
