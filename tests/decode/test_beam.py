@@ -278,7 +278,7 @@ def test_half_precision_logits_are_summed_in_float32(example):
         model = deepcopy(example.model).bfloat16()
         memory = model.encode(example.source, example.lengths)
     constraints = Constraints(example.bounds, eos_id=EOS)
-    found = [best for (best,) in beam_search(ModelScorer(model, memory), starts(24), constraints)]
+    found = [best for (best,) in beam_search(ModelScorer(model, memory), starts(24), constraints, BeamConfig())]
     found += greedy(ModelScorer(model, memory), example.bounds.tolist())
     log_prob = torch.tensor([hypothesis.log_prob for hypothesis in found])
     assert (log_prob.bfloat16().float() != log_prob).all()

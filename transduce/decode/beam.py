@@ -4,7 +4,6 @@ can see; its hypotheses as tensors, how they grow by one token, and how they are
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +25,6 @@ from transduce.decode.scorer import (
     top_k,
 )
 
-DEFAULT = BeamConfig()
-
 LOOP = 24
 """Tokens of repetition that make a loop: more than anybody's "zero zero zero" has."""
 
@@ -45,14 +42,6 @@ class Hypothesis:
     """log_prob / length_penalty, by which beam search ranks."""
     finished: bool
     """False when the length bound cut it before EOS."""
-
-
-def length_penalty(length: int, alpha: float, offset: float = 5.0) -> float:
-    """((offset + length) / (offset + 1)) ** alpha; `length` counts EOS, and alpha = 0 is off.
-
-    Source: Wu et al. (2016), Google's neural machine translation system, section 7.
-    """
-    return ((offset + length) / (offset + 1)) ** alpha
 
 
 def loops(hypothesis: Hypothesis) -> bool:
@@ -152,7 +141,7 @@ class Beams:
         log_prob, token, parent = self.continuations(scores, offset)
         past = self.active.tokens.gather(1, parent[:, :, None].expand(-1, -1, self.length))
         tokens = torch.cat((past, token[:, :, None]), dim=2)
-        score = log_prob / length_penalty(tokens.size(2), config.alpha, config.length_offset)
+        score = log_prob / config.length_penalty(tokens.size(2))
         ends = token == self.eos_id
         going, ended = (
             Hypotheses(tokens, *(each.masked_fill(out, -math.inf) for each in (log_prob, score)))
@@ -198,14 +187,13 @@ class Beams:
         by_engine = constraints.engine_scorer(scorer)
         if by_engine is None or self.config.early_stopping or not self.sentences:
             return
-        alpha, offset = self.config.alpha, self.config.length_offset
         tables, lengths = by_engine.model.beam(
             [*vars(self.active).values(), *vars(self.finished).values()],
             self.max_lengths,
             by_engine.cache,
             eos_id=self.eos_id,
             suppressed=constraints.suppressed_ids,
-            penalty=partial(length_penalty, alpha=alpha, offset=offset),
+            penalty=self.config.length_penalty,
         )
         grown = concatenate((Hypotheses(*tables[3:]), Hypotheses(*tables[:3])))
         for i, n in enumerate(lengths.tolist()):
@@ -310,7 +298,7 @@ def beam_search(
     scorer: Scorer,
     prompts: Int[Tensor, "B P"],
     constraints: Constraints,
-    config: BeamConfig = DEFAULT,
+    config: BeamConfig,
     *,
     required: Required | None = None,
 ) -> list[list[Hypothesis]]:

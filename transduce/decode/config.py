@@ -97,6 +97,14 @@ class BeamConfig:
         within(f"[0, {STEEPEST}]", self, "alpha")
         within(f"[1, {self.beam_size}]", self, "n_best")
 
+    def length_penalty(self, length: int) -> float:
+        """What the log-probability of so many tokens, EOS included, is divided by; alpha = 0 is
+        off.
+
+        Source: Wu et al. (2016), Google's neural machine translation system, section 7.
+        """
+        return ((self.length_offset + length) / (self.length_offset + 1)) ** self.alpha
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:

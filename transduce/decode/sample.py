@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.beam import Hypothesis, length_penalty
+from transduce.decode.beam import Hypothesis
 from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import (
@@ -211,7 +211,7 @@ class Sampler:
                 finished = self.constraints.eos_id in ids
                 out = ids[: ids.index(self.constraints.eos_id)] if finished else ids
                 n = len(out) + finished
-                score = value / length_penalty(n, penalties.alpha, penalties.length_offset)
+                score = value / penalties.length_penalty(n)
                 hypotheses[row] = Hypothesis(out, value, score, finished)
         n_samples = len(hypotheses) // max(len(self.prompts), 1)
         samples = (hypotheses[row] for row in sorted(hypotheses))

@@ -12,7 +12,7 @@ from typing import Any
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.data.glossary import Glossary, at_word
 from transduce.data.lines import is_blank
-from transduce.decode.beam import length_penalty
+from transduce.decode.config import BeamConfig
 from transduce.decode.phrases import text_prefix
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
@@ -325,7 +325,7 @@ def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Outp
     """The best outputs of all texts as one, then the second ones; each text has an end."""
     if len(texts) == 1:
         return texts[0]
-    outputs = []
+    outputs, search = [], BeamConfig(alpha=alpha, length_offset=offset)
     for parts in zip(*texts, strict=True):
         tokens = [token for part in parts for token in part.tokens]
         log_prob = sum(part.log_prob for part in parts)
@@ -334,7 +334,7 @@ def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Outp
             Output(
                 text=" ".join(part.text for part in parts),
                 log_prob=log_prob,
-                score=log_prob / length_penalty(len(tokens) + len(parts), alpha, offset),
+                score=log_prob / search.length_penalty(len(tokens) + len(parts)),
                 tokens=tokens,
                 finished=all(part.finished for part in parts),
                 token_scores=joined([part.token_scores for part in parts]),
