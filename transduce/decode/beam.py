@@ -103,18 +103,16 @@ def concatenate(parts: Sequence[Hypotheses]) -> Hypotheses:
 
 
 class Beams:
-    """Active and finished hypotheses of the sentences that are still searched.
+    """Active and finished hypotheses of the sentences that are still searched; each sentence begins
+    with an empty one."""
 
-    Args:
-        n_sentences: each begins with one empty hypothesis.
-    """
-
-    def __init__(self, config: BeamConfig, constraints: Constraints, n_sentences: int) -> None:
+    def __init__(self, config: BeamConfig, constraints: Constraints) -> None:
         self.config = config
         self.eos_id = -1 if constraints.eos_id is None else constraints.eos_id  # no token is -1
-        self.sentences = list(range(n_sentences))
         self.max_lengths = constraints.max_lengths
-        device = constraints.max_lengths.device
+        n_sentences = len(self.max_lengths)
+        self.sentences = list(range(n_sentences))
+        device = self.max_lengths.device
         empty = torch.empty(n_sentences, config.beam_size, 0, dtype=torch.long, device=device)
         zero = torch.zeros(n_sentences, 1, device=device)
         missing = torch.full(empty.shape[:2], -math.inf, device=device)
@@ -224,10 +222,8 @@ class RequiredBeams(Beams):
     rewriting, for the batch.
     """
 
-    def __init__(
-        self, required: Required, config: BeamConfig, constraints: Constraints, n_sentences: int
-    ) -> None:
-        super().__init__(config, constraints, n_sentences)
+    def __init__(self, required: Required, config: BeamConfig, constraints: Constraints) -> None:
+        super().__init__(config, constraints)
         self.required = required
 
     def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
@@ -315,11 +311,7 @@ def beam_search(
 
     Source: Wu et al. (2016), section 7, for the penalty; transformers for the rule to stop.
     """
-    beams = (
-        RequiredBeams(required, config, constraints, scorer.n_sentences)
-        if required
-        else Beams(config, constraints, scorer.n_sentences)
-    )
+    beams = RequiredBeams(required, config, constraints) if required else Beams(config, constraints)
     last = prompts[:, -1]
     while beams.sentences:
         active = beams.active
