@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transduce.model.attention import CrossAttention, SelfAttention, attend
-from transduce.model.cache import Cache, Context
+from transduce.model.cache import Cache, Context, Memory, ProjectedMemory
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 
 CONFIG = TransformerConfig(d_model=21, n_heads=3, positions="none", decoder=StackConfig(input=Tokens(vocab_size=5)))
@@ -153,7 +153,7 @@ def test_cross_attention_is_torch_nn_multihead_attention_with_beams_folded(rng):
     theirs.in_proj_weight.data = torch.cat((ours.q.weight, ours.kv.weight))
     theirs.in_proj_bias.data = torch.cat((ours.q.bias, ours.kv.bias))
     theirs.out_proj = ours.output
-    got = ours(x, Context(memory=memory, memory_lengths=lengths))
+    got = ours(x, Context(memory=Memory(memory, lengths)))
     for row in range(6):
         own = memory[row // 3 : row // 3 + 1, : lengths[row // 3]]
         want, _ = theirs(x[row : row + 1], own, own)
@@ -179,11 +179,11 @@ def test_cache_gives_back_what_was_appended_reordered_and_kept(rng):
     assert cache.length == 1 + 16 + 2 + 31
 
     memory = randn(rng, 3, 2, 7, 5)
-    cache.layers[1].memory, cache.memory_lengths = (memory, -memory), torch.tensor([7, 5, 3])
+    cache.layers[1].memory = ProjectedMemory(memory, -memory, torch.tensor([7, 5, 3]))
     cache.keep(torch.tensor([2, 0]))
-    assert torch.equal(cache.layers[1].memory[0], memory[[2, 0]])
-    assert torch.equal(cache.layers[1].memory[1], -memory[[2, 0]])
-    assert cache.memory_lengths.tolist() == [3, 7]
+    assert torch.equal(cache.layers[1].memory.key, memory[[2, 0]])
+    assert torch.equal(cache.layers[1].memory.value, -memory[[2, 0]])
+    assert cache.layers[1].memory.lengths.tolist() == [3, 7]
     assert cache.layers[0].memory is None
 
 

@@ -34,7 +34,7 @@ def test_weights_times_values_are_what_cross_attention_gives(norm, rng):
     n_places = -(-contract.SOURCE // 3)
     assert weights.shape == (3, contract.ROWS, 2, contract.TARGET, n_places)
     for (module, (_, context), output), found in zip(watched, weights, strict=True):
-        value, lengths = module.project(context.memory)[1].detach(), context.memory_lengths
+        value, lengths = module.project(context.memory).value.detach(), context.memory.lengths
         heads = np.einsum("bhts,bhse->bthe", found.numpy(), value.numpy())
         joined = heads.reshape(contract.ROWS, contract.TARGET, 14)
         want = joined @ module.output.weight.detach().numpy().T + module.output.bias.detach().numpy()

@@ -83,7 +83,7 @@ def test_maps_of_attention_follow_every_variant(rng):
         memory = example.memory(model)
         model.decode(example.target, memory=memory)
     for layer, found, heads in zip(layers, cross_attention(model, memory, example.target), list(seen), strict=False):
-        value = layer.cross.project(memory.states)[1].repeat_interleave(3, dim=1)  # 6 heads over 2
+        value = layer.cross.project(memory).value.repeat_interleave(3, dim=1)  # 6 heads over 2
         want = torch.einsum("bhts,bhse->bthe", found, value).flatten(2)
         torch.testing.assert_close(heads.reshape(want.shape), want, rtol=0, atol=1e-10)
 

@@ -78,7 +78,7 @@ def test_alignments_are_the_weights_of_the_pair_alone(translator, model):
             hook.remove()
         want = []
         for cross, x, context in seen:
-            key, _ = cross.project(context.memory)
+            key = cross.project(context.memory).key
             query = cross.q(x)[0].unflatten(-1, (key.size(1), -1)).transpose(0, 1)
             products = torch.einsum("hte,hse->hts", query, key[0]) / math.sqrt(query.size(-1))
             want.append(products.exp() / products.exp().sum(-1, keepdim=True))

@@ -16,7 +16,7 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import require
 from transduce.interop.pretrained import CONFIG, check_exportable, write_settings
-from transduce.model.cache import Cache, LayerCache
+from transduce.model.cache import Cache, LayerCache, ProjectedMemory
 from transduce.model.config import TransformerConfig
 from transduce.model.layers import Layer
 from transduce.model.transformer import Transformer
@@ -46,7 +46,7 @@ MemoryKeys = Float[Tensor, "C B K M E"]
 class GivenCache(LayerCache):
     """The cache of one layer as tensors that come in; what `append` gives goes out."""
 
-    def __init__(self, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(self, past: tuple[Tensor, Tensor], memory: ProjectedMemory | None) -> None:
         super().__init__()
         self.buffers = list(past)
         self.memory = memory
@@ -86,7 +86,7 @@ def encode_memory(
     memory = model.encode(source, lengths)
     assert model.decoder is not None and memory.lengths is not None
     crosses = [layer.cross for layer in model.decoder.layers if isinstance(layer, Layer)]
-    parts = [cross.project(memory.states) for cross in crosses if cross is not None]
+    parts = [cross.project(memory)[:2] for cross in crosses if cross is not None]
     keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
     return keys, values, memory.lengths
 
@@ -105,9 +105,8 @@ def decode_step(
     """
     cache = Cache(len(keys))
     for i in range(len(keys)):
-        cross = (memory[0][i], memory[1][i]) if memory else None
+        cross = ProjectedMemory(memory[0][i], memory[1][i], memory[2]) if memory else None
         cache.layers[i] = GivenCache((keys[i], values[i]), cross)
-    cache.memory_lengths = memory[2] if memory else None
     logits = model.decode(tokens[:, None], cache=cache)
     new_keys, new_values = (
         torch.stack([layer.buffers[side] for layer in cache.layers]) for side in (0, 1)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.model.cache import NO_CONTEXT, Context
+from transduce.model.cache import NO_CONTEXT, Context, Memory, ProjectedMemory
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import Bias, States, rotate
 from transduce.model.linear import FusedLinear, Linear
@@ -270,18 +270,18 @@ class CrossAttention(nn.Module):
         self.norm = QueryKeyNorm(config)
         self.output = Linear(width, config.d_model, bias=config.bias)
 
-    def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Keys, Keys]:
+    def project(self, memory: Memory) -> ProjectedMemory:
         """Keys and values of the memory, computed once per sentence for all beams and steps.
 
         They are contiguous by head, as every step reads them.
         """
         key, value = (
-            _split(part, self.d_head).contiguous() for part in self.kv.split(self.kv(memory))
+            _split(part, self.d_head).contiguous() for part in self.kv.split(self.kv(memory.states))
         )
-        return self.norm.key(key), value
+        return ProjectedMemory(self.norm.key(key), value, memory.lengths)
 
-    def _keys_and_values(self, context: Context) -> tuple[Keys, Keys]:
-        """Those of the memory, which the cache has after the first call."""
+    def _projected(self, context: Context) -> ProjectedMemory:
+        """The memory's keys and values, which the cache has after the first call."""
         cache = context.cache
         if cache is not None and cache.memory is not None:
             return cache.memory
@@ -302,8 +302,8 @@ class CrossAttention(nn.Module):
             InputError: there is no memory.
         """
         n_rows, n_steps, _ = x.shape
-        key, value = self._keys_and_values(context)
-        lengths, taps = context.memory_lengths, context.taps
+        key, value, lengths = self._projected(context)
+        taps = context.taps
         query = self.q(x).view(key.size(0), -1, self.q.out_features)
         query = self.norm.query(_split(query, self.d_head))  # (B, H, beams * T, E)
         if taps.cross_attention is not None:

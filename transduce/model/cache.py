@@ -12,6 +12,22 @@ from torch import Tensor
 from transduce.model.inputs import NO_DISTANCES, Distances, Lengths
 
 
+class Memory(NamedTuple):
+    """The output of the encoder: one vector per source position, and how many of them are not
+    padding."""
+
+    states: Float[Tensor, "B S D"]
+    lengths: Int[Tensor, " B"] | None
+
+
+class ProjectedMemory(NamedTuple):
+    """Keys and values of a memory, and how many of its positions are not padding."""
+
+    key: Float[Tensor, "B H S E"]
+    value: Float[Tensor, "B H S E"]
+    lengths: Int[Tensor, " B"] | None
+
+
 class LayerCache:
     """The cache of one layer: keys and values of its past, in buffers that double when full, and of
     the memory.
@@ -30,8 +46,8 @@ class LayerCache:
         self.buffers: list[Tensor] = []
         """Keys and values, with room for more positions; none before the first. Or, of linear
         attention, `state` alone."""
-        self.memory: tuple[Tensor, Tensor] | None = None
-        """Projected keys and values of the memory, (B, H, S, E) each; None in a language model."""
+        self.memory: ProjectedMemory | None = None
+        """None in a language model, and before the first call."""
 
     def append(
         self, key: Float[Tensor, "N H T E"], value: Float[Tensor, "N H T E"]
@@ -86,17 +102,16 @@ class LayerCache:
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Keep the memory of these sentences only."""
         if self.memory is not None:
-            key, value = self.memory
-            self.memory = (key.index_select(0, sentences), value.index_select(0, sentences))
+            key, value, lengths = self.memory
+            lengths = None if lengths is None else lengths[sentences]
+            self.memory = ProjectedMemory(key[sentences], value[sentences], lengths)
 
 
 class Cache:
-    """One LayerCache per decoder layer, and the lengths of the memory. It starts empty, and the
-    decoder fills it."""
+    """One LayerCache per decoder layer. It starts empty, and the decoder fills it."""
 
     def __init__(self, n_layers: int, window: int | None = None) -> None:
         self.layers = [LayerCache(window) for _ in range(n_layers)]
-        self.memory_lengths: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -113,8 +128,6 @@ class Cache:
         """Drop the memory of finished sentences."""
         for layer in self.layers:
             layer.keep(sentences)
-        if self.memory_lengths is not None:
-            self.memory_lengths = self.memory_lengths.index_select(0, sentences)
 
 
 @dataclass(kw_only=True)
@@ -155,10 +168,8 @@ class Context(NamedTuple):
     lengths: Lengths | None = None
     """Hides padding from self-attention. A causal stack needs none, as padding lies to the right,
     in the future."""
-    memory: Float[Tensor, "B S D"] | None = None
+    memory: Memory | None = None
     """What cross-attention attends to; with a cache, only the first call reads it."""
-    memory_lengths: Int[Tensor, " B"] | None = None
-    """Hides the padding of the memory."""
     cache: LayerCache | None = None
     """Keys and values of earlier positions (rotated), or their sums, and of the memory; those of
     these positions are added to it."""

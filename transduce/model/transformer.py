@@ -4,7 +4,6 @@ order: attention, layers, then this."""
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -13,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
-from transduce.model.cache import NO_TAPS, Cache, Context, Taps
+from transduce.model.cache import NO_TAPS, Cache, Context, Memory as Memory, Taps
 from transduce.model.config import Frames, StackConfig, TransformerConfig
 from transduce.model.inputs import (
     ConvolvedInput,
@@ -26,14 +25,6 @@ from transduce.model.inputs import (
 from transduce.model.layers import ConformerLayer, Dropout, Layer, balance_loss, initialize, norm
 from transduce.model.linear import Linear
 from transduce.products import linear
-
-
-class Memory(NamedTuple):
-    """The output of the encoder: one vector per source position, and how many of them are not
-    padding."""
-
-    states: Float[Tensor, "B S D"]
-    lengths: Int[Tensor, " B"] | None
 
 
 class Stack(nn.Module):
@@ -75,16 +66,10 @@ class Stack(nn.Module):
             after_layer: called with the number of a layer, from 1, and its states; returns the next
                 layer's input.
         """
-        states, memory_lengths = memory or (None, None)
-        if cache is not None:
-            if cache.memory_lengths is None:
-                cache.memory_lengths = memory_lengths
-            memory_lengths = cache.memory_lengths
         start = cache.length if cache else 0
         context = Context(
             lengths=None if self.causal else lengths,
-            memory=states,
-            memory_lengths=memory_lengths,
+            memory=memory,
             distances=self.positions.distances(start, start + x.size(1)),
             taps=taps,
         )
