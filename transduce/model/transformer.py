@@ -180,7 +180,7 @@ class Transformer(nn.Module):
         source: Shaped[Tensor, "B S *F"] | None,
         source_lengths: Int[Tensor, " B"] | None = None,
         *,
-        taps: Taps = NO_TAPS,
+        taps: Taps | None = None,
     ) -> Memory:
         """Ids (B, S) or frames (B, S, F) to memory. Without lengths there is no padding.
 
@@ -194,6 +194,7 @@ class Transformer(nn.Module):
         if source is None:
             raise InputError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
+        taps = taps or NO_TAPS
         read = partial(self._read_ctc, taps.ctc_logits)
         return Memory(self.encoder(vectors, lengths=lengths, taps=taps, after_layer=read), lengths)
 
@@ -233,7 +234,7 @@ class Transformer(nn.Module):
         memory: Memory | None = None,
         cache: Cache | None = None,
         lengths: Lengths | None = None,
-        taps: Taps = NO_TAPS,
+        taps: Taps | None = None,
     ) -> States:
         """The states that `decode` projects to logits.
 
@@ -244,6 +245,7 @@ class Transformer(nn.Module):
         """
         if self.decoder is None or self.target_input is None:
             raise InputError("decode() needs a decoder, but this model was built with decoder=None")
+        taps = taps or NO_TAPS
         vectors, _ = self.target_input(target_in)
         return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, taps=taps)
 
