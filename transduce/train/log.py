@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,9 @@ class Log:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = sinks
+        self.n_tokens = 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=EVERY)
-        """Time and number of tokens of the last updates."""
+        """Time and number of tokens until then, of the last updates."""
         self.losses: list[dict[str, float]] = []
         """Finite losses since the last training line."""
 
@@ -75,10 +77,12 @@ class Log:
         Args:
             losses: the "loss" in nats per token, and its parts.
         """
-        self.recent.append((time.monotonic(), n_tokens))
+        self.n_tokens += n_tokens
+        self.recent.append((time.monotonic(), self.n_tokens))
         if math.isfinite(losses["loss"]):
             self.losses.append(losses)
-        speed = self._tokens_per_second()
+        (start, before), (now, after) = self.recent[0], self.recent[-1]
+        speed = (after - before) / max(now - start, 1e-9)
         for sink in self.sinks:
             sink.update(losses, speed)
         if progress.update % EVERY == 0:
@@ -110,17 +114,12 @@ class Log:
         for sink in self.sinks:
             sink.close()
 
-    def _tokens_per_second(self) -> float:
-        if len(self.recent) < 2:
-            return 0.0
-        seconds = self.recent[-1][0] - self.recent[0][0]
-        return (sum(n for _, n in self.recent) - self.recent[0][1]) / max(seconds, 1e-9)
-
 
 MEASURED = 20
 """Updates after which the time and the memory of a training are estimated."""
 
 
+@dataclass
 class ProgressBar(Sink):
     """Shows updates in a progress bar with the time to the end, and validations in lines above it.
 
@@ -132,14 +131,11 @@ class ProgressBar(Sink):
         max_minutes: ends the training, too; see TrainingConfig.
     """
 
-    def __init__(
-        self, max_updates: int, full_speed: float | None = None, max_minutes: float | None = None
-    ) -> None:
-        self.max_updates = max_updates
-        self.full_speed = full_speed
-        self.max_minutes = max_minutes
-        self.bar: Any = None
-        self.shown: dict[str, str] = {}
+    max_updates: int
+    full_speed: float | None = None
+    max_minutes: float | None = None
+    bar: Any = None
+    shown: dict[str, str] = field(default_factory=dict)
 
     def open(self, progress: Progress) -> None:
         """Draw the bar."""
@@ -220,12 +216,16 @@ def as_table(validation: Validation) -> str:
     return "".join("\t".join(sample) + "\n" for sample in validation.samples)
 
 
+@dataclass
 class RunFiles(Sink):
     """Writes metrics.jsonl, samples/ and learning_curve.png in a run's directory."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.metrics = directory / "metrics.jsonl"
+    directory: Path
+
+    @property
+    def metrics(self) -> Path:
+        """The file of all numbers."""
+        return self.directory / "metrics.jsonl"
 
     def open(self, progress: Progress) -> None:
         """Remove the lines of updates that are repeated."""
@@ -260,12 +260,12 @@ class RunFiles(Sink):
         learning_curve(read_json_lines(self.metrics), self.directory / "learning_curve.png")
 
 
+@dataclass
 class TensorBoard(Sink):
-    """Writes numbers and samples for TensorBoard."""
+    """Writes numbers and samples for TensorBoard in a run's directory."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.board: Any = None
+    directory: Path
+    board: Any = None
 
     def open(self, progress: Progress) -> None:
         """Hide the events of updates that are repeated."""

@@ -82,7 +82,7 @@ class CrossEntropy(Objective):
     With `losses.consistency`, every batch passes twice in training, with other dropout and its
     `second_source` if there is one, and the loss is (L1 + L2) / 2 + alpha (KL(P1 || P2) +
     KL(P2 || P1)) / 2. With `losses.teachers`, see `distilled_cross_entropy`; they are no part of
-    this module, so neither trained nor saved.
+    this module, so neither trained nor saved. With `losses.ctc_weight`, see `HybridCTC`.
 
     Args:
         model: a Transformer (model/transformer.py).
@@ -93,7 +93,7 @@ class CrossEntropy(Objective):
     twice this one.
     """
 
-    eager: tuple[str, ...] = ("ragged_loss",)
+    eager = ("ragged_loss", "ctc")
 
     def __init__(
         self,
@@ -110,41 +110,35 @@ class CrossEntropy(Objective):
             teacher.eval()
 
     def forward(self, batch: Seq2SeqBatch) -> Loss:
-        """Compute the loss of a batch."""
+        """Compute the loss of a batch.
+
+        Raises:
+            InputError: the losses have CTC, and the model has no head for it.
+        """
         if self.model.training and self.losses.two_views:
             return self.loss(two_views(batch)).times(0.5)
         return self.loss(batch)
 
     def loss(self, batch: Seq2SeqBatch) -> Loss:
         """Compute the loss of one pass over a batch, which may hold two views."""
-        taps = self.model.new_taps(
-            balance_losses=self.model.training, ctc_logits=self.losses.ctc_weight > 0
-        )
+        training, losses = self.model.training, self.losses
+        taps = self.model.new_taps(balance_losses=training, ctc_logits=losses.ctc_weight > 0)
         memory, states = _states(self.model, batch, taps)
-        total, parts = self.terms(memory, states, batch, taps.ctc_logits or [])
+        # windows of a text have no padding; where pairs have none it is chance, and compiled code
+        # would branch on it
+        windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
+        if windows and not (training and (losses.two_views or losses.teachers)):
+            total, parts = self.token_loss(states, batch)
+        else:
+            total, parts = self.ragged_loss(states, batch, n_targets=batch.n_tokens)
+        if losses.ctc_weight:
+            ctc, ctc_parts = self.ctc_loss(memory, batch, taps.ctc_logits or [])
+            total = (1 - losses.ctc_weight) * total + losses.ctc_weight * ctc
+            parts |= ctc_parts
         if taps.balance_losses:  # per token; only layers with experts have any
             parts["balance"] = batch.n_tokens * torch.stack(taps.balance_losses).sum()
             total = total + parts["balance"]
         return Loss(total, {name: part.detach() for name, part in parts.items()})
-
-    def terms(
-        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, inner_logits: list[Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss and its parts.
-
-        Args:
-            memory: the output of the encoder, if there is one.
-            states: (B, T, D), the states that the output table projects.
-            inner_logits: (B, S, V) of the CTC head between layers.
-        """
-        # windows of a text have no padding; where pairs have none it is chance, and compiled code
-        # would branch on it
-        windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
-        if windows and not (
-            self.model.training and (self.losses.two_views or self.losses.teachers)
-        ):
-            return self.token_loss(states, batch)
-        return self.ragged_loss(states, batch, n_targets=batch.n_tokens)
 
     def ragged_loss(
         self, states: Tensor, batch: Seq2SeqBatch, n_targets: int
@@ -186,6 +180,46 @@ class CrossEntropy(Objective):
         )
         return total, dict(zip(names, parts or [total], strict=True))
 
+    def ctc_loss(
+        self, memory: Any, batch: Seq2SeqBatch, inner_logits: list[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the loss of CTC and its parts.
+
+        Args:
+            memory: the output of the encoder.
+            inner_logits: (B, S, V) of the CTC head between layers.
+        """
+        losses = self.losses
+        logits = self.model.ctc_logits(memory.states)
+        ctc = self.ctc(logits, batch)
+        parts = {"ctc": ctc}
+        if inner_logits:
+            inner = torch.stack([self.ctc(each, batch) for each in inner_logits]).mean()
+            parts["interctc"] = inner
+            ctc = (1 - losses.interctc_weight) * ctc + losses.interctc_weight * inner
+        if self.model.training and losses.ctc_consistency:
+            lengths = None if memory.lengths is None else memory.lengths.chunk(2)[0]
+            divergence = ctc_consistency(*logits.chunk(2), lengths)
+            parts["ctc_consistency"] = divergence
+            ctc = ctc + losses.ctc_consistency * divergence
+        return ctc, parts
+
+    def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
+        """Compute CTC of the logits (B, S, V) of the head."""
+        source_lengths, target_lengths = batch.host_lengths or (
+            batch.source_lengths,
+            batch.target_lengths,
+        )
+        if source_lengths is not None:
+            source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)
+        targets = batch.target_out
+        if batch.ctc_targets is not None:
+            assert batch.ctc_target_lengths is not None
+            targets, target_lengths = batch.ctc_targets, batch.ctc_target_lengths
+        return ctc_loss(
+            logits, source_lengths, targets, target_lengths, blank_id=self.losses.blank_id
+        )
+
 
 class HybridCTC(CrossEntropy):
     """(1 - ctc_weight) * cross-entropy + ctc_weight * CTC.
@@ -207,51 +241,9 @@ class HybridCTC(CrossEntropy):
     0.2.
     """
 
-    eager = ("ragged_loss", "ctc")
-
     def __init__(self, model: Any, losses: LossConfig) -> None:
         super().__init__(model, losses)
         within("(0, 1]", ctc_weight=losses.ctc_weight)
-
-    def terms(
-        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, inner_logits: list[Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute both losses, weighted.
-
-        Raises:
-            InputError: the model has no CTC head.
-        """
-        losses = self.losses
-        entropy, parts = super().terms(memory, states, batch, inner_logits)
-        logits = self.model.ctc_logits(memory.states)
-        parts["ctc"] = ctc = self.ctc(logits, batch)
-        if inner_logits:
-            inner = torch.stack([self.ctc(each, batch) for each in inner_logits]).mean()
-            parts["interctc"] = inner
-            ctc = (1 - losses.interctc_weight) * ctc + losses.interctc_weight * inner
-        if self.model.training and losses.ctc_consistency:
-            lengths = None if memory.lengths is None else memory.lengths.chunk(2)[0]
-            first, second = logits.chunk(2)
-            divergence = ctc_consistency(first, second, lengths)
-            parts["ctc_consistency"] = divergence
-            ctc = ctc + losses.ctc_consistency * divergence
-        return (1 - losses.ctc_weight) * entropy + losses.ctc_weight * ctc, parts
-
-    def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
-        """Compute CTC of the logits (B, S, V) of the head."""
-        source_lengths, target_lengths = batch.host_lengths or (
-            batch.source_lengths,
-            batch.target_lengths,
-        )
-        if source_lengths is not None:
-            source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)
-        targets = batch.target_out
-        if batch.ctc_targets is not None:
-            assert batch.ctc_target_lengths is not None
-            targets, target_lengths = batch.ctc_targets, batch.ctc_target_lengths
-        return ctc_loss(
-            logits, source_lengths, targets, target_lengths, blank_id=self.losses.blank_id
-        )
 
 
 def two_views(batch: Any) -> Any:

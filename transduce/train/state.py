@@ -119,6 +119,10 @@ class Store:
         self.keep_best = keep_best
         self.writes = writes
 
+    def path(self, update: int) -> Path:
+        """Return the directory of an update's checkpoint."""
+        return self.directory / f"{update:08d}"
+
     def newest(self) -> Path | None:
         """Return the newest checkpoint that is undamaged, or None where there is none at all.
 
@@ -145,14 +149,6 @@ class Store:
             )
         return None
 
-    def newest_good(self, progress: Progress) -> Path | None:
-        """Return the newest checkpoint with a finite validation."""
-        scores = dict(progress.validations)
-        for path in reversed(numbered(self.directory)):
-            if math.isfinite(scores.get(int(path.name), math.nan)):
-                return path
-        return None
-
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Write the checkpoint of this update, and remove those that are no longer needed.
 
@@ -173,7 +169,7 @@ class Store:
             (path / "state.json").write_text(json.dumps(to_dict(progress)) + "\n")
 
         if self.writes:
-            write_directory(self.directory / f"{progress.update:08d}", fill)
+            write_directory(self.path(progress.update), fill)
             self._clean(progress, numbered(self.directory))
         else:
             for tensors in files.values():

@@ -260,12 +260,12 @@ class Trainer:
             )
 
     def _diverged(self, message: str) -> FloatingPointError:
-        optim, checkpoint = self.config.optim, self.store.newest_good(self.progress)
-        last = f"the last good checkpoint is {checkpoint}"
+        optim, good = self.config.optim, "there is no good checkpoint yet"
+        if validated := self.progress.last(1):
+            good = f"the last good checkpoint is {self.store.path(*validated)}"
         return FloatingPointError(
             f"{message}; begin another run with less than peak_rate={optim.peak_rate} or more than "
-            f"warmup_steps={optim.warmup_steps}; "
-            f"{last if checkpoint else 'there is no good checkpoint yet'}"
+            f"warmup_steps={optim.warmup_steps}; {good}"
         )
 
     def _check_weights(self) -> None:
