@@ -20,7 +20,7 @@ def bigram_cross_entropy(
     """Nats per token that pairs counted in `train` give to `valid`; its first token is given.
 
     p(b | a) = (count(a, b) + prior u(b)) / (count(a) + prior), u(b) = (count(b) + 1) / (tokens + vocab_size). The
-    counts are of the first `limit` training tokens, or of all; only pairs that `valid` has are kept in memory.
+    counts are of the first `limit` training tokens, or of all; see `Neighbours`.
 
     Raises:
         InputError: `valid` has no pair, or the prior is not positive.
@@ -31,25 +31,19 @@ def bigram_cross_entropy(
             "a bigram needs two validation tokens or more and a positive prior, but there are "
             f"{len(valid)} and prior={prior}"
         )
-    valid_pairs = np.concatenate([_pairs(chunk, vocab_size) for chunk in valid.chunks(overlap=1)])
-    pairs, n_pairs = np.unique(valid_pairs, return_counts=True)
-    single, firsts = np.zeros(vocab_size, dtype=np.int64), np.zeros(vocab_size, dtype=np.int64)
-    both = np.zeros(len(pairs), dtype=np.int64)
-    single[train.read(0, 1)] += 1  # it follows nothing
-    n_tokens = len(train) if limit is None else min(limit, len(train))
-    for chunk in train.chunks(overlap=1, limit=n_tokens):
-        single += np.bincount(chunk[1:], minlength=vocab_size)
-        firsts += np.bincount(chunk[:-1], minlength=vocab_size)
-        seen = _pairs(chunk, vocab_size)
-        place = np.minimum(np.searchsorted(pairs, seen), len(pairs) - 1)
-        both += np.bincount(place[pairs[place] == seen], minlength=len(pairs))
-    first, second = np.divmod(pairs, vocab_size)
-    unigram = (single[second] + 1) / (n_tokens + vocab_size)
-    probability = (both + prior * unigram) / (firsts[first] + prior)
-    return float(-(n_pairs * np.log(probability)).sum() / n_pairs.sum())
+    model = Neighbours(train, vocab_size, prior=prior, limit=limit)
+    known, counts = np.append(model.pairs, vocab_size**2), np.append(model.counts, 0.0)  # so that every place is one
+    nats = 0.0
+    for chunk in valid.chunks(overlap=1):
+        pairs = _pairs(chunk, vocab_size)
+        places = np.searchsorted(known, pairs)
+        seen = np.where(known[places] == pairs, counts[places], 0.0)
+        nats -= np.log((seen + model.unigram[chunk[1:]]) / model.total[chunk[:-1]]).sum()
+    return float(nats / (len(valid) - 1))
 
 
 def _pairs(ids: Int[np.ndarray, " _"], vocab_size: int) -> Int[np.ndarray, " _"]:
+    """A number for each token and the one behind it."""
     return ids[:-1] * vocab_size + ids[1:]
 
 
@@ -69,10 +63,11 @@ class Neighbours:
         counted = []
         for chunk in train.chunks(overlap=1, limit=limit):
             single = single + np.bincount(chunk[1:], minlength=vocab_size)
-            counted.append(np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True))
-        keys, places = np.unique(np.concatenate([keys for keys, _ in counted]), return_inverse=True)
-        self.counts = np.bincount(places, weights=np.concatenate([n for _, n in counted]), minlength=len(keys))
-        self.first, self.second = np.divmod(keys, vocab_size)
+            counted.append(np.unique(_pairs(chunk, vocab_size), return_counts=True))
+        pairs, counts = map(np.concatenate, zip(*counted, strict=True))
+        self.pairs, places = np.unique(pairs, return_inverse=True)
+        self.counts = np.bincount(places, weights=counts)
+        self.first, self.second = np.divmod(self.pairs, vocab_size)
         self.unigram = prior * (single + 1) / (single.sum() + vocab_size)
         self.total = prior + np.bincount(self.first, weights=self.counts, minlength=vocab_size)
         ids = np.arange(vocab_size + 1)
