@@ -79,6 +79,8 @@ class Trained(NamedTuple):
     scores: list[float]
     """Of every validation."""
     weights: dict[str, Any]
+    norms: list[float]
+    """Of the gradient of every update."""
 
 
 def train(
@@ -98,6 +100,7 @@ def train(
         changes: of its configuration.
     """
     losses: list[float] = []
+    norms: list[float] = []
     settings = {
         "accumulate": 3,
         "max_updates": 12,
@@ -111,10 +114,18 @@ def train(
     }
     trainer = toy.trainer(directory, **given | parts)
     update = trainer.log.update
-    trainer.log.update = lambda progress, parts, **more: (losses.append(parts["loss"]), update(progress, parts, **more))
+
+    def note(progress: Any, parts: dict[str, float], *, norm: float, **more: Any) -> None:
+        losses.append(parts["loss"])
+        norms.append(norm)
+        update(progress, parts, norm=norm, **more)
+
+    trainer.log.update = note
     progress = trainer.run()
     weights = gathered(dict(trainer.model.named_parameters()))
-    return Trained(losses, [score for _, score in progress.validations], {n: w.tolist() for n, w in weights.items()})
+    return Trained(
+        losses, [score for _, score in progress.validations], {n: w.tolist() for n, w in weights.items()}, norms
+    )
 
 
 def stopped(directory: Path, at: int, **changes: Any) -> None:
@@ -137,3 +148,4 @@ def check_same(found: list[Any], want: Any) -> None:
         assert each.weights == found[0].weights
         for some, wanted in ((each.losses, want.losses), (each.scores, want.scores)):
             torch.testing.assert_close(some, wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(each.norms, want.norms, rtol=1e-4, atol=0)

@@ -63,8 +63,9 @@ def stopping(trainer: Trainer) -> None:
     """The second one is asked to stop in its third update."""
     update = trainer._update
 
-    def asked(group, stop=False, **more):
-        update(group, stop or (trainer.world.rank == 1 and trainer.progress.update == 2), **more)
+    def asked(group, **more):
+        trainer.stop.requested |= trainer.world.rank == 1 and trainer.progress.update == 2
+        update(group, **more)
 
     trainer._update = asked
 

@@ -71,20 +71,18 @@ class OptimConfig:
         """
         # the update at which the training would be as far
         at = max(float(update), min(done, 1.0) * max_updates)
-        rate = self._scheduled(update, at, max_updates)
-        left, cooldown = max_updates - at, self.cooldown * max_updates
-        return rate * max(0, left) / cooldown if cooldown and left < cooldown else rate
-
-    def _scheduled(self, update: int, at: float, max_updates: int) -> float:
         warmup, rate = max(1, self.warmup_steps), self.peak_rate
         if self.schedule == "inverse_sqrt":
             rate *= math.sqrt(warmup / max(update, warmup))
         elif self.schedule in ("cosine", "polynomial") and max_updates > warmup:
-            done = min(1.0, max(0.0, (at - warmup) / (max_updates - warmup)))
-            cosine = (1 + math.cos(math.pi * done)) / 2
-            left = cosine if self.schedule == "cosine" else (1 - done) ** self.power
-            rate = self.final_rate + (self.peak_rate - self.final_rate) * left
-        return min(rate, self.peak_rate * update / warmup) if update < warmup else rate
+            share = min(1.0, max(0.0, (at - warmup) / (max_updates - warmup)))
+            cosine = (1 + math.cos(math.pi * share)) / 2
+            fall = cosine if self.schedule == "cosine" else (1 - share) ** self.power
+            rate = self.final_rate + (self.peak_rate - self.final_rate) * fall
+        if update < warmup:
+            rate = min(rate, self.peak_rate * update / warmup)
+        left, cooldown = max_updates - at, self.cooldown * max_updates
+        return rate * max(0, left) / cooldown if cooldown and left < cooldown else rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,26 +229,18 @@ class TrainingConfig:
         at_least(0, self, "seed", "consistency")
         within("[0, 1000]", self, "data_workers")
         within("(0, inf)", self, "max_minutes", "save_every_minutes")
-        if self.shard:
-            self._check_shard()
         within("[0, 1)", self, "label_smoothing")
         within("(0, 1]", self, "distillation")
         refuse_both(self.consistency, len(self.teachers))
-
-    def _check_shard(self) -> None:
-        """Raise InputError where something else does not work with parts of weights."""
-        other = {
-            "optim.optimizer": self.optim.optimizer if self.optim.optimizer != "adamw" else None,
-            "lora.rank": self.lora.rank,
-            "compile": self.compile,
-            "precision": self.precision if self.precision == "fp16" else None,
-        }
-        for name, value in other.items():
-            if value:
-                raise InputError(
-                    "shard goes with AdamW over all weights, not compiled, but shard=True and "
-                    f"{name}={value}; leave one of the two away"
-                )
+        optimizer, rank = self.optim.optimizer, self.lora.rank
+        other = optimizer != "adamw" or rank or self.compile or self.precision == "fp16"
+        if self.shard and other:
+            raise InputError(
+                "shard goes with AdamW over all weights, neither compiled nor in fp16, but "
+                f"shard=True, optim.optimizer={optimizer}, lora.rank={rank}, "
+                f"compile={self.compile} and precision={self.precision}; leave shard or what does "
+                "not go with it away"
+            )
 
     def check_processes(self, n: int) -> None:
         """Raise InputError where so many processes cannot share such a training."""

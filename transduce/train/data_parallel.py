@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transduce.train.distributed import World
 from transduce.train.objectives import Objective
 from transduce.train.optim import LAYER
-from transduce.train.state import local
 
 
 class DataParallel:
@@ -55,16 +54,16 @@ class DataParallel:
         gradients = [
             torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in parameters
         ]
-        numbers = torch.cat([numbers, numbers.new_tensor([*more, *used])])
-        flat = torch.cat([numbers, *(gradient.flatten() for gradient in gradients)])
+        numbers = torch.cat([numbers, numbers.new_tensor(more)])
+        pieces = [numbers, numbers.new_tensor(used), *gradients]
+        flat = torch.cat([piece.flatten() for piece in pieces])
         self.world.all_reduce(flat)
-        sizes = [len(numbers) - len(used), len(used), len(flat) - len(numbers)]
-        numbers, n_using, total = flat.split(sizes)
+        numbers, n_using, *totals = flat.split([piece.numel() for piece in pieces])
         if not all(used):  # another process may use more; only then a device is waited for
             used = (n_using > 0).tolist()
-        parts = (total / numbers[0]).split([p.numel() for p in parameters])
-        for p, part, is_used in zip(parameters, parts, used, strict=True):
-            p.grad = part.view_as(p) if is_used else None  # the optimizer skips unused weights
+        means = torch._foreach_div(totals, numbers[0])
+        for p, mean, is_used in zip(parameters, means, used, strict=True):
+            p.grad = mean.view_as(p) if is_used else None  # the optimizer skips unused weights
         return self.names, numbers
 
     def clip(self, limit: float) -> Tensor:
@@ -108,9 +107,7 @@ class ShardedDataParallel(DataParallel):
 
     def share(self, group: Sequence[int]) -> Sequence[int]:
         """Return this process's batches; the first of all instead of one that it lacks."""
-        shared = list(self.world.share(group))
-        most = math.ceil(len(group) / self.world.size)
-        return shared if len(shared) == most else [*shared, group[0]]
+        return [*self.world.share(group), group[0]][: math.ceil(len(group) / self.world.size)]
 
     def divisor(self, n_tokens: int) -> float:
         """Return the number of tokens that all processes have in an update."""
@@ -124,15 +121,10 @@ class ShardedDataParallel(DataParallel):
         self.world.all_reduce(numbers)
         return names, numbers
 
-    def clip(self, limit: float) -> Tensor:
+    def clip(self, limit: float) -> Any:
         """Scale the gradient as in DataParallel, by the norm of all parts."""
-        gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
-        square = nn.utils.get_total_norm(gradients).square()[None]
-        self.world.all_reduce(square)
-        norm = square[0].sqrt()
-        factor = ((limit or math.inf) / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, factor)
-        return norm
+        norm: Any = super().clip(limit)
+        return norm.full_tensor()
 
     @contextmanager
     def unsharded(self) -> Iterator[None]:

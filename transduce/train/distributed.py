@@ -41,10 +41,6 @@ class PeerFailed(Exception):
     """Another process of this training has failed, and reports why."""
 
 
-LEFT: list["World"] = []
-"""Groups that this process has left."""
-
-
 @dataclass(frozen=True)
 class World:
     """One process, `rank`, of `size`; shared work goes round: item i to process i % size."""
@@ -225,11 +221,10 @@ def world() -> World:
 def leave() -> bool:
     """Leave the other processes; returns whether this is the first one, which goes on alone.
 
-    The group stays alive: Gloo may abort a process that drops it.
+    torch.distributed keeps the group alive: Gloo may abort a process that drops it.
     """
     here = world()
     if here.size > 1:
-        LEFT.append(here)
         os.environ["WORLD_SIZE"] = "1"
         world.cache_clear()
     return here.first
@@ -238,6 +233,4 @@ def leave() -> bool:
 def end_with_parent() -> None:
     """Let Linux end this process when its parent is killed, as torchrun cannot end it then."""
     if sys.platform.startswith("linux"):
-        prctl = getattr(ctypes.CDLL(None), "prctl", None)
-        if prctl is not None:
-            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

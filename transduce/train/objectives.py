@@ -199,7 +199,8 @@ class CrossEntropy(Objective):
             ctc = (1 - losses.interctc_weight) * ctc + losses.interctc_weight * inner
         if self.model.training and losses.ctc_consistency:
             lengths = None if memory.lengths is None else memory.lengths.chunk(2)[0]
-            divergence = ctc_consistency(*logits.chunk(2), lengths)
+            first, second = logits.chunk(2)
+            divergence = ctc_consistency(first, second, lengths)
             parts["ctc_consistency"] = divergence
             ctc = ctc + losses.ctc_consistency * divergence
         return ctc, parts

@@ -133,7 +133,7 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
         )
 
 
-def _adapted(model: nn.Module) -> dict[str, nn.Linear]:
+def adapted(model: nn.Module) -> dict[str, nn.Linear]:
     """The linear maps with a low-rank change, by name."""
     return {
         name: module
@@ -144,7 +144,7 @@ def _adapted(model: nn.Module) -> dict[str, nn.Linear]:
 
 def merge(model: nn.Module) -> None:
     """Make every sum of a weight and its low-rank changes an ordinary weight again."""
-    for module in _adapted(model).values():
+    for module in adapted(model).values():
         parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
@@ -152,17 +152,12 @@ def merge(model: nn.Module) -> None:
 def merged(model: nn.Module) -> dict[str, Tensor]:
     """The weights that the model would have after `merge`, by name."""
     weights = {name: weight for name, weight in weights_of(model).items() if not is_part(name)}
-    return weights | {f"{name}.weight": module.weight for name, module in _adapted(model).items()}
+    return weights | {f"{name}.weight": module.weight for name, module in adapted(model).items()}
 
 
 def is_part(name: str) -> bool:
     """Whether this is a part of a weight: the frozen one, or A or B."""
     return ".parametrizations." in name
-
-
-def merged_name(name: str) -> str:
-    """The name of the weight that a part belongs to."""
-    return name.split(".parametrizations.")[0] + ".weight"
 
 
 LAYER = re.compile(r"(\w+)\.layers\.(\d+)\.")

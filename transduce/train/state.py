@@ -27,7 +27,7 @@ from transduce.files import (
     weights_of,
     write_directory,
 )
-from transduce.train.optim import is_part, merged, merged_name
+from transduce.train.optim import adapted, is_part, merged
 
 NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
 """The files of a checkpoint that a training resumes from, if it has no manifest (version 0.1)."""
@@ -198,8 +198,8 @@ class Store:
         weights = read_weights(path / "model.safetensors")
         if (path / "lora.safetensors").is_file():
             weights |= read_weights(path / "lora.safetensors")
-            for name in {merged_name(part) for part in weights if is_part(part)}:
-                del weights[name]
+            for name in adapted(model):
+                del weights[f"{name}.weight"]
         set_weights(model, parts_like(weights_of(model), weights), str(path / "model.safetensors"))
         _set_moments(optimizer, path / "optimizer.safetensors")
         progress = from_dict(Progress, read_json(path / "state.json"), str(path / "state.json"))

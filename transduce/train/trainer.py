@@ -95,6 +95,7 @@ class Trainer:
         self.progress = Progress()
         # of the last update: its rate, names of losses, and numbers on their way from the device
         self.unread: tuple[float, list[str], HostCopy] | None = None
+        self.stop = StopRequest()
         self.stopping = False  # one of several processes is asked to stop, as all of them know
         self.validation_seconds = 0.0  # duration of the last one
         self.saved_at = 0.0  # progress.seconds of the last checkpoint
@@ -124,20 +125,20 @@ class Trainer:
             stack.enter_context(self.world.exchanging(COLLECTIVE))
             if not self.config.static_shapes:
                 stack.enter_context(without_cudnn_attention)
-            stop = stack.enter_context(StopRequest())
+            self.stop = stack.enter_context(StopRequest())
             self.log.open(self.progress)
             stack.callback(self.log.close)
             if self.pretrained and not self.progress.update and not self.progress.validated:
                 self._validate()
             while not self._finished():
-                self._epoch(stop)
+                self._epoch()
             if not self.progress.validated:
                 self._validate()
-            if self._stops(stop):
+            if self._stops():
                 raise KeyboardInterrupt
         return self.progress
 
-    def _epoch(self, stop: StopRequest) -> None:
+    def _epoch(self) -> None:
         """Train on the rest of an epoch, or until the training ends."""
         batches = self.data.epoch(self.progress.epoch)
         if len(batches) < self.world.size:
@@ -155,21 +156,21 @@ class Trainer:
         for group in groups:
             n_batches = len(self.parallel.share(group))
             idle = n_batches - len(self.world.share(group))
-            self._update(list(islice(queue, n_batches)), stop.requested, idle=idle)
+            self._update(list(islice(queue, n_batches)), idle=idle)
             self.progress.batch += len(group)
-            self._validate_or_save(stop)
+            self._validate_or_save()
             if self._finished():
                 return
         self._read()
         self.progress.epoch += 1
         self.progress.batch = 0
 
-    def _validate_or_save(self, stop: StopRequest) -> None:
+    def _validate_or_save(self) -> None:
         """Validate or make a checkpoint where it is time; raise KeyboardInterrupt if asked to."""
         due = self.progress.update % self.config.validate_every == 0
         if due and self._time_used(self.validation_seconds) < 1:
             self._validate()
-        stops = self._stops(stop)
+        stops = self._stops()
         unsaved = self.progress.seconds - self.saved_at
         if stops or unsaved >= 60 * (self.config.save_every_minutes or math.inf):
             self._read()
@@ -179,17 +180,16 @@ class Trainer:
         if stops:
             raise KeyboardInterrupt
 
-    def _stops(self, stop: StopRequest) -> bool:
-        return self.stopping if self.world.size > 1 else stop.requested
+    def _stops(self) -> bool:
+        return self.stopping if self.world.size > 1 else self.stop.requested
 
-    def _update(self, group: Sequence[Batch], stop: bool = False, *, idle: int = 0) -> None:
+    def _update(self, group: Sequence[Batch], *, idle: int = 0) -> None:
         """Take one step over batches as if they were one; skip it where anything is not finite.
 
         The numbers of the update before are read when this one is queued, so that a GPU has work
         while it is waited for.
 
         Args:
-            stop: whether this process has been asked to stop.
             idle: number of batches, the last ones, that count zero and keep processes in step.
         """
         update = self.progress.update + 1
@@ -211,7 +211,7 @@ class Trainer:
         sums = [torch.stack([each[name] for each in losses]).sum() for name in names]
         numbers = torch.stack([torch.full((), float(n_tokens), device=self.device), *sums])
         seconds = time.monotonic() - self.started if self.world.first else 0.0
-        names, numbers = self.parallel.exchange(names, numbers, [float(stop), seconds])
+        names, numbers = self.parallel.exchange(names, numbers, [self.stop.requested, seconds])
         self.scaler.unscale_(self.optimizer)
         norm = self.parallel.clip(self.config.optim.clip_norm)
         numbers = torch.cat([norm[None], scale, numbers])
