@@ -120,8 +120,13 @@ def run(x: Experiment) -> dict[str, float]:
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
     tokenizer, context = language.tokenizer, x.model.for_stack(x.model.decoder).max_positions
-    windows = ex.TokenWindows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
-    windows = replace(windows, batches_per_epoch=x.batches_per_epoch)
+    windows = ex.TokenWindows(
+        stream=language.train,
+        context=context,
+        batch_size=x.batch_size,
+        seed=x.training.seed,
+        batches_per_epoch=x.batches_per_epoch,
+    )
     held_out = ex.HeldOutWindows(language.valid, context=context, batch_size=x.batch_size, n_windows=x.valid_windows)
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
     full = ex.resolved(x, vocab_sizes=[tokenizer.vocab_size])

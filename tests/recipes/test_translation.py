@@ -276,7 +276,7 @@ def test_another_run_teaches(translation_run, parallel_text, tmp_path, untrained
         (
             teacher,
             {"tokenizer": (), "vocab_size": 310},
-            "has other source tokens; train with --tokenizer and its tokenizer file",
+            "differs in source_tokenizer, target_tokenizer, model.vocab_size; train with --tokenizer and its ",
         ),
         (tmp_path / "none", {}, "training.teachers: .*none does not exist"),
     ):

@@ -9,7 +9,6 @@ import sys
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -91,11 +90,29 @@ def _check_machine(x: Experiment) -> None:
 def _exit_together(start: Callable[[], None]) -> None:
     """Run as one of the processes of torchrun, and end this process.
 
-    Gloo's threads may abort an interpreter that ends while other processes are at work or gone.
+    The first process alone prints; of those that fail, the one that does so first says why. Gloo's
+    threads may abort an interpreter that ends while other processes are at work or gone.
     """
 
+    def start_among_others() -> None:
+        from transduce.train.distributed import end_with_parent, world
+
+        end_with_parent()
+        if not world().first:
+            os.environ["TQDM_DISABLE"] = "1"
+            logging.disable(logging.WARNING)
+            sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+        try:
+            start()
+        except SystemExit:  # after --help
+            raise
+        except BaseException as error:
+            if not world().report_failure():
+                sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
+            raise
+
     try:
-        code = exit_code(_one_of_several()(start), interrupted=INTERRUPTED)
+        code = exit_code(start_among_others, interrupted=INTERRUPTED)
     except SystemExit as stop:
         code = int(stop.code or 0)
     except BaseException:
@@ -104,29 +121,6 @@ def _exit_together(start: Callable[[], None]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-@contextmanager
-def _one_of_several() -> Iterator[None]:
-    """Among processes, let the first alone print; of those that fail, the one that does so first
-    says why."""
-    from transduce.train.distributed import end_with_parent, world
-
-    end_with_parent()
-    with ExitStack() as stack:
-        if not world().first:
-            os.environ["TQDM_DISABLE"] = "1"
-            logging.disable(logging.WARNING)
-            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8", errors="replace"))
-            stack.enter_context(redirect_stdout(nowhere))
-        try:
-            yield
-        except SystemExit:  # after --help
-            raise
-        except BaseException as error:
-            if not world().report_failure():
-                sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
-            raise
 
 
 def choose(
@@ -176,9 +170,8 @@ def choose(
 
 def _check_vocabulary(x: Experiment, default: Experiment) -> None:
     """Raise InputError where flags describe a vocabulary to train, and one that exists is taken."""
-    tokenizer = getattr(x, "tokenizer", None) or ""  # a kind, a file or some
-    files = [*tokenizer] if isinstance(tokenizer, tuple) else [tokenizer]
-    files = [file for file in files if isinstance(file, Path)]
+    tokenizer = getattr(x, "tokenizer", None)  # a kind, a file, some or none
+    files = tokenizer if isinstance(tokenizer, tuple) else [tokenizer] * isinstance(tokenizer, Path)
     names = ["vocab_size", "normalization", *["joint"] * (len(files) < 2)]
     names += ["tokenizer"] * (not files)
     named = {
@@ -359,7 +352,6 @@ def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
     return like if _inputs(like) == _inputs(x) else x
 
 
-def _inputs(x: Experiment) -> list[type | None]:
-    """The types of input of encoder and decoder; None: there is no such stack."""
-    stacks = (x.model.encoder, x.model.decoder)
-    return [None if stack is None else type(stack.input) for stack in stacks]
+def _inputs(x: Experiment) -> list[type]:
+    """The types of input of encoder and decoder; NoneType: there is no such stack."""
+    return [type(getattr(stack, "input", None)) for stack in (x.model.encoder, x.model.decoder)]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, eq
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -120,11 +120,11 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
     for path in x.training.teachers:
         run = teacher_run(path)
         teacher = read_model(on_disk(path), run.model, student.device).requires_grad_(False)
-        if difference := _difference(run, taught):
+        if differing := _differing(run, taught):
             raise InputError(
                 "a teacher must do what its student does, with the same tokens and features, but "
-                f"{path} has {difference}; train with --tokenizer and its tokenizer file, or start "
-                f"from it (--start-from {path})"
+                f"that of {path} differs in {differing}; train with --tokenizer and its tokenizer "
+                f"file, or start from it (--start-from {path})"
             )
         print(f"teacher: {path}, {sum(p.numel() for p in teacher.parameters()):,} parameters")
         teachers.append(teacher)
@@ -147,31 +147,29 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
     )
 
 
-def _difference(teacher: Run, student: Run) -> str | None:
-    """The difference between two runs for which one cannot teach the other."""
-    parts: tuple[tuple[str, str, str, Callable[[Any, Any], bool]], ...] = (
-        ("", "source tokens", "source_tokenizer", same_tokens),
-        ("", "target tokens", "target_tokenizer", same_tokens),
-        ("", "features of sound", "feature_extractor", same_features),
-        ("an ", "encoder", "model.encoder", lambda *_: True),
-        ("a ", "decoder", "model.decoder", lambda *_: True),
-    )
-    for article, name, attribute, same in parts:
-        its, ours = map(attrgetter(attribute), (teacher, student))
-        if its is None or ours is None:
-            if its is not ours:
-                return f"{'no ' if its is None else article}{name}"
-        elif not same(its, ours):
-            return f"other {name}"
-    its, ours = teacher.model.vocab_size, student.model.vocab_size
-    return None if its == ours else f"a vocabulary of {its} instead of {ours}"
+def _differing(teacher: Run, student: Run) -> str:
+    """What differs between two runs so that one cannot teach the other; "" where nothing does."""
+    parts: dict[str, Callable[[Any, Any], bool]] = {
+        "source_tokenizer": same_tokens,
+        "target_tokenizer": same_tokens,
+        "feature_extractor": same_features,
+        "model.encoder": lambda *_: True,
+        "model.decoder": lambda *_: True,
+        "model.vocab_size": eq,
+    }
+    names = []
+    for name, same in parts.items():
+        its, ours = map(attrgetter(name), (teacher, student))
+        if its is not ours and (None in (its, ours) or not same(its, ours)):
+            names.append(name)
+    return ", ".join(names)
 
 
+@dataclass
 class Reports(Sink):
     """Writes the reports of a run after every validation."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    directory: Path
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Write them."""
@@ -330,7 +328,10 @@ def finish(directory: Path, trainer: Trainer) -> None:
         weights = average(checkpoint_weights(directory, updates))
         set_weights(trainer.model, parts_like(weights_of(trainer.model), weights), name)
         results[name] = trainer.validation()
-    chosen = min(results, key=lambda name: _rank(results[name]))
+    chosen = min(
+        results,
+        key=lambda name: (-results[name].score, results[name].metrics.get("loss", math.inf)),
+    )
     numbers = ", ".join(map(str, sorted(candidates[chosen])))
     scores = ", ".join(f"{name} {abs(result.score):.3f}" for name, result in results.items())
     by = list(results.values())[-1].by
@@ -356,7 +357,3 @@ def is_finished(directory: Path) -> bool:
     model = directory / WEIGHTS
     saved = [path.stat().st_mtime for path in checkpoints(directory)]
     return model.is_file() and model.stat().st_mtime >= max(saved, default=0)
-
-
-def _rank(result: Validation) -> tuple[float, float]:
-    return -result.score, result.metrics.get("loss", math.inf)

@@ -203,16 +203,14 @@ def take_weights(
     }
     # an encoder alone has the mask symbol behind its tokens
     n_behind = int(model.config.decoder is None and run.model.decoder is None)
-    notes: dict[str, str] = {}
-    taken = set()
+    taken: dict[str, str] = {}
+    """By name, a note on what was left."""
     for name, new in weights.items():
         old = old_weights.get(name)
         side = tokenizers.get(TABLES.get(name, ""), (None, None))
         note = None if old is None else _take(name, new, old, side, n_behind)
         if note is not None:
-            taken.add(name)
-        if note:
-            notes[TABLES.get(name, name)] = note
+            taken[name] = note
     untaken = ", ".join(
         f"{name} {tuple(new.shape)}" for name, new in weights.items() if name not in taken
     )
@@ -225,7 +223,7 @@ def take_weights(
     print(
         f"starts from {directory}: {len(taken)} of {len(weights)} tensors; new: {untaken or 'none'}"
     )
-    for note in notes.values():
+    for note in dict.fromkeys(filter(None, taken.values())):
         print(note)
     if unused := [name for name in weights_of(other) if name not in taken]:
         print(f"not taken from {directory}: {', '.join(unused)}")

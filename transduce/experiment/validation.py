@@ -244,13 +244,11 @@ def language_validator(
         # one half each for prompt and continuation
         half = model.config.for_stack(model.config.decoder).max_positions // 2
         length = max(1, min(generation.max_length, half, len(valid) // 2))
-        last = len(valid) - 2 * length
-        starts = sorted({0, last})
+        places = sorted({0, len(valid) - 2 * length})
+        windows = [valid.read(place, place + 2 * length).tolist() for place in places]
         before, after = (
-            generator.tokenizer.decode(
-                [valid.read(start + i, start + i + length).tolist() for start in starts]
-            )
-            for i in (0, length)
+            generator.tokenizer.decode([window[half] for window in windows])
+            for half in (slice(length), slice(length, None))
         )
         shortest = min(generation.min_length, length)
         drawn = generator(before, replace(generation, min_length=shortest, max_length=length))
