@@ -177,8 +177,7 @@ class ProgressBar(Sink):
 
     def _allowed(self, now: float) -> float:
         """The seconds that max_minutes leaves."""
-        used = self.seconds_before + now - self.opened
-        return 60 * self.max_minutes - used if self.max_minutes else math.inf
+        return 60 * (self.max_minutes or math.inf) - (self.seconds_before + now - self.opened)
 
     def _estimate(self, each: float, now: float) -> str:
         """What a training takes whose updates take so many seconds each."""

@@ -210,16 +210,15 @@ def ctc_loss(
     """
     if source_lengths is None:
         source_lengths = torch.full_like(target_lengths, logits.size(1))
-    with torch.autocast(logits.device.type, enabled=False):
-        return F.ctc_loss(
-            _log_probabilities(logits).transpose(0, 1),
-            targets,
-            source_lengths,
-            target_lengths - 1,
-            blank=blank_id,
-            reduction="sum",
-            zero_infinity=True,
-        )
+    return F.ctc_loss(
+        _log_probabilities(logits).transpose(0, 1),
+        targets,
+        source_lengths,
+        target_lengths - 1,
+        blank=blank_id,
+        reduction="sum",
+        zero_infinity=True,
+    )
 
 
 def ctc_consistency(
@@ -238,10 +237,9 @@ def ctc_consistency(
     Source: Yao et al. (2024), CR-CTC: Consistency regularization on CTC for improved speech
     recognition.
     """
-    with torch.autocast(first.device.type, enabled=False):
-        log_p, log_q = _log_probabilities(first), _log_probabilities(second)
-        kl = partial(F.kl_div, reduction="none", log_target=True)
-        divergence = kl(log_q, log_p.detach()).sum(-1) + kl(log_p, log_q.detach()).sum(-1)
+    log_p, log_q = _log_probabilities(first), _log_probabilities(second)
+    kl = partial(F.kl_div, reduction="none", log_target=True)
+    divergence = kl(log_q, log_p.detach()).sum(-1) + kl(log_p, log_q.detach()).sum(-1)
     if lengths is not None:
         padding = torch.arange(first.size(1), device=first.device) >= lengths[:, None]
         divergence = divergence.masked_fill(padding, 0.0)

@@ -291,9 +291,6 @@ class Muon(torch.optim.AdamW):
 
     def _step_maps(self, group: dict[str, Any], finite: Bool[Tensor, ""]) -> None:
         """Step all maps of one shape at once: many small kernels would be slow on a GPU."""
-        on_host = finite.device.type == "cpu"
-        if on_host and not finite:
-            return
         maps: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for p, rows in zip(group["params"], group["rows"], strict=True):
             if p.grad is None:
@@ -309,10 +306,8 @@ class Muon(torch.optim.AdamW):
         rate = finite * group["lr"]
         for shape, all_of_shape in maps.items():
             weights, gradients, momentum = zip(*all_of_shape, strict=True)
-            if not on_host:
-                gradients = torch.where(
-                    finite, torch.stack(gradients), torch.stack(momentum)
-                ).unbind()
+            # an update that is skipped moves nothing: its momentum follows itself, at a rate of 0
+            gradients = torch.where(finite, torch.stack(gradients), torch.stack(momentum)).unbind()
             torch._foreach_lerp_(momentum, gradients, 1 - self.momentum)
             ahead = torch._foreach_lerp(gradients, momentum, self.momentum)
             change = orthogonal(torch.stack(ahead)) * (0.2 * math.sqrt(max(shape)))

@@ -70,7 +70,7 @@ class Progress:
     @property
     def validated(self) -> bool:
         """Whether this update has been validated."""
-        return bool(self.validations) and self.validations[-1][0] == self.update
+        return self.last(1) == [self.update]
 
     def _keys(self) -> list[tuple[float, float]]:
         """Return a sort key per validation: the highest score, then the lowest loss, is first."""

@@ -321,11 +321,13 @@ class Trainer:
         """Return the share of max_minutes that is used, now or so many seconds later."""
         if self.world.size == 1:  # several processes agree on the time of the last exchange
             self._clock()
-        limit = self.config.max_minutes
-        return (self.progress.seconds + more_seconds) / (60 * limit) if limit else 0.0
+        seconds = self.progress.seconds + more_seconds
+        return seconds / (60 * (self.config.max_minutes or math.inf))
 
     def _finished(self) -> bool:
         progress, config = self.progress, self.config
-        if progress.update >= config.max_updates or self._time_used() >= 1:
-            return True
-        return config.patience is not None and progress.validations_since_best >= config.patience
+        return (
+            progress.update >= config.max_updates
+            or self._time_used() >= 1
+            or progress.validations_since_best >= (config.patience or math.inf)
+        )
