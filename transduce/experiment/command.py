@@ -154,7 +154,10 @@ def choose(
     flags.add_argument("--print-config", action="store_true")
     options, words = flags.parse_known_args(words)
     experiment = with_files(experiment, options.config)
-    if start := _starting_run(words, experiment):
+    flags.add_argument("--start-from", "--start_from", nargs="?", default=experiment.start_from)
+    flags.add_argument("--run", nargs="?", default=experiment.run)
+    runs, _ = flags.parse_known_args(words)
+    if start := _starting_run(runs.start_from, runs.run):
         experiment = with_files(_like_run(experiment, start), options.config)
     kind: Any = type(experiment)
     chosen: ExperimentT = call(
@@ -186,19 +189,14 @@ def _check_vocabulary(x: Experiment, default: Experiment) -> None:
         )
 
 
-def _starting_run(words: list[str], x: Experiment) -> Path | None:
+def _starting_run(start_from: Path | str | None, run: Path | str | None) -> Path | None:
     """The config.json of --start-from's run; where that is gone and the new run has begun, that of
     this one, which began like it."""
-    flags = ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument("--start-from", "--start_from", nargs="?", type=Path, default=x.start_from)
-    flags.add_argument("--run", nargs="?", type=Path, default=x.run)
-    options, _ = flags.parse_known_args(words)
-    if options.start_from is None:
+    if start_from is None:
         return None
     from transduce.run import on_disk
 
-    runs = (options.start_from, options.run)
-    paths = [on_disk(path) / "config.json" for path in runs if path is not None]
+    paths = [on_disk(path) / "config.json" for path in (start_from, run) if path is not None]
     return next(filter(Path.is_file, paths), None)
 
 

@@ -220,14 +220,13 @@ def resolved(
         changed = _resolved_targets(x, columns)
         if seconds is not None:
             changed = replace(changed, decoding=_resolved_segments(changed, *seconds))
+    model = changed.model
     if n_features:
-        changed = replace(changed, model=with_frames(changed.model, n_features, *vocab_sizes))
+        model = with_frames(model, n_features, *vocab_sizes)
     elif vocab_sizes:
-        source, target = vocab_sizes[0], vocab_sizes[-1]
-        joint = len(vocab_sizes) == 1
-        model = with_vocabularies(changed.model, source, target, joint=joint)
-        changed = replace(changed, model=model)
-    return changed
+        source, *others = vocab_sizes
+        model = with_vocabularies(model, source, vocab_sizes[-1], joint=not others)
+    return replace(changed, model=model)
 
 
 def _resolved_translation(x: TranslationExperiment, usual_length: int) -> TranslationExperiment:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from transduce.data.batch import IGNORE, Batch
@@ -184,20 +184,13 @@ def _transcripts(
     """The transcript of every recording, each in one piece; "" where its sound cannot be used."""
     texts: list[str] = []
     for group in group_by_duration(recordings, CHUNK):
-        read = [_frames(reader, recording) for recording in group]
-        usable = [frames for frames in read if frames is not None]
-        decoded = iter(transcriber.decode(usable, search))
-        texts += ["" if frames is None else next(decoded)[0].text for frames in read]
+        frames: dict[int, Tensor] = {}
+        for i, recording in enumerate(group):
+            with suppress(InputError):
+                frames[i] = reader(recording.audio)
+        outputs = dict(zip(frames, transcriber.decode([*frames.values()], search), strict=True))
+        texts += [outputs[i][0].text if i in outputs else "" for i in range(len(group))]
     return texts
-
-
-def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] | None:
-    """The vectors of a recording; None where its sound cannot be used, which the reader warns
-    of."""
-    try:
-        return reader(recording.audio)
-    except InputError:
-        return None
 
 
 def check_search(
@@ -344,12 +337,11 @@ def held_out_report(
     values: dict[str, float] = {}
     results = {"": (held_out_loss(task.model, batches), accuracy), **baselines}
     for which, (loss, share) in results.items():
-        second, value = "perplexity", math.exp(min(loss, 50))
+        second, value, unit = "perplexity", math.exp(min(loss, 50)), ""
         if share is not None:
-            second, value = "accuracy", 100 * share
+            second, value, unit = "accuracy", 100 * share, " %"
         prefix = which and f"{which}."
         values |= {f"{prefix}loss": loss, f"{prefix}{second}": value}
-        unit = "" if share is None else " %"
         print(f"  {which or 'loss'} {loss:.4f} nats per token, {second} {value:.3f}{unit}")
     write_file(
         directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n"

@@ -176,11 +176,11 @@ def distilled_cross_entropy(
     (2016), Sequence-level knowledge distillation, at word level; Freitag et al. (2017), Ensemble
     distillation for neural machine translation.
     """
-    taught = [
-        (s @ table.to(s.dtype).T)[:, : logits.size(1)]
+    predictions = [
+        (s @ table.to(s.dtype).T)[:, : logits.size(1)].to(logits.dtype).softmax(-1)
         for s, table in zip(states, tables, strict=True)
     ]
-    q = torch.stack([each.to(logits.dtype).softmax(-1) for each in taught]).mean(dim=0)
+    q = torch.stack(predictions).mean(dim=0)
     (entropy,) = cross_entropy(logits, targets, smoothing=smoothing)
     divergence = F.kl_div(logits.log_softmax(-1), q, reduction="sum")
     return (1 - share) * entropy + share * divergence, entropy, divergence

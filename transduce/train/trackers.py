@@ -64,9 +64,9 @@ class WeightsAndBiases(Tracker):
     def begin(self, run_id: str | None) -> str:
         """Begin or go on."""
         os.environ.setdefault("WANDB_PROJECT", "transduce")
-        where, config = self.directory, self.config
+        where = self.directory
         run = self.library.init(
-            dir=where, name=where.name, config=config, id=run_id, resume="allow"
+            dir=where, name=where.name, config=self.config, id=run_id, resume="allow"
         )
         self.log, self.finish = run.log, run.finish
         return str(run.id)
