@@ -16,7 +16,7 @@ from transduce.decode.phrases import load_lexicon, save_lexicon
 from transduce.tasks.base import Details, in_order
 from transduce.tasks.outputs import Output
 from transduce.tasks.search import GREEDY
-from transduce.tasks.translate import likeliest
+from transduce.tasks.translate import join_parts
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7)
 
@@ -131,18 +131,14 @@ def test_texts_are_the_same_without_scores_which_greedy_search_then_leaves_out(t
     assert math.isnan(found[1][0][0].log_prob) is math.isnan(found[1][0][0].score) is not computed
 
 
-def test_the_likelier_way_is_the_one_with_the_higher_mean_of_all_its_tokens():
-    """EOS counts in every part; ranks are joined with ranks."""
-    whole = [Output("whole", -8.0, -8.0, [1, 2, 3])]
+def test_parts_are_joined_rank_by_rank_and_each_has_an_end():
     a = [Output("a", -3.0, -3.0, [1, 2]), Output("A", -6.0, -6.0, [9])]
     b = [Output("b", -5.0, -5.0, [3], False), Output("B", -7.0, -7.0, [])]
-    best = likeliest([[whole], [a, b]], alpha=1.0)  # -8 / 4 against -8 / 5
-    assert best == [
+    assert join_parts([a, b], alpha=1.0) == [
         Output("a b", -8.0, -8.0 / (10 / 6), [1, 2, 3], False),
         Output("A B", -13.0, -13.0 / (8 / 6), [9]),
     ]
-    a[0] = replace(a[0], log_prob=-6.0)
-    assert likeliest([[whole], [a, b]], alpha=1.0) == whole
+    assert join_parts([a], alpha=1.0) == a
 
 
 def test_a_line_too_long_for_the_model_is_not_cut_where_it_has_sentences(translator, caplog):

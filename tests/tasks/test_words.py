@@ -18,7 +18,7 @@ from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
 from transduce.tasks.outputs import Output, WordAlignment, word_alignment, word_spans
 from transduce.tasks.speech import _seconds, boundaries, ctc_posteriors, ctc_spans
-from transduce.tasks.translate import likeliest
+from transduce.tasks.translate import join_parts
 
 TEXTS = ["Ay  me. Größe, 東京 🙂 it's", "a", "", " "]
 
@@ -185,6 +185,6 @@ def test_alignments_stay_with_their_line_whatever_shares_the_batch(translator):
         assert output.alignment.source == line.split() and output.alignment.target == output.text.split()
         assert [target for _, target in output.alignment.pairs] == list(range(len(output.text.split())))
     parts = translator.translate(["Print it.", "Close the green folder, please."], config, alignments=True)
-    whole = likeliest([parts], alpha=0.6)[0].alignment
+    whole = join_parts(parts, alpha=0.6)[0].alignment
     first, second = (outputs[0].alignment for outputs in parts)
     assert whole.pairs == [*first.pairs, *((s + 2, t + len(first.target)) for s, t in second.pairs)]

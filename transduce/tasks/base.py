@@ -33,7 +33,7 @@ from transduce.process import cancel_with
 
 logger = logging.getLogger("transduce")
 
-TextT = TypeVar("TextT", str, Sequence[str])
+InputT = TypeVar("InputT")
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which stands for a byte that was no UTF-8."""
@@ -113,19 +113,25 @@ def check_list(inputs: object, rule: str, *, of_text: bool = False) -> None:
             )
 
 
-def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> Sequence[TextT]:
-    """One text, or list of texts, for each of n inputs; an empty one each for None.
+def with_phrases(
+    inputs: Sequence[InputT],
+    prefix: Sequence[str] | None,
+    require: Sequence[Sequence[str]] | None,
+) -> Iterator[tuple[InputT, str, Sequence[str]]]:
+    """Every input with its prefix and its required phrases, which are empty ones for None.
 
     Raises:
         InputError: there are not as many.
     """
-    if texts is not None and (isinstance(texts, str) or len(texts) != n):
-        actual = "one string" if isinstance(texts, str) else len(texts)
-        raise InputError(
-            f"{name} must be a list with one for each of the {n} inputs, but got {actual}; use an "
-            "empty one for none"
-        )
-    return texts or [empty] * n
+    n = len(inputs)
+    for name, texts in (("prefix", prefix), ("require", require)):
+        if texts is not None and (isinstance(texts, str) or len(texts) != n):
+            actual = "one string" if isinstance(texts, str) else len(texts)
+            raise InputError(
+                f"{name} must be a list with one for each of the {n} inputs, but got {actual}; use "
+                "an empty one for none"
+            )
+    return zip(inputs, prefix or [""] * n, require or [[]] * n, strict=True)
 
 
 def warn_of_lacking(name: str, phrases: Sequence[str], text: str, tokenizer: Tokenizer) -> None:
@@ -264,6 +270,7 @@ def encoded(model: Engine, sources: Sequence[Source]) -> Memory:
     return model.encode(source.to(model.device), lengths.to(model.device))
 
 
+@torch.no_grad()
 def encoder_states(
     model: Engine, sources: Sequence[Source], batch_tokens: int
 ) -> list[Float[Tensor, "_ D"]]:
@@ -272,7 +279,6 @@ def encoder_states(
     Args:
         batch_tokens: source positions of a batch: speed and memory, never the figures.
     """
-
     states: list[tuple[int, Tensor]] = []
     for rows in batches(source_lengths(model, sources), batch_tokens):
         memory = encoded(model, [sources[row] for row in rows])

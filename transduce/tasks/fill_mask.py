@@ -108,7 +108,6 @@ class FillMask(Task):
             outputs[masked[n]] = one_line(text)
         return outputs
 
-    @torch.no_grad()
     def encode(
         self, lines: Sequence[str], *, batch_tokens: int = 4096
     ) -> list[Float[Tensor, "_ D"]]:

@@ -63,12 +63,6 @@ class Word:
     """Seconds from the beginning of the sound, where times were asked for."""
     stop: float | None = None
 
-    def later(self, seconds: float) -> "Word":
-        """The same word in a sound that begins this many seconds earlier."""
-        if self.start is None or self.stop is None:
-            return self
-        return replace(self, start=self.start + seconds, stop=self.stop + seconds)
-
 
 @dataclass(frozen=True)
 class WordAlignment:

@@ -156,14 +156,10 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         task.decoding = decoding
         return task
 
-    def _merged(self, decoding: SearchConfig | None, settings: dict[str, Any]) -> SearchConfig:
-        """The search of one call: its settings win over `decoding`, or over the task's own."""
-        return (decoding or self.decoding).changed(**settings)
-
     def _for_call(self: TaskT, settings: dict[str, Any]) -> TaskT:
-        return self.with_decoding(self._merged(None, settings))
+        """The task as the settings of one call have it."""
+        return self.with_decoding(self.decoding.changed(**settings))
 
-    @torch.no_grad()
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
         """The encoder's states (S, d_model) of every input, a row per source position, on the CPU.
 
@@ -177,7 +173,6 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         sources = self._for_call(settings)._checked_sources(inputs)
         return encoder_states(self.engine, sources, self.decoding.batch_tokens)
 
-    @torch.no_grad()
     def score(
         self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any
     ) -> list[TokenScores]:
@@ -190,9 +185,8 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
             InputError: there are not as many texts as inputs, or one of either cannot be used.
         """
         task = self._for_call(settings)
-        return task._token_scores(task._checked_sources(inputs), task._targets(inputs, texts))
+        return task._token_scores(task._checked_sources(inputs), task._given(inputs, texts))
 
-    @torch.no_grad()
     def align(
         self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any
     ) -> list[Alignment]:
@@ -204,9 +198,8 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         """
         self._check_single("align")
         task = self._for_call(settings)
-        return task._align(task._checked_sources(inputs), task._targets(inputs, texts))
+        return task._align(task._checked_sources(inputs), task._given(inputs, texts))
 
-    @torch.no_grad()
     def _detailed(
         self, sources: Sequence[Source], outputs: Sequence[list[Output]], details: Details
     ) -> list[list[Output]]:
@@ -216,20 +209,21 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
             return list(outputs)
         flat = [output for some in outputs for output in some]
         repeated = [source for source, some in zip(sources, outputs, strict=True) for _ in some]
-        targets = [self._target(output) for output in flat]
         if details.token_scores:
-            scores = self._token_scores(repeated, targets)
+            scores = self._token_scores(repeated, flat)
             flat = [with_scores(self.tokenizer, *pair) for pair in zip(flat, scores, strict=True)]
         if details.alignments:
-            alignments = self._align(repeated, targets)
+            alignments = self._align(repeated, flat)
             flat = [replace(o, alignment=a.words) for o, a in zip(flat, alignments, strict=True)]
         rest = iter(flat)
         return [list(islice(rest, len(some))) for some in outputs]
 
+    @torch.no_grad()
     def _token_scores(
-        self, sources: Sequence[Source], targets: Sequence[list[int]]
+        self, sources: Sequence[Source], outputs: Sequence[Output]
     ) -> list[TokenScores]:
-        """Log-probabilities of target ids; in an ensemble, the mean of the models'."""
+        """Log-probabilities of the tokens of outputs; in an ensemble, the mean of the models'."""
+        targets = [self._target(output) for output in outputs]
 
         def log_probs(model: Engine) -> Iterator[tuple[int, Tensor]]:
             for rows, memory, target_in, first in self._forced(model, sources, targets):
@@ -244,28 +238,28 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
             for ids, *each in zip(targets, *by_model, strict=True)
         ]
 
-    def _align(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[Alignment]:
-        """Alignments of target ids; in an ensemble, by the first model."""
-
+    @torch.no_grad()
+    def _align(self, sources: Sequence[Source], outputs: Sequence[Output]) -> list[Alignment]:
+        """Alignments of outputs; in an ensemble, by the first model."""
+        targets = [self._target(output) for output in outputs]
         alignments: list[tuple[int, Alignment]] = []
         for rows, memory, target_in, first in self._forced(self.model, sources, targets):
             assert memory.lengths is not None
             batch = cross_attention(self.model, memory, target_in)[:, :, :, first:].cpu()
             for b, (row, length) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
                 weights = batch[:, b, :, : len(targets[row]), :length].clone()
-                alignments.append((row, self._alignment(sources[row], targets[row], weights)))
+                alignments.append((row, self._alignment(sources[row], outputs[row], weights)))
         return in_order(alignments)
 
     def _alignment(
-        self, source: Source, target: list[int], weights: Float[Tensor, "L H T S"]
+        self, source: Source, output: Output, weights: Float[Tensor, "L H T S"]
     ) -> Alignment:
         source_tokens, source_words = self.source_text(source)
         words = None
         if source_words is not None:
-            ended = target[-1:] == [self.tokenizer.eos_id]  # the end is no word
-            target_words = word_spans(self.tokenizer, target[:-1] if ended else target)
+            target_words = word_spans(self.tokenizer, output.tokens)
             words = word_alignment(weights.mean(1), source_words, target_words)
-        tokens = self.tokenizer.tokens(target)
+        tokens = self.tokenizer.tokens(self._target(output))
         return Alignment(source_tokens, tokens, weights, self.position_seconds, words)
 
     def _forced(
@@ -287,26 +281,23 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
                 check_positions(f"input {number}", length, [model], source=True)
         return sources
 
-    def _targets(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[list[int]]:
-        """Ids of given outputs, with their ends."""
+    def _given(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[Output]:
+        """Given outputs, of which strings become tokens that end."""
         check_list(texts, "given outputs are a list of texts")
         if len(inputs) != len(texts):
             raise InputError(
                 f"every input has one given text, but there are {len(inputs)} inputs and "
                 f"{len(texts)} texts"
             )
-        strings = self.tokenizer.encode([text for text in texts if isinstance(text, str)])
-        encoded_texts = iter(self.tokenizer.with_eos(strings))
-        n_opening = len(self.tokenizer.opening)
+        rows = iter(self.tokenizer.encode([text for text in texts if isinstance(text, str)]))
+        outputs = [
+            text if isinstance(text, Output) else Output(text, tokens=next(rows)) for text in texts
+        ]
         n_prompt = len(beginning(self.tokenizer, self.decoding)) - 1
-        targets = []
-        for number, text in enumerate(texts, start=1):
-            target = (
-                self._target(text) if isinstance(text, Output) else next(encoded_texts)[n_opening:]
-            )
-            check_positions(f"text {number}", n_prompt + len(target), self.engines)
-            targets.append(target)
-        return targets
+        for number, output in enumerate(outputs, start=1):
+            n_positions = n_prompt + len(self._target(output))
+            check_positions(f"text {number}", n_positions, self.engines)
+        return outputs
 
     def _target(self, output: Output) -> list[int]:
         """The tokens of an output, with the end if it was reached."""

@@ -27,7 +27,7 @@ from transduce.tasks.base import (
     Source,
     check_list,
     check_positions,
-    per_line,
+    with_phrases,
 )
 from transduce.tasks.config import AUTO, SearchConfig
 from transduce.tasks.seq2seq import Seq2SeqTask
@@ -265,8 +265,7 @@ class SoundTask(Seq2SeqTask[Audio]):
             first_sound: the number of sounds[0], where these are a part of all sounds.
         """
         config = decoding or self.decoding
-        prefixes = per_line(prefix, len(sounds), "prefix", "")
-        phrases = per_line(require, len(sounds), "require", [])
+        rows = with_phrases(sounds, prefix, require)
         if self.trained_seconds < config.max_seconds < UNCUT:
             logger.warning(
                 "segments of up to %g s are longer than what the run was trained on, %g s with "
@@ -284,9 +283,8 @@ class SoundTask(Seq2SeqTask[Audio]):
                 "the language is found out by a Whisper of many languages, but this model has no "
                 "tokens for languages; leave auto out"
             )
-        texts = zip(sounds, prefixes, phrases, strict=True)
-        for i, (audio, text, each) in enumerate(texts):
-            request = Request(number=first_sound + i, require=each)
+        for i, (audio, text, phrases) in enumerate(rows):
+            request = Request(number=first_sound + i, require=phrases)
             yield from self._read(audio, audio_name(audio, f"sound {i + 1}"), request, text, config)
 
     def _read(

@@ -33,9 +33,10 @@ def ctc_words(
     features: FeatureConfig | VectorConfig,
     frames: Float[Tensor, "_ F"],
     outputs: Sequence[Output],
+    start: float,
 ) -> list[list[Word]]:
-    """The words of several outputs of one sound, in seconds from its beginning, by the CTC head of
-    the model that wrote them.
+    """The words of several outputs of one sound that begins at `start` seconds, with their times,
+    by the CTC head of the model that wrote them.
 
     Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there
     are no times.
@@ -61,13 +62,13 @@ def ctc_words(
             for _, a, b in words
         ]
         moments = [
-            [_seconds(frame, n_frames, features) for frame in span]
+            [start + _seconds(frame, n_frames, features) for frame in span]
             for span in boundaries(spikes, n_frames, level)
         ]
         timed.append(
             [
-                Word(word, min(1.0, float(log_probs[a:b].mean().exp())), start, stop)
-                for (word, a, b), (start, stop) in zip(words, moments, strict=True)
+                Word(word, min(1.0, float(log_probs[a:b].mean().exp())), *span)
+                for (word, a, b), span in zip(words, moments, strict=True)
             ]
         )
     return timed

@@ -5,8 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -44,6 +43,17 @@ BLOCK = 4
 """The no_repeat_ngram of the second search where the first one looped."""
 AT_ONCE = 4
 """Segments that are searched together where somebody waits for the first."""
+
+
+class Utterance(NamedTuple):
+    """Frames to search for the text of."""
+
+    name: str
+    """What warnings call it."""
+    request: Request
+    frames: Float[Tensor, "S F"]
+    states: Float[Tensor, "_ D"] | None = None
+    """The first encoder's, if it has computed them."""
 
 
 class Transcriber(SoundTask):
@@ -88,7 +98,7 @@ class Transcriber(SoundTask):
             InputError: times of words are asked for, but the model has neither.
         """
         check_list(sounds, "transcribe takes a list of files")
-        config = self._merged(decoding, settings)
+        config = (decoding or self.decoding).changed(**settings)
         details = Details(token_scores=token_scores, word_times=word_times)
         stretches = self.read(sounds, config, prefix=prefix, require=require)
         return self.transcripts(stretches, config, progress=progress, details=details)
@@ -167,6 +177,8 @@ class Transcriber(SoundTask):
                 "timestamps cut an output into segments; leave out n_best, token_scores and "
                 "word_times"
             )
+        if details.word_times:
+            self._check_times()
         parts = [
             (i, sound.from_segment(k, 1).request, segment)
             for i, sound in enumerate(sounds)
@@ -174,67 +186,53 @@ class Transcriber(SoundTask):
         ]
         states: dict[int, Tensor] = {}
         if is_judged := config.no_speech_threshold or details.no_speech:
-            states = self._states([segment.frames for *_, segment in parts])
-        speech: list[tuple[int, Request, AudioSegment, float | None]] = []
-        searched: list[Tensor] = []
+            sounding = [k for k, (*_, segment) in enumerate(parts) if len(segment.frames)]
+            frames: list[Source] = [parts[k][2].frames for k in sounding]
+            encoded = encoder_states(self.engine, frames, config.batch_tokens)
+            states = dict(zip(sounding, encoded, strict=True))
+        speech: list[tuple[int, AudioSegment, float | None]] = []
+        utterances: list[Utterance] = []
         for k, (i, request, segment) in enumerate(parts):
             p = no_speech_prob(self.engine, self.tokenizer, states.get(k)) if is_judged else None
             is_noise = 0 < config.no_speech_threshold < (p or 0) and not request.has_text
             if len(segment.frames) and not is_noise:
-                speech.append((i, request, segment, p))
-                searched += [states[k]] if is_judged else []
+                speech.append((i, segment, p))
+                name = f"{sounds[i].path} from {segment.start:.1f} s"
+                utterances.append(Utterance(name, request, segment.frames, states.get(k)))
             else:
                 blank = Output("", math.nan, math.nan, language=request.language, no_speech_prob=p)
                 yield i, Segment(segment.start, segment.stop, [blank] * config.n_best)
         _warn_of_silence(len(parts), len(speech), config.no_speech_threshold)
-        names = [f"{sounds[i].path} from {segment.start:.1f} s" for i, _, segment, _ in speech]
-        requests = [request for _, request, *_ in speech]
-        sources = [segment.frames for *_, segment, _ in speech]
-        timed = self._timed() if details.word_times else None
-        for row, outputs in self._decode(sources, requests, names, details, searched):
-            i, request, segment, p = speech[row]
-            words = timed(segment, outputs) if timed else [output.words for output in outputs]
-            warn_of_lacking(names[row], request.require, outputs[0].text, self.tokenizer)
+        for row, outputs in self._decode(utterances, details):
+            i, segment, p = speech[row]
+            name, request, *_ = utterances[row]
+            warn_of_lacking(name, request.require, outputs[0].text, self.tokenizer)
+            words = [output.words for output in outputs]
+            if details.word_times:
+                words = self._words(segment, outputs)
             outputs = [
-                replace(
-                    output,
-                    words=[word.later(segment.start) for word in each],
-                    language=request.language,
-                    no_speech_prob=p,
-                )
+                replace(output, words=each, language=request.language, no_speech_prob=p)
                 for output, each in zip(outputs, words, strict=True)
             ]
             result = Segment(segment.start, segment.stop, outputs)
             for each in split_at_times(result, times, self.tokenizer) if times else [result]:
                 yield i, each
 
-    @torch.no_grad()
-    def _states(self, frames: Sequence[Float[Tensor, "_ F"]]) -> dict[int, Float[Tensor, "_ D"]]:
-        """The encoder's states of those sounds that have frames, by their numbers."""
-        numbers = [k for k, each in enumerate(frames) if len(each)]
-        sources = [frames[k] for k in numbers]
-        states = encoder_states(self.engine, sources, self.decoding.batch_tokens)
-        return dict(zip(numbers, states, strict=True))
-
     def decode(
         self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig
     ) -> list[list[Output]]:
         """The n best texts of every utterance, in order."""
-        names = [f"utterance {i}" for i in range(len(frames))]
-        requests = [Request(number=i) for i in range(len(frames))]
-        return in_order(self.with_decoding(decoding)._decode(frames, requests, names, Details()))
+        utterances = [
+            Utterance(f"utterance {i}", Request(number=i), each) for i, each in enumerate(frames)
+        ]
+        return in_order(self.with_decoding(decoding)._decode(utterances, Details()))
 
     def _decode(
-        self,
-        frames: Sequence[Source],
-        requests: Sequence[Request],
-        names: Sequence[str],
-        details: Details,
-        states: Sequence[Float[Tensor, "_ D"]] = (),
+        self, utterances: Sequence[Utterance], details: Details
     ) -> Iterator[tuple[int, list[Output]]]:
-        """The number of a segment and its n best texts, as batches finish; see `_search`.
+        """The number of an utterance and its n best texts, as batches finish; see `_search`.
 
-        Segments whose best text loops, or does not end before the length bound, are searched once
+        Utterances whose best text loops, or does not end before the length bound, are searched once
         more with repetition blocked; a warning counts them, and names some.
         """
         config = self.decoding
@@ -244,13 +242,14 @@ class Transcriber(SoundTask):
                 "glossary_bonus=inf; take a finite one"
             )
         bias = bias_of(dict(config.glossary).values(), config.glossary_bonus)
-        requests = [replace(each, bias=bias) for each in requests]
+        frames: list[Source] = [each.frames for each in utterances]
         looped: list[int] = []
 
         def search(rows: list[int], decoding: SearchConfig) -> list[list[Hypothesis]]:
-            batch = [requests[row] for row in rows]
-            ready = [states[row] for row in rows] if states else ()
-            return self._search([frames[row] for row in rows], batch, decoding, ready)
+            batch = [utterances[row] for row in rows]
+            requests = [replace(each.request, bias=bias) for each in batch]
+            states = [each.states for each in batch if each.states is not None]
+            return self._search([each.frames for each in batch], requests, decoding, states)
 
         def decode(rows: list[int]) -> list[list[Output]]:
             hypotheses = dict(zip(rows, search(rows, config), strict=True))
@@ -262,19 +261,18 @@ class Transcriber(SoundTask):
             best = [outputs_of(self.tokenizer, hypotheses[row], config) for row in rows]
             return self._detailed([frames[row] for row in rows], best, details)
 
-        yield from self._in_batches(
-            source_lengths(self.engine, frames), config.batch_tokens, decode
-        )
+        lengths = source_lengths(self.engine, frames)
+        yield from self._in_batches(lengths, config.batch_tokens, decode)
         if looped:
             logger.warning(
                 "%d of %d utterances came out as a loop, or without an end, and were searched "
                 "again with repetition blocked: %s",
                 len(looped),
-                len(frames),
-                ", ".join(names[row] for row in sorted(looped)[:5]) + ", ..." * (len(looped) > 5),
+                len(utterances),
+                ", ".join(utterances[row].name for row in sorted(looped)[:5])
+                + ", ..." * (len(looped) > 5),
             )
 
-    @torch.no_grad()
     def words(self, sounds: Sequence[Audio], texts: Sequence[str | Output]) -> list[list[Word]]:
         """The words of given texts, with their times and confidence; sound is not cut.
 
@@ -282,29 +280,19 @@ class Transcriber(SoundTask):
             InputError: there are not as many texts as sounds, one of either cannot be used, or
                 there is neither a CTC head nor alignment heads.
         """
-        segments = self._whole(sounds)
-        (end,) = self.tokenizer.required("eos_id")
-        outputs = [
-            Output("", tokens=[token for token in ids if token != end], finished=ids[-1:] == [end])
-            for ids in self._targets(sounds, texts)
-        ]
-        timed = self._timed()
-        pairs = zip(segments, outputs, strict=True)
-        return [timed(segment, [output])[0] for segment, output in pairs]
+        self._check_times()
+        pairs = zip(self._whole(sounds), self._given(sounds, texts), strict=True)
+        return [self._words(segment, [output])[0] for segment, output in pairs]
 
     @property
     def has_word_times(self) -> bool:
         """Whether the model tells when words are said."""
         return self.model.config.ctc or bool(self.decoding.alignment_heads)
 
-    def _timed(self) -> Callable[[AudioSegment, list[Output]], list[list[Word]]]:
-        """What gives the words of each output of a segment, in seconds from its beginning: the CTC
-        head, or alignment heads; in an ensemble, those of the first model."""
+    def _check_times(self) -> None:
+        """Raise InputError where the model does not tell when words are said."""
         heads, config = self.decoding.alignment_heads, self.model.config
-        if config.ctc:
-            by_ctc = partial(ctc_words, self.engine, self.tokenizer, self.feature_extractor.config)
-            return lambda segment, outputs: by_ctc(segment.frames, outputs)
-        if not heads:
+        if not self.has_word_times:
             raise InputError(
                 "times of words come from a CTC head, or from the alignment_heads of an imported "
                 "Whisper, but this model has neither; leave them out, or train with --model.ctc "
@@ -312,27 +300,29 @@ class Transcriber(SoundTask):
             )
         assert config.decoder is not None
         n_layers, n_heads = config.decoder.n_layers, config.n_heads
-        if any(not 0 <= i < n_layers or not 0 <= k < n_heads for i, k in heads):
+        if not config.ctc and any(not 0 <= i < n_layers or not 0 <= k < n_heads for i, k in heads):
             raise InputError(
                 f"alignment_heads are layers below {n_layers} and heads below {n_heads}, but in "
                 f"the run's config.json they are {heads}; change them"
             )
-        return self._timed_by_attention
 
-    @torch.no_grad()
-    def _timed_by_attention(self, segment: AudioSegment, outputs: list[Output]) -> list[list[Word]]:
-        frames = [segment.frames] * len(outputs)
-        targets = [self._target(output) for output in outputs]
-        heads = self.decoding.alignment_heads
+    def _words(self, segment: AudioSegment, outputs: list[Output]) -> list[list[Word]]:
+        """The words of each output of a segment, with their times in the whole sound, by the CTC
+        head, or else by alignment heads; in an ensemble, those of the first model."""
+        features, config = self.feature_extractor.config, self.model.config
+        start, stop, frames = segment
+        if config.ctc:
+            return ctc_words(self.engine, self.tokenizer, features, frames, outputs, start)
         # frames may go on behind the sound, which is padded for a Whisper
-        n = math.ceil(round(segment.seconds / self.feature_extractor.config.hop, 6))
-        n = max(1, n // self.model.config.frames.per_position)
+        n = math.ceil(round(segment.seconds / features.hop, 6))
+        n = max(1, n // config.frames.per_position)
         timed = []
-        scores = self._token_scores(frames, targets)
-        for output, score, look in zip(outputs, scores, self._align(frames, targets), strict=True):
-            weights = torch.stack([look.weights[layer, head] for layer, head in heads])[..., :n]
-            starts = [*attention_starts(weights), n]
-            moments = [min(segment.seconds, start * self.position_seconds) for start in starts]
+        sources = [frames] * len(outputs)
+        scores = self._token_scores(sources, outputs)
+        for output, score, look in zip(outputs, scores, self._align(sources, outputs), strict=True):
+            heads = [look.weights[layer, head] for layer, head in self.decoding.alignment_heads]
+            places = [*attention_starts(torch.stack(heads)[..., :n]), n]
+            moments = [min(stop, start + place * self.position_seconds) for place in places]
             spans = word_spans(self.tokenizer, output.tokens)
             words = with_scores(self.tokenizer, output, score).words
             pairs = zip(words, spans, strict=True)

@@ -23,8 +23,8 @@ from transduce.tasks.base import (
     check_list,
     in_order,
     last_position,
-    per_line,
     warn_of_lacking,
+    with_phrases,
 )
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.outputs import Output, Span, WordAlignment, joined, word_spans
@@ -120,13 +120,9 @@ class Translator(Seq2SeqTask[str]):
             prefix, require, first_line, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines", of_text=True)
-        task = self.with_decoding(self._merged(decoding, settings))
-        rows = zip(
-            lines,
-            per_line(prefix, len(lines), "prefix", ""),
-            per_line(require, len(lines), "require", []),
-            strict=True,
-        )
+        task = self.with_decoding((decoding or self.decoding).changed(**settings))
+        check_tags(lines, task.source_tokenizer, first_line)
+        rows = with_phrases(lines, prefix, require)
         terms = Glossary(task.decoding.glossary)
         required = task.decoding.glossary_bonus == math.inf
         requests = [
@@ -143,44 +139,39 @@ class Translator(Seq2SeqTask[str]):
         self, lines: Sequence[str], requests: Sequence[Request], details: Details
     ) -> Iterator[tuple[int, list[Output]]]:
         config = self.decoding
-        check_tags(lines, self.source_tokenizer, requests)
         rows, ways = self._ways(lines, requests)
-        glossary = Glossary(config.glossary)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
+        scored = details.scores or any(len(each) > 1 for each in ways.values())
+        sources: list[Source] = [ids for *_, ids in rows]
         outputs: dict[int, list[Output]] = {}
-        compared = any(len(each) > 1 for each in ways.values())
-        scored = details.scores or compared
-        likelihoods: dict[int, float] = {}  # where those of the search have bonuses inside
-        bonuses = compared and (config.glossary or config.logit_bias)
 
         def search(batch: list[int]) -> list[list[Output]]:
-            sources: list[Source] = [rows[row][2] for row in batch]
-            parts = []
-            for row in batch:
-                i, text, _ = rows[row]
-                bias = bias_of(glossary(text), config.glossary_bonus)
-                parts.append(replace(requests[i], part=row - ways[i][0].start, bias=bias))
-            hypotheses = self._search(sources, parts, config, scored=scored)
+            texts = [sources[row] for row in batch]
+            parts = [rows[row][1] for row in batch]
+            hypotheses = self._search(texts, parts, config, scored=scored)
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
-            if bonuses:
-                firsts = [each[:1] for each in best]
-                again = self._detailed(sources, firsts, Details(token_scores=True))
-                scores = [each.token_scores for (each,) in again]
-                likelihoods.update(
-                    (row, each.log_prob) for row, each in zip(batch, scores, strict=True) if each
-                )
-            return self._detailed(sources, best, details)
+            return self._detailed(texts, best, details)
 
-        lengths = [len(ids) for *_, ids in rows]
-        for row, best in self._in_batches(lengths, config.batch_tokens, search):
-            i, *_ = rows[row]
+        def likelihood(way: range) -> float:
+            """The mean log-probability of a token, ends included, without bonuses."""
+            best = [outputs[row][0] for row in way]
+            log_probs = [output.log_prob for output in best]
+            if config.glossary or config.logit_bias:
+                scores = self._token_scores([sources[row] for row in way], best)
+                log_probs = [each.log_prob for each in scores]
+            return sum(log_probs) / sum(len(output.tokens) + 1 for output in best)
+
+        for row, best in self._in_batches([*map(len, sources)], config.batch_tokens, search):
+            i, request, _ = rows[row]
             outputs[row] = best
             if all(each in outputs for way in ways[i] for each in way):
-                by_way = [[outputs.pop(each) for each in way] for way in ways[i]]
-                sums = [sum(map(likelihoods.__getitem__, way)) for way in ways[i] if bonuses]
-                translations = likeliest(by_way, config.alpha, config.length_offset, sums)
-                name = f"line {requests[i].number + 1}"
-                warn_of_lacking(name, requests[i].require, translations[0].text, self.tokenizer)
+                way, *others = ways[i]
+                if others:
+                    way = max(ways[i], key=likelihood)
+                texts = [outputs[each] for each in way]
+                translations = join_parts(texts, config.alpha, config.length_offset)
+                name = f"line {request.number + 1}"
+                warn_of_lacking(name, request.require, translations[0].text, self.tokenizer)
                 yield i, translations
 
     def with_decoding(self, decoding: SearchConfig) -> "Translator":
@@ -207,9 +198,9 @@ class Translator(Seq2SeqTask[str]):
 
     def _ways(
         self, lines: Sequence[str], requests: Sequence[Request]
-    ) -> tuple[list[tuple[int, str, list[int]]], dict[int, list[range]]]:
-        """The texts to translate, with the numbers of their lines and their ids; and by line that
-        is not blank, the ways to translate it: the numbers of one or more of these texts.
+    ) -> tuple[list[tuple[int, Request, list[int]]], dict[int, list[range]]]:
+        """The texts to translate: their lines, what is asked of them, and their ids; and by line
+        that is not blank, the ways to translate it: the numbers of one or more of these texts.
 
         A line that is longer than split_length has a second way, by its sentences; if it is longer
         than max_source_length, that is the only one. A line with a prefix or required phrases has
@@ -220,8 +211,9 @@ class Translator(Seq2SeqTask[str]):
         tokenizer = self.source_tokenizer
         limit = min(config.max_source_length, last_position(*self.engines, source=True))
         limit = max(0, limit - len(tokenizer.with_eos([[]])[0]))
+        glossary = Glossary(config.glossary)
         written = [i for i, line in enumerate(lines) if not is_blank(line)]
-        rows: list[tuple[int, str, list[int]]] = []
+        rows: list[tuple[int, Request, list[int]]] = []
         ways: dict[int, list[range]] = defaultdict(list)
         for i, ids in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
             each = [[(lines[i], ids)]]
@@ -230,6 +222,7 @@ class Translator(Seq2SeqTask[str]):
                 if len(parts) > 1:
                     encoded = zip(parts, tokenizer.encode(parts), strict=True)
                     each = each * (len(ids) <= limit) + [list(encoded)]
+            first = len(rows)
             for way in each:
                 ways[i].append(range(len(rows), len(rows) + len(way)))
                 for text, ids in way:
@@ -240,11 +233,13 @@ class Translator(Seq2SeqTask[str]):
                             len(ids),
                             limit,
                         )
-                    rows.append((i, text, tokenizer.with_eos([ids[:limit]])[0]))
+                    bias = bias_of(glossary(text), config.glossary_bonus)
+                    request = replace(requests[i], part=len(rows) - first, bias=bias)
+                    rows.append((i, request, tokenizer.with_eos([ids[:limit]])[0]))
         return rows, ways
 
 
-def check_tags(lines: Sequence[str], source: Tokenizer, requests: Sequence[Request] = ()) -> None:
+def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> None:
     """Check that each line says once which language to write, where a model has tags for several.
 
     A warning names a line that does not say it: the model guesses.
@@ -253,11 +248,10 @@ def check_tags(lines: Sequence[str], source: Tokenizer, requests: Sequence[Reque
         InputError: a line has a tag although a language was named.
     """
     known = {tag_of(language) for language in source.tagged_languages}
-    first = requests[0].number if requests else 0
     if len(known) < 2:
         return
     untagged = []
-    for number, line in enumerate(lines, start=first + 1):
+    for number, line in enumerate(lines, start=first_line):
         tags = [tag for tag in map(tag_of, TAG.findall(line)) if tag in known]
         if tags and source.opening:
             raise InputError(
@@ -300,28 +294,7 @@ def in_languages(
     return source, target
 
 
-def likeliest(
-    ways: list[list[list[Output]]],
-    alpha: float,
-    offset: float = 5.0,
-    log_probs: Sequence[float] = (),
-) -> list[Output]:
-    """The n best translations of a line, in the way of the highest mean log-probability of a token.
-
-    Args:
-        ways: in each, the n best outputs of every text of the line.
-        log_probs: of the first output of each way; by default as the search has them.
-    """
-    outputs = [_joined(texts, alpha, offset) for texts in ways]
-    log_probs = log_probs or [best[0].log_prob for best in outputs]
-    means = [
-        log_prob / (len(best[0].tokens) + len(texts))
-        for log_prob, best, texts in zip(log_probs, outputs, ways, strict=True)
-    ]
-    return outputs[means.index(max(means))]
-
-
-def _joined(texts: list[list[Output]], alpha: float, offset: float) -> list[Output]:
+def join_parts(texts: list[list[Output]], alpha: float, offset: float = 5.0) -> list[Output]:
     """The best outputs of all texts as one, then the second ones; each text has an end."""
     if len(texts) == 1:
         return texts[0]
