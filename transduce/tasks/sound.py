@@ -18,7 +18,7 @@ from torch import Tensor
 from transduce.data.audio import audio_blocks, read_samples, scale
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor, VectorReader
-from transduce.data.segments import levels, segments, split_segments
+from transduce.data.segments import levels, segments as cut, split_segments
 from transduce.decode.phrases import required, text_prefix
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
@@ -118,26 +118,14 @@ ItemT = TypeVar("ItemT", bound=Lasting)
 TaskT = TypeVar("TaskT", bound="SoundTask")
 
 
-@dataclass(frozen=True)
-class SegmentedAudio:
-    """Sound whose segments are known."""
-
-    silent: bool
-    """Whether every sample is 0."""
-    n_frames: list[int]
-    """Of every segment."""
-    segments: Iterator[AudioSegment]
-    """The sound is read again for them, so they may raise an InputError, which names it. Digital
-    silence has no frames."""
-
-
 def segment_audio(
     audio: Audio,
     name: Path | str,
     feature_extractor: FeatureExtractor | VectorReader,
     decoding: SearchConfig,
-) -> SegmentedAudio:
-    """Cut sound in its pauses.
+) -> tuple[list[int], Iterator[AudioSegment]]:
+    """Cut sound in its pauses: the frames of every segment, and the segments, for which it is read
+    again, so that they may raise an InputError, too. A warning names a silent sound.
 
     Vectors have no loudness, so they are cut into equal parts, as few as are no longer than
     `max_seconds`; they are normalized before, all at once.
@@ -153,21 +141,25 @@ def segment_audio(
     first = list(islice(blocks, 2))
     loudness = levels(chain(first, blocks), rate)
     divisor = scale(loudness.loudest, str(name))
-    spans = segments(loudness, decoding.max_seconds, decoding.min_seconds, decoding.margin)
+    if not loudness.loudest:
+        logger.warning(
+            "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, "
+            "take one",
+            name,
+        )
+    spans = cut(loudness, decoding.max_seconds, decoding.min_seconds, decoding.margin)
 
     def extracted() -> Iterator[AudioSegment]:
         again = iter(first) if len(first) == 1 else read()  # a single block is still in memory
-        for (start, stop), waveform in zip(
-            spans, split_segments(again, spans, str(name)), strict=True
-        ):
+        waveforms = split_segments(again, spans, str(name))
+        for (start, stop), waveform in zip(spans, waveforms, strict=True):
             with errors_of(name):
                 frames = feature_extractor(waveform / divisor)
-            yield AudioSegment(
-                start / rate, stop / rate, frames if waveform.any() else frames[:0].clone()
-            )
+            if not waveform.any():
+                frames = frames[:0].clone()
+            yield AudioSegment(start / rate, stop / rate, frames)
 
-    n_frames = [feature_extractor.config.n_frames(stop - start) for start, stop in spans]
-    return SegmentedAudio(not loudness.loudest, n_frames, extracted())
+    return [feature_extractor.config.n_frames(b - a) for a, b in spans], extracted()
 
 
 @contextmanager
@@ -212,7 +204,7 @@ def _reader(
 
 def _segment_vectors(
     audio: Audio, name: Path | str, reader: VectorReader, max_seconds: float
-) -> SegmentedAudio:
+) -> tuple[list[int], Iterator[AudioSegment]]:
     if not isinstance(audio, Path | str):
         raise InputError(
             f"{name} cannot be used: this model takes vectors, not sound; name files (.npy)"
@@ -222,7 +214,7 @@ def _segment_vectors(
     n = math.ceil(len(vectors) / max(1, int(round(max_seconds / reader.config.hop, 6))))
     spans = list(pairwise(len(vectors) * i // n for i in range(n + 1)))
     parts = (AudioSegment(seconds(a), seconds(b), vectors[a:b]) for a, b in spans)
-    return SegmentedAudio(False, [b - a for a, b in spans], parts)
+    return [b - a for a, b in spans], parts
 
 
 class SoundTask(Seq2SeqTask[Audio]):
@@ -292,32 +284,25 @@ class SoundTask(Seq2SeqTask[Audio]):
     ) -> Iterator[Sound]:
         """The stretches of one sound; an error ends them."""
         try:
-            segmented = segment_audio(audio, name, self.feature_extractor, config)
+            n_frames, segments = segment_audio(audio, name, self.feature_extractor, config)
             with errors_of(name):
-                n_positions = self.model.config.frames.out_lengths(max(segmented.n_frames))
+                n_positions = self.model.config.frames.out_lengths(max(n_frames))
                 check_positions(
                     "a segment", n_positions, self.engines, source=True, way_out="lower max_seconds"
                 )
-                if request.require and len(segmented.n_frames) > 1:
+                if request.require and len(n_frames) > 1:
                     raise InputError(
-                        "required phrases are for sound in one segment, but it has "
-                        f"{len(segmented.n_frames)}; cut it where you know what is said, or raise "
-                        "max_seconds"
+                        f"required phrases are for sound in one segment, but it has {len(n_frames)}"
+                        "; cut it where you know what is said, or raise max_seconds"
                     )
                 required(self.tokenizer, [request.require])  # which checks the phrases
                 request = replace(request, prefix=text_prefix(self.tokenizer, prefix))
-            if segmented.silent:
-                logger.warning(
-                    "%s is silent, every sample being 0, so its text is blank; if its channels "
-                    "cancel out, take one",
-                    name,
-                )
-            for stretch in group_by_duration(segmented.segments, STRETCH):
+            for stretch in group_by_duration(segments, STRETCH):
                 speech = [segment.frames for segment in stretch if len(segment.frames)]
                 if config.target_language == AUTO and speech and not request.language:
                     language = detect_language(self.engine, self.tokenizer, speech[0])
                     request = replace(request, language=language)
-                sound = Sound(name, stretch, "", len(segmented.n_frames), request)
+                sound = Sound(name, stretch, "", len(n_frames), request)
                 yield sound
                 request = sound.from_segment(len(stretch), 0).request
         except InputError as error:
