@@ -9,18 +9,10 @@ from transduce.config import Common, at_least, checked, within
 from transduce.decode.config import BeamConfig, RulesConfig, SamplingConfig
 from transduce.errors import InputError
 
-RULES = {each.name for each in fields(RulesConfig)}
-"""Fields of SearchConfig that are rules for the tokens of an output."""
+UNCHANGED: dict[str, Any] = {each.name: each.default for each in fields(SamplingConfig)}
+"""Fields of sampling that leave logits as they are."""
 
-GREEDY: dict[str, Any] = {
-    "beam_size": 1,
-    "n_best": 1,
-    "sample": False,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-}
+GREEDY = {"beam_size": 1, "n_best": 1, "sample": False} | UNCHANGED
 """Fields of SearchConfig that make it greedy."""
 
 AUTO = "auto"
@@ -233,7 +225,7 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         """
         settings = checked(self, settings)
         if settings.get("beam_size", 1) > 1:
-            settings = {each.name: each.default for each in fields(SamplingConfig)} | settings
+            settings = UNCHANGED | settings
         return replace(self, **settings)
 
     @property

@@ -14,7 +14,6 @@ from transduce.data.batch import pad
 from transduce.data.language import encode_text
 from transduce.data.text_batches import mask_id
 from transduce.errors import InputError
-from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import (
     Source,
@@ -23,7 +22,7 @@ from transduce.tasks.base import (
     check_positions,
     encoder_states,
 )
-from transduce.tasks.search import one_line
+from transduce.tasks.formats import one_line
 
 
 class FillMask(Task):
@@ -31,27 +30,20 @@ class FillMask(Task):
     order."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
-        encoder = model.config.encoder
-        if (
-            encoder is None
-            or model.config.decoder is not None
-            or not isinstance(encoder.input, Tokens)
-        ):
+        config = model.config
+        if config.decoder is not None or not config.vocab_size:
             raise InputError(
                 "masks are filled by an encoder alone over tokens, but this model has "
-                f"encoder={encoder} and decoder={model.config.decoder}; use td.load(directory)"
+                f"encoder={config.encoder} and decoder={config.decoder}; use td.load(directory)"
             )
-        if encoder.input.vocab_size <= mask_id(tokenizer):
+        if config.vocab_size <= mask_id(tokenizer):
             raise InputError(
                 "the model must have every id of its tokenizer and the mask symbol behind them, "
-                f"but it has {encoder.input.vocab_size} ids and the tokenizer "
-                f"{tokenizer.vocab_size}"
+                f"but it has {config.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
             )
         super().__init__(model, tokenizer)
-        self.suppressed = [
-            *tokenizer.suppressed,
-            *range(mask_id(tokenizer), encoder.input.vocab_size),
-        ]
+        unused = range(mask_id(tokenizer), config.vocab_size)
+        self.suppressed = [*tokenizer.suppressed, *unused]
         """Ids that have no text."""
 
     @overload
@@ -84,19 +76,17 @@ class FillMask(Task):
                 "for _"
             )
         mask = mask_id(self.tokenizer)
-        encoded = {
-            i: encode_masked(self.tokenizer, line, mask_word)
+        encoded = [
+            (i, encode_masked(self.tokenizer, line, mask_word))
             for i, line in enumerate(lines)
             if mask_word in line
-        }
-        masked = [i for i, row in encoded.items() if mask in row]
-        for i in masked:
-            check_positions(f"line {i + 1}", len(encoded[i]), [self.model])
+        ]
+        masked = [(i, row) for i, row in encoded if mask in row]
+        for i, row in masked:
+            check_positions(f"line {i + 1}", len(row), [self.model])
 
         def fill(batch: list[int]) -> list[str]:
-            ids, lengths = (
-                t.to(self.model.device) for t in pad([encoded[masked[n]] for n in batch], 0)
-            )
+            ids, lengths = (t.to(self.model.device) for t in pad([masked[n][1] for n in batch], 0))
             places = ids == mask
             ids[places] = self.likeliest(ids, lengths, places)
             return self.tokenizer.decode(
@@ -104,8 +94,8 @@ class FillMask(Task):
             )
 
         outputs = list(lines)
-        for n, text in self._in_batches([len(encoded[i]) for i in masked], batch_tokens, fill):
-            outputs[masked[n]] = one_line(text)
+        for n, text in self._in_batches([len(row) for _, row in masked], batch_tokens, fill):
+            outputs[masked[n][0]] = one_line(text)
         return outputs
 
     def encode(

@@ -49,9 +49,14 @@ def _printable(text: object) -> str:
     return str(text).encode(errors="surrogateescape").decode(errors="replace")
 
 
+def one_line(text: str) -> str:
+    """The text without line breaks, which bytes could spell."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
 def as_line(text: object) -> str:
     """As text of one line."""
-    return _printable(text).replace("\n", " ").replace("\r", " ")
+    return one_line(_printable(text))
 
 
 def _text(transcript: "Transcript") -> str:
@@ -88,7 +93,7 @@ def _plain_segment(segment: "Segment") -> dict[str, object]:
 def _json_segments(transcript: "Transcript") -> str:
     audio = _printable(transcript.path)
     plain = ({"audio": audio, **_plain_segment(segment)} for segment in transcript.segments)
-    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in plain)
+    return "".join(map(json_line, plain))
 
 
 def srt(transcript: "Transcript", before: int = 0) -> str:

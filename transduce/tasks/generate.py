@@ -20,7 +20,6 @@ from transduce.decode.rules import Constraints
 from transduce.decode.sample import Sampler
 from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.errors import InputError
-from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import Task, check_list, check_positions, last_position, token_log_probs
 from transduce.tasks.config import GenerationConfig
@@ -42,20 +41,17 @@ class Generator(Task):
                 "a generator takes a decoder alone, but this model has an encoder; use "
                 "td.load(directory)"
             )
-        assert isinstance(config.decoder.input, Tokens)
-        if config.decoder.input.vocab_size < tokenizer.vocab_size:
+        if config.vocab_size < tokenizer.vocab_size:
             raise InputError(
-                "the model must have every id of its tokenizer, but it has "
-                f"{config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
+                f"the model must have every id of its tokenizer, but it has {config.vocab_size} "
+                f"and the tokenizer {tokenizer.vocab_size}"
             )
         super().__init__(model, tokenizer)
         self.decoding = decoding or GenerationConfig()
         """The run's own. Its rules hold where the config of a call leaves them at their
         defaults; a setting of the call, such as repetition_penalty=1.0, wins."""
-        self.suppressed = (
-            *tokenizer.suppressed,
-            *range(tokenizer.vocab_size, config.decoder.input.vocab_size),
-        )
+        unused = range(tokenizer.vocab_size, config.vocab_size)
+        self.suppressed = (*tokenizer.suppressed, *unused)
         """Ids without a text: special ones, and rows that only fill up the table."""
 
     @overload

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from transduce.config import at_least
@@ -313,10 +314,9 @@ def _windows(
     """Windows with the token behind each, in batches, and how many predictions of each count: the
     first window, whole ones, and the rest."""
     yield stream[None, : window + 1], min(window, len(stream) - 1)
-    starts = range(stride, len(stream) - window, stride)
-    for i in range(0, len(starts), batch_size):
-        some = starts[i : i + batch_size]
-        yield np.stack([stream[start : start + window + 1] for start in some]), stride
-    n_left = len(stream) - 1 - window - stride * len(starts)
+    whole = sliding_window_view(stream, min(window + 1, len(stream)))[stride::stride]
+    for i in range(0, len(whole), batch_size):
+        yield whole[i : i + batch_size], stride
+    n_left = len(stream) - 1 - window - stride * len(whole)
     if n_left > 0:
-        yield stream[None, stride * (len(starts) + 1) :], n_left
+        yield stream[None, stride * (len(whole) + 1) :], n_left

@@ -31,6 +31,7 @@ from transduce.tasks.base import (
     last_position,
 )
 from transduce.tasks.config import AUTO, SearchConfig
+from transduce.tasks.formats import one_line
 from transduce.tasks.outputs import Output
 
 logger = logging.getLogger("transduce")
@@ -84,11 +85,10 @@ class SearchTask(Task):
         prompt = beginning(self.tokenizer, config)
         phrases = required(self.tokenizer, [request.require for request in requests])
         limit = self._limit(config, len(prompt))
-        bounds = self._length_bounds(memories[0], config, limit, requests, phrases)
-        prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
-        constraints = self._constraints(bounds, config, prompts, requests)
+        prompts = torch.tensor(prompt, device=self.engine.device).expand(len(requests), -1)
+        constraints = self._constraints(memories[0], config, limit, prompts, requests, phrases)
         # CTC finds impossible what is too long for a sound
-        least = [LEAST if each.require or each.prefix else -math.inf for each in requests]
+        least = [LEAST if each.has_text else -math.inf for each in requests]
         scorer = self._scorer(memories, prompts, config, least)
         if phrases or not (config.sample or config.beam_size == 1):
             hypotheses = beam_search(scorer, prompts, constraints, config, required=phrases)
@@ -104,8 +104,8 @@ class SearchTask(Task):
     def _check(self, config: SearchConfig, requests: Sequence[Request]) -> None:
         """Raise InputError where the search lacks something, or cannot be."""
         check_suppressed(config, self.tokenizer)
-        named = config.forbid or any(each.require or each.prefix for each in requests)
-        if self.tokenizer.writes_phones and named:
+        has_text = any(each.has_text for each in requests)
+        if self.tokenizer.writes_phones and (config.forbid or has_text):
             raise InputError(
                 "prefixes, forbidden and required phrases are compared with what tokens write, but "
                 "this run writes phones, and looks words up; leave them out"
@@ -130,24 +130,6 @@ class SearchTask(Task):
                 "loaded; name one with --lm, or td.load(RUN, lm=...)"
             )
 
-    def _constraints(
-        self,
-        bounds: Int[Tensor, " B"],
-        config: SearchConfig,
-        prompts: Int[Tensor, "B P"],
-        requests: Sequence[Request],
-    ) -> Constraints:
-        """What may come out: so many tokens at most, by the rules, behind prefixes."""
-        return Constraints(
-            bounds,
-            eos_id=self.tokenizer.required("eos_id")[0],
-            suppressed=self.tokenizer.suppressed,
-            config=config,
-            prompts=prompts,
-            rules=self._rules(config, prompts, requests),
-            prefixes=[request.prefix for request in requests],
-        )
-
     def _limit(self, config: SearchConfig, n_prompt: int) -> int:
         """The tokens of an output for which there are positions, also of a language model."""
         limit = last_position(*self.engines) - n_prompt + 1
@@ -165,15 +147,17 @@ class SearchTask(Task):
             )
         return limit
 
-    def _length_bounds(
+    def _constraints(
         self,
         memory: Memory,
         config: SearchConfig,
         limit: int,
+        prompts: Int[Tensor, "B P"],
         requests: Sequence[Request],
         phrases: Required | None,
-    ) -> Int[Tensor, " B"]:
-        """The most tokens of each output, with room for prefixes, phrases and min_length."""
+    ) -> Constraints:
+        """What may come out: so many tokens at most, with room for prefixes, phrases and
+        min_length, by the rules, behind prefixes."""
         assert memory.lengths is not None
         bounds = (memory.lengths * config.length_ratio).long() + config.length_extra
         totals = phrases.totals if phrases else [0] * len(requests)
@@ -181,8 +165,15 @@ class SearchTask(Task):
             1 + max(config.min_length, total + (each.prefix.longest if each.prefix else 0))
             for each, total in zip(requests, totals, strict=True)
         ]
-        return torch.maximum(bounds, bounds.new_tensor(least)).clamp(
-            max=min(limit, config.max_length or sys.maxsize)
+        bounds = torch.maximum(bounds, bounds.new_tensor(least))
+        return Constraints(
+            bounds.clamp(max=min(limit, config.max_length or sys.maxsize)),
+            eos_id=self.tokenizer.required("eos_id")[0],
+            suppressed=self.tokenizer.suppressed,
+            config=config,
+            prompts=prompts,
+            rules=self._rules(config, prompts, requests),
+            prefixes=[request.prefix for request in requests],
         )
 
     def _scorer(
@@ -326,8 +317,3 @@ def outputs_of(
         )
     ]
     return outputs + outputs[-1:] * (config.n_best - len(outputs))
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks, which bytes could spell."""
-    return text.replace("\n", " ").replace("\r", " ")
