@@ -12,7 +12,7 @@ from sacrebleu.metrics import TER
 from sacrebleu.significance import PairedTest
 
 from transduce.score.score import Score
-from transduce.score.wer import Errors, all_errors, cer, normalized, per, wer
+from transduce.score.wer import Errors, cer, normalized, per, wer
 
 
 def distance(hypothesis, reference):
@@ -245,17 +245,18 @@ def test_what_cannot_be_compared_is_refused():
 
 def test_groups_add_up_to_the_whole_and_the_worst_stands_first():
     rate = wer(["a", "x y", "", "uh", "d e"], ["a", "b c", "c", "", "d e f g"], resamples=0)
-    groups = rate.by_group(["ann", "bob", "ann", "silence", "eve"])
-    assert list(groups.items()) == [
-        ("silence", [Errors(insertions=1)]),
-        ("bob", [Errors(substitutions=2)]),
-        ("ann", [Errors(hits=1), Errors(deletions=1)]),
-        ("eve", [Errors(deletions=2, hits=2)]),
+    table = rate.table("speaker", ["ann", "bob", "ann", "silence", "eve"])
+    assert [line.split() for line in table.splitlines()] == [
+        ["speaker", "utterances", "words", "WER", "S", "I", "D"],
+        ["silence", "1", "0", "inf", "0", "1", "0"],
+        ["bob", "1", "2", "100.00", "2", "0", "0"],
+        ["ann", "2", "2", "50.00", "0", "0", "1"],
+        ["eve", "1", "4", "50.00", "0", "0", "2"],
+        ["all", "5", "8", "75.00", "2", "1", "3"],
     ]
-    assert [all_errors(group).rate for group in groups.values()] == [math.inf, 100, 50, 50]
     assert Errors().rate == 0
     with pytest.raises(ValueError, match=r"shorter|longer"):
-        rate.by_group(["ann"])
+        rate.table("speaker", ["ann"])
 
 
 REPORT = """\

@@ -168,11 +168,6 @@ class BleuMeasure(TranslationMeasure):
         return measure
 
 
-def _ter(*, lowercase: bool) -> TER:
-    """TER in which case counts as in BLEU; the sacrebleu command ignores it by default."""
-    return TER(case_sensitive=not lowercase)
-
-
 bleu = BleuMeasure(name="bleu", title="BLEU")
 """BLEU in which case counts."""
 
@@ -196,9 +191,12 @@ ter = TranslationMeasure(
     name="ter",
     title="TER",
     higher_is_better=False,
-    make=_ter,
+    make=lambda lowercase: TER(case_sensitive=not lowercase),
 )
-"""Source: Snover et al. (2006), A study of translation edit rate."""
+"""TER in which case counts as in BLEU; the sacrebleu command ignores it by default.
+
+Source: Snover et al. (2006), A study of translation edit rate.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

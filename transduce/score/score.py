@@ -152,10 +152,9 @@ class Measure(ABC):
         self, hypotheses: Lines, references: Lines, statistics: Statistics, resamples: int
     ) -> Score:
         """The score of all lines together, without its interval."""
-        name, _, _ = self.title.partition(",")
-        return Score(
-            name, self.value(statistics.sum(axis=0)), self.signature(resamples), len(hypotheses)
-        )
+        name = self.title.partition(",")[0]
+        value = self.value(statistics.sum(axis=0))
+        return Score(name, value, self.signature(resamples), len(hypotheses))
 
     def __call__(
         self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000

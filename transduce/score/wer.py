@@ -115,30 +115,24 @@ class ErrorRate(Score):
             f"({100 * self.n_right / self.n:.1f} %) wholly right"
         )
 
-    def by_group(self, labels: Sequence[str]) -> dict[str, list[Errors]]:
-        """The errors of the utterances by their labels, the group with the highest rate first.
-
-        Raises:
-            InputError: there are more labels than utterances, or fewer.
-        """
-        groups: dict[str, list[Errors]] = defaultdict(list)
-        for label, errors in zip(labels, self.utterances, strict=True):
-            groups[label].append(errors)
-        return dict(
-            sorted(groups.items(), key=lambda group: (-all_errors(group[1]).rate, group[0]))
-        )
-
     def table(self, by: str, labels: Sequence[str]) -> str:
-        """A table of the groups, the worst first, and all together last.
+        """A table of the utterances by their labels, the group with the highest rate first, and all
+        together last.
 
         Args:
             by: what the labels are, such as "speaker".
             labels: of the utterances, one for each.
         """
+        groups: dict[str, list[Errors]] = defaultdict(list)
+        for label, errors in zip(labels, self.utterances, strict=True):
+            groups[label].append(errors)
+        worst_first = sorted(
+            groups.items(), key=lambda group: (-all_errors(group[1]).rate, group[0])
+        )
         rows: list[tuple[str, ...]] = [
             (by, "utterances", f"{NOUN[self.unit]}s", self.name, "S", "I", "D")
         ]
-        for label, members in [*self.by_group(labels).items(), ("all", self.utterances)]:
+        for label, members in [*worst_first, ("all", self.utterances)]:
             e = all_errors(members)
             counts = (len(members), e.n_reference, f"{e.rate:.2f}", *e[:3])
             rows.append((label, *map(str, counts)))

@@ -120,8 +120,7 @@ class Generator(Task):
         batches = list(_batches([len(row.ids) for row in rows], config))
         for (numbers, _), hypotheses in self._at_once(batches, search):
             for i, best in zip(numbers, hypotheses, strict=True):
-                texts = [self._output(rows[i], each, stop) for each in best]
-                outputs[i] += [self._scored(rows[i], o) for o in texts] if token_scores else texts
+                outputs[i] += [self._output(rows[i], h, stop, token_scores) for h in best]
         return outputs
 
     def stream(
@@ -239,13 +238,15 @@ class Generator(Task):
         scorer, ids, constraints = self._start(prompts, config)
         return beam_search(scorer, ids, constraints, config.beam)
 
-    def _output(self, prompt: "Prompt", h: Hypothesis, stop: Sequence[str]) -> Output:
-        text = prompt.text(self.tokenizer, stop).add(h.tokens, last=True)
-        return Output(text, h.log_prob, h.score, h.tokens, h.finished)
-
     @torch.no_grad()
-    def _scored(self, prompt: "Prompt", output: Output) -> Output:
-        """The output with scores of its tokens."""
+    def _output(
+        self, prompt: "Prompt", h: Hypothesis, stop: Sequence[str], token_scores: bool
+    ) -> Output:
+        """What follows a prompt, with scores of its tokens where they are wanted."""
+        text = prompt.text(self.tokenizer, stop).add(h.tokens, last=True)
+        output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
+        if not token_scores:
+            return output
         end = [self.tokenizer.eos_id] * output.finished
         ids = torch.tensor([*prompt.ids, *output.tokens, *end], device=self.model.device)
         return with_scores(self.tokenizer, output, self._token_scores(ids, len(prompt.ids)))

@@ -34,12 +34,9 @@ from transduce.tasks.base import (
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.outputs import (
     Output,
-    Span,
     TokenScores,
     WordAlignment,
     with_scores,
-    word_alignment,
-    word_spans,
 )
 from transduce.tasks.search import SearchTask, beginning
 
@@ -141,14 +138,11 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
             InputError: one of them cannot be used.
         """
 
-    def source_text(self, source: Source) -> tuple[list[str], list[Span] | None]:
-        """The tokens of a source of ids, and its words with theirs; of frames, [] and None."""
-        return [], None
-
-    @property
-    def position_seconds(self) -> float | None:
-        """The time from one source position to the next, if the source is sound."""
-        return None
+    @abstractmethod
+    def _alignment(
+        self, source: Source, output: Output, weights: Float[Tensor, "L H T S"]
+    ) -> Alignment:
+        """The alignment of a source and an output by the cross-attention between their tokens."""
 
     def with_decoding(self: TaskT, decoding: SearchConfig) -> TaskT:
         """The same task with another `decoding`, in the languages that it names."""
@@ -250,17 +244,6 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
                 weights = batch[:, b, :, : len(targets[row]), :length].clone()
                 alignments.append((row, self._alignment(sources[row], outputs[row], weights)))
         return in_order(alignments)
-
-    def _alignment(
-        self, source: Source, output: Output, weights: Float[Tensor, "L H T S"]
-    ) -> Alignment:
-        source_tokens, source_words = self.source_text(source)
-        words = None
-        if source_words is not None:
-            target_words = word_spans(self.tokenizer, output.tokens)
-            words = word_alignment(weights.mean(1), source_words, target_words)
-        tokens = self.tokenizer.tokens(self._target(output))
-        return Alignment(source_tokens, tokens, weights, self.position_seconds, words)
 
     def _forced(
         self, model: Engine, sources: Sequence[Source], targets: Sequence[list[int]]

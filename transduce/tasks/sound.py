@@ -30,7 +30,8 @@ from transduce.tasks.base import (
     with_phrases,
 )
 from transduce.tasks.config import AUTO, SearchConfig
-from transduce.tasks.seq2seq import Seq2SeqTask
+from transduce.tasks.outputs import Output
+from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
 from transduce.tasks.speech import detect_language, detects_speech
 
 logger = logging.getLogger("transduce")
@@ -337,6 +338,12 @@ class SoundTask(Seq2SeqTask[Audio]):
         if decoding.target_language not in ("", AUTO):
             task.tokenizer = self.tokenizer.with_language(decoding.target_language)
         return task
+
+    def _alignment(
+        self, source: Source, output: Output, weights: Float[Tensor, "L H T S"]
+    ) -> Alignment:
+        tokens = self.tokenizer.tokens(self._target(output))
+        return Alignment([], tokens, weights, self.position_seconds)
 
     @property
     def position_seconds(self) -> float:

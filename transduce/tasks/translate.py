@@ -9,6 +9,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
+
 from transduce.data.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.data.glossary import Glossary, at_word
 from transduce.data.lines import is_blank
@@ -27,9 +30,9 @@ from transduce.tasks.base import (
     with_phrases,
 )
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.outputs import Output, Span, WordAlignment, joined, word_spans
+from transduce.tasks.outputs import Output, WordAlignment, joined, word_alignment, word_spans
 from transduce.tasks.search import bias_of, outputs_of
-from transduce.tasks.seq2seq import Seq2SeqTask
+from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
 
 logger = logging.getLogger("transduce")
 
@@ -188,13 +191,16 @@ class Translator(Seq2SeqTask[str]):
         check_tags(inputs, self.source_tokenizer)
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
 
-    def source_text(self, source: Source) -> tuple[list[str], list[Span]]:
-        """The tokens of a line, its end last, and its words with theirs; its opening and its end
-        are no words."""
+    def _alignment(
+        self, source: Source, output: Output, weights: Float[Tensor, "L H T S"]
+    ) -> Alignment:
         assert isinstance(source, list)
-        n = len(self.source_tokenizer.opening)
-        words = word_spans(self.source_tokenizer, source[n:-1])
-        return self.source_tokenizer.tokens(source), [(word, n + a, n + b) for word, a, b in words]
+        text = slice(len(self.source_tokenizer.opening), -1)  # opening and end are no words
+        source_words = word_spans(self.source_tokenizer, source[text])
+        target_words = word_spans(self.tokenizer, output.tokens)
+        words = word_alignment(weights.mean(dim=1)[:, :, text], source_words, target_words)
+        target = self.tokenizer.tokens(self._target(output))
+        return Alignment(self.source_tokenizer.tokens(source), target, weights, words=words)
 
     def _ways(
         self, lines: Sequence[str], requests: Sequence[Request]
