@@ -190,7 +190,7 @@ def test_a_text_ends_with_the_first_of_its_stop_strings(kind):
                 )
                 pieces = list(finish(g.stream(SOME[i], x, prompt_number=i, text_number=k, stop=stop)))
                 assert "".join(pieces) == output.text == ended[-1].text and ended[-1].tokens == output.tokens
-    with pytest.raises(ValueError, match="stop ends texts that are sampled, but beam_size=2; set it to 1"):
+    with pytest.raises(ValueError, match="stop needs sampling, but beam_size=2; set it to 1"):
         g.generate(["a"], GenerationConfig(beam_size=2), stop=["a"])
     with pytest.raises(ValueError, match="stop takes a list of strings"):
         g.generate(["a"], GenerationConfig(), stop="ab")

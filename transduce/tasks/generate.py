@@ -106,19 +106,19 @@ class Generator(Task):
         check_list(prompts, "generate takes a list of prompts", of_text=True)
         config = self._merged(config, settings)
         if stop and config.beam_size > 1:
-            raise InputError(
-                f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1"
-            )
+            raise InputError(f"stop needs sampling, but beam_size={config.beam_size}; set it to 1")
         rows = [self._prompt(prompt, config) for prompt in prompts]
         outputs: list[list[Output]] = [[] for _ in prompts]
 
         def search(batch: tuple[list[int], range]) -> list[list[Hypothesis]]:
             numbers, samples = batch
+            some = [rows[i] for i in numbers]
+            if config.beam_size > 1:
+                return beam_search(*self._start(some, config), config.beam)
             rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
-            return self._search([rows[i] for i in numbers], config, rngs, stop)
+            return self._sampler(some, config, rngs, stop).run()
 
-        batches = list(_batches([len(row.ids) for row in rows], config))
-        for (numbers, _), hypotheses in self._at_once(batches, search):
+        for (numbers, _), hypotheses in self._at_once([*_batches(rows, config)], search):
             for i, best in zip(numbers, hypotheses, strict=True):
                 outputs[i] += [self._output(rows[i], h, stop, token_scores) for h in best]
         return outputs
@@ -225,19 +225,6 @@ class Generator(Task):
             self.tokenizer.tokens(tokens.tolist()), torch.stack(log_probs).mean(dim=0).cpu()
         )
 
-    def _search(
-        self,
-        prompts: Sequence["Prompt"],
-        config: GenerationConfig,
-        rngs: Sequence[np.random.Generator],
-        stop: Sequence[str],
-    ) -> list[list[Hypothesis]]:
-        """What follows prompts of one length."""
-        if config.beam_size == 1:
-            return self._sampler(prompts, config, rngs, stop).run()
-        scorer, ids, constraints = self._start(prompts, config)
-        return beam_search(scorer, ids, constraints, config.beam)
-
     @torch.no_grad()
     def _output(
         self, prompt: "Prompt", h: Hypothesis, stop: Sequence[str], token_scores: bool
@@ -285,8 +272,7 @@ class Generator(Task):
         check_list(stop, "stop takes a list of strings", of_text=True)
         if "" in stop:
             raise InputError("a stop string must have a character, but one is empty; leave it out")
-        scorer, ids, constraints = self._start(prompts, config)
-        sampler = Sampler(scorer, ids, constraints, config, rngs)
+        sampler = Sampler(*self._start(prompts, config), config, rngs)
         if stop:
             texts = [prompts[i].text(self.tokenizer) for i in sampler.sentences]
             sampler.ends = ends_with(stop, texts)
@@ -350,15 +336,17 @@ def ends_with(stop: Sequence[str], texts: Sequence[TextStream]) -> Callable[[int
     return ends
 
 
-def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple[list[int], range]]:
+def _batches(
+    prompts: Sequence[Prompt], config: GenerationConfig
+) -> Iterator[tuple[list[int], range]]:
     """Prompts of one length, as a cache has one length, and which of their n texts."""
-    prompts: dict[int, list[int]] = defaultdict(list)
-    for i, length in enumerate(lengths):
-        prompts[length].append(i)
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for i, prompt in enumerate(prompts):
+        by_length[len(prompt.ids)].append(i)
     texts = range(config.n if config.beam_size == 1 else 1)
     beside = max(config.beam_size, min(len(texts), config.batch_size))
     size = max(1, config.batch_size // beside)
-    for _, same in sorted(prompts.items()):
+    for _, same in sorted(by_length.items()):
         for start in range(0, len(same), size):
             for first in range(0, len(texts), config.batch_size):
                 yield same[start : start + size], texts[first : first + config.batch_size]
