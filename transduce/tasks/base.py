@@ -79,6 +79,10 @@ class Details:
     """The probability that nobody speaks, where the model can tell."""
 
 
+PLAIN = Details()
+"""A text with its log-probability and score alone."""
+
+
 @dataclass(frozen=True)
 class LanguageModel:
     """A language model beside the models that write (shallow fusion)."""

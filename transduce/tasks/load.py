@@ -163,7 +163,7 @@ def _check_together(first: Path, one: Any, path: Path, other: Any) -> None:
             f"the runs of an ensemble must have the same features of sound, but those of {first} "
             f"and {path} differ; train one with --start-from the other"
         )
-    if isinstance(one, Generator) and one.model.vocab_size != other.model.vocab_size:
+    if one.model.vocab_size != other.model.vocab_size:
         raise InputError(
             f"the models of an ensemble must have equally many tokens, but {first} has "
             f"{one.model.vocab_size} and {path} {other.model.vocab_size}"

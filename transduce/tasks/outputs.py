@@ -40,16 +40,10 @@ class TokenScores:
         """The natural log-probability of the text."""
         return float(self.log_probs.double().sum())
 
-
-def joined(scores: Sequence[TokenScores | None]) -> TokenScores | None:
-    """The scores of several texts as those of one; None without scores."""
-    known = [each for each in scores if each]
-    if not known:
-        return None
-    return TokenScores(
-        [token for each in known for token in each.tokens],
-        torch.cat([each.log_probs for each in known]),
-    )
+    def followed_by(self, other: "TokenScores") -> "TokenScores":
+        """The scores of this text and another one after it, as one."""
+        log_probs = torch.cat((self.log_probs, other.log_probs))
+        return TokenScores(self.tokens + other.tokens, log_probs)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from io import BufferedIOBase
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from torch import Tensor
 from transduce.data.audio import audio_blocks, read_samples, scale
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.manifest import Recording
 from transduce.data.segments import levels, segments as cut, split_segments
 from transduce.decode.phrases import required, text_prefix
 from transduce.errors import InputError
@@ -106,16 +107,7 @@ class Sound:
         return self.segments[-1].stop - self.segments[0].start if self.segments else 0.0
 
 
-@runtime_checkable
-class Lasting(Protocol):
-    """What has a duration."""
-
-    @property
-    def seconds(self) -> float:
-        """How long it lasts."""
-
-
-ItemT = TypeVar("ItemT", bound=Lasting)
+ItemT = TypeVar("ItemT", AudioSegment, Sound, Recording)
 TaskT = TypeVar("TaskT", bound="SoundTask")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.decode.beam import Hypothesis, loops
 from transduce.errors import InputError
 from transduce.tasks.base import (
+    PLAIN,
     Details,
     Request,
     Source,
@@ -109,7 +110,7 @@ class Transcriber(SoundTask):
         decoding: SearchConfig | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
-        details: Details | None = None,
+        details: Details = PLAIN,
     ) -> list[Transcript]:
         """Transcripts of sounds that are read, each in one stretch or several; see `transcribe`."""
         transcripts: dict[int, Transcript] = {}
@@ -136,7 +137,7 @@ class Transcriber(SoundTask):
         sound: Sound,
         decoding: SearchConfig | None = None,
         *,
-        details: Details | None = None,
+        details: Details = PLAIN,
     ) -> Iterator[Segment]:
         """The segments of a stretch of sound that was read, in their order, as soon as they are
         done: a few that follow each other are searched together."""
@@ -149,7 +150,7 @@ class Transcriber(SoundTask):
         sounds: Sequence[Sound],
         decoding: SearchConfig | None = None,
         *,
-        details: Details | None = None,
+        details: Details = PLAIN,
     ) -> Iterator[tuple[int, Segment]]:
         """The index of a stretch of sound that was read and a segment of it, as batches finish.
 
@@ -166,7 +167,7 @@ class Transcriber(SoundTask):
         for language, some in rows.items():
             auto = config.target_language == AUTO  # it was found out where the sound was read
             task = self.with_decoding(replace(config, target_language=language) if auto else config)
-            numbered = task._stream([sounds[i] for i in some], details or Details())
+            numbered = task._stream([sounds[i] for i in some], details)
             yield from ((some[k], segment) for k, segment in numbered)
 
     def _stream(self, sounds: Sequence[Sound], details: Details) -> Iterator[tuple[int, Segment]]:
@@ -225,7 +226,7 @@ class Transcriber(SoundTask):
         utterances = [
             Utterance(f"utterance {i}", Request(number=i), each) for i, each in enumerate(frames)
         ]
-        return in_order(self.with_decoding(decoding)._decode(utterances, Details()))
+        return in_order(self.with_decoding(decoding)._decode(utterances, PLAIN))
 
     def _decode(
         self, utterances: Sequence[Utterance], details: Details

@@ -20,6 +20,7 @@ from transduce.decode.phrases import text_prefix
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import (
+    PLAIN,
     Details,
     Request,
     Source,
@@ -30,7 +31,7 @@ from transduce.tasks.base import (
     with_phrases,
 )
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.outputs import Output, WordAlignment, joined, word_alignment, word_spans
+from transduce.tasks.outputs import Output, TokenScores, WordAlignment, word_alignment, word_spans
 from transduce.tasks.search import bias_of, outputs_of
 from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
 
@@ -112,7 +113,7 @@ class Translator(Seq2SeqTask[str]):
         prefix: Sequence[str] | None = None,
         require: Sequence[Sequence[str]] | None = None,
         first_line: int = 1,
-        details: Details | None = None,
+        details: Details = PLAIN,
         **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index and the n best translations of a line, as batches finish: first blank, then
@@ -136,7 +137,7 @@ class Translator(Seq2SeqTask[str]):
             )
             for number, (line, prefix, phrases) in enumerate(rows, first_line - 1)
         ]
-        return task._stream(lines, requests, details or Details())
+        return task._stream(lines, requests, details)
 
     def _stream(
         self, lines: Sequence[str], requests: Sequence[Request], details: Details
@@ -308,6 +309,7 @@ def join_parts(texts: list[list[Output]], alpha: float, offset: float = 5.0) -> 
     for parts in zip(*texts, strict=True):
         tokens = [token for part in parts for token in part.tokens]
         log_prob = sum(part.log_prob for part in parts)
+        scores = [part.token_scores for part in parts if part.token_scores]
         alignments = [part.alignment for part in parts if part.alignment]
         outputs.append(
             Output(
@@ -316,7 +318,7 @@ def join_parts(texts: list[list[Output]], alpha: float, offset: float = 5.0) -> 
                 score=log_prob / search.length_penalty(len(tokens) + len(parts)),
                 tokens=tokens,
                 finished=all(part.finished for part in parts),
-                token_scores=joined([part.token_scores for part in parts]),
+                token_scores=reduce(TokenScores.followed_by, scores) if scores else None,
                 words=[word for part in parts for word in part.words],
                 alignment=reduce(WordAlignment.followed_by, alignments) if alignments else None,
             )
