@@ -224,6 +224,22 @@ def test_what_cannot_be_is_refused(translator):
             {"prefix": ["a"]},
             "prefix must be a list with one for each of the 5 inputs, but got 1; use an empty one for none",
         ),
+        (
+            {"prefix": [None] * 5},
+            "prefix takes a list of texts, but element 0 is None, which UTF-8 cannot hold; make text of it",
+        ),
+        (  # its letters are no phrases
+            {"require": ["red"] * 5},
+            "require takes a list of phrases for each input, but got one string; use ['red']",
+        ),
+        (
+            {"require": [[], ["a", None], [], [], []]},
+            "require takes a list of phrases for each input, but element 1 is None, which UTF-8 cannot hold; make text of it",
+        ),
+        (
+            {"require": [None] * 5},
+            "require takes a list of phrases for each input, but got NoneType; make a list of it",
+        ),
         ({"forbid": "Druck"}, 'forbid must be a list, each a string, but it is "Druck"'),
     ):
         with pytest.raises(ValueError) as error:

@@ -159,6 +159,8 @@ def test_an_encoder_alone_has_states(rng):
 def test_what_cannot_be_scored_is_refused(translator, tmp_path):
     for call, message in (
         (lambda: translator.score(["a", "b"], ["c"]), "every input has one given text, but there are 2 inputs and 1 texts"),
+        (lambda: translator.score(["a", "b"], ["c", None]),
+         "given outputs are a list of texts, but element 1 is None, which UTF-8 cannot hold; make text of it"),
         (lambda: td.load(language_run(tmp_path / "run", positions="learned")).score(["A", "A" * 42]),
          "text 2 must fit into the model's learned positions, which end at 40, but it takes 41; split it"),
     ):  # fmt: skip

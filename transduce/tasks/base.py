@@ -125,7 +125,7 @@ def with_phrases(
     """Every input with its prefix and its required phrases, which are empty ones for None.
 
     Raises:
-        InputError: there are not as many.
+        InputError: there are not as many, or one of them is no text, or no list of phrases.
     """
     n = len(inputs)
     for name, texts in (("prefix", prefix), ("require", require)):
@@ -135,6 +135,9 @@ def with_phrases(
                 f"{name} must be a list with one for each of the {n} inputs, but got {actual}; use "
                 "an empty one for none"
             )
+    check_list(prefix or [], "prefix takes a list of texts", of_text=True)
+    for phrases in require or []:
+        check_list(phrases, "require takes a list of phrases for each input", of_text=True)
     return zip(inputs, prefix or [""] * n, require or [[]] * n, strict=True)
 
 

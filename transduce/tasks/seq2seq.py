@@ -266,13 +266,16 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
 
     def _given(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[Output]:
         """Given outputs, of which strings become tokens that end."""
-        check_list(texts, "given outputs are a list of texts")
+        rule = "given outputs are a list of texts"
+        check_list(texts, rule)
         if len(inputs) != len(texts):
             raise InputError(
                 f"every input has one given text, but there are {len(inputs)} inputs and "
                 f"{len(texts)} texts"
             )
-        rows = iter(self.tokenizer.encode([text for text in texts if isinstance(text, str)]))
+        strings = [text for text in texts if not isinstance(text, Output)]
+        check_list(strings, rule, of_text=True)
+        rows = iter(self.tokenizer.encode(strings))
         outputs = [
             text if isinstance(text, Output) else Output(text, tokens=next(rows)) for text in texts
         ]
