@@ -245,6 +245,8 @@ def test_what_cannot_be_is_refused(translator):
         with pytest.raises(ValueError) as error:
             translator(LINES, **settings)
         assert str(error.value) == message
+    with pytest.raises(ValueError, match=r"^forbid takes a list of phrases, but got one string; use \['Druck'\]$"):
+        td.SearchConfig(forbid="Druck")
     with pytest.raises(ValueError, match=r"prefix .* one string"):
         translator(LINES, prefix="Druck")
     with pytest.raises(ValueError, match=r"forbidden or biased .* empty"):

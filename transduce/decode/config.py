@@ -47,6 +47,10 @@ class RulesConfig:
             within("[-1000, 1000]", logit_bias=bias)
         at_least(0, self, "min_length", "no_repeat_ngram")
         within("[0.001, 1000]", self, "repetition_penalty")
+        if isinstance(self.forbid, str):
+            raise InputError(
+                f"forbid takes a list of phrases, but got one string; use [{self.forbid[:20]!r}]"
+            )
         if not all((*self.forbid, *dict(pairs))):
             raise InputError(
                 "a phrase that is forbidden or biased must have a character, but one is empty; "
