@@ -262,8 +262,9 @@ def _model(name: str) -> Any:
 comet = CometMeasure(name="comet", title="COMET")
 
 
-ALL = (bleu, bleu_lowercase, chrf, chrf_words, ter, wer, cer, per, comet)
-MEASURES: dict[str, Measure] = {each.name: each for each in ALL}
+MEASURES: dict[str, Measure] = {
+    each.name: each for each in (bleu, bleu_lowercase, chrf, chrf_words, ter, wer, cer, per, comet)
+}
 
 
 def get_measure(name: str, tokenize: Tokenization | None = None) -> Measure:

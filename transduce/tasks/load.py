@@ -77,9 +77,7 @@ def load(
                 f"a language model stands beside a run that translates or transcribes, but {first} "
                 f"{does}; {way_out}"
             )
-        task.lm = load_lm(
-            Path(lm), first, task, device, torch.float32 if dtype == torch.int8 else dtype
-        )
+        task.lm = load_lm(Path(lm), first, task, torch.float32 if dtype == torch.int8 else dtype)
     return task
 
 
@@ -87,7 +85,6 @@ def load_lm(
     path: Path,
     run: Path,
     beside: Translator | Transcriber,
-    device: Device,
     dtype: torch.dtype,
 ) -> LanguageModel:
     """The language model of a run directory, or of n-grams in an ARPA file, that stands beside
@@ -96,7 +93,7 @@ def load_lm(
     Raises:
         InputError: it is neither, or it has other tokens.
     """
-    tokenizer, target_device = beside.tokenizer, beside.model.device
+    tokenizer, device = beside.tokenizer, beside.model.device
     bos, eos = tokenizer.required("bos_id", "eos_id")
     if not path.exists():
         raise InputError(
@@ -106,7 +103,7 @@ def load_lm(
     if path.is_file():
         try:
             tokens = tokenizer.tokens(range(tokenizer.vocab_size))
-            ngrams = NGrams(each_line(path), tokens, bos_id=bos, eos_id=eos, device=target_device)
+            ngrams = NGrams(each_line(path), tokens, bos_id=bos, eos_id=eos, device=device)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         return LanguageModel(partial(NGramScorer, ngrams))
@@ -120,7 +117,7 @@ def load_lm(
             f"has others than {run}; train it with --tokenizer and the target's tokenizer file of "
             "that run"
         )
-    start = torch.tensor([[bos]], device=target_device)
+    start = torch.tensor([[bos]], device=device)
     return LanguageModel(
         lambda n: generator.scorer(start.expand(n, 1)), last_position(*generator.engines)
     )
@@ -232,8 +229,8 @@ def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | Vect
         return False
     if not isinstance(a, FeatureExtractor) or not isinstance(b, FeatureExtractor):
         return True
-    pairs = ((a.mean, b.mean), (a.std, b.std))
-    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+    pairs = ((a.mean, b.mean), (a.std, b.std))  # where the configurations are equal, both or none
+    return all(x is None or y is None or torch.equal(x, y) for x, y in pairs)
 
 
 KINDS: dict[type, tuple[str, str, str]] = {

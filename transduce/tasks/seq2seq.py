@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -197,20 +196,20 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     def _detailed(
         self, sources: Sequence[Source], outputs: Sequence[list[Output]], details: Details
     ) -> list[list[Output]]:
-        """The n outputs of every source with scores of tokens, confidence of words, and alignments
-        of words by the (first) model, where these are asked for."""
+        """The n best outputs of every source with scores of tokens, confidence of words, and
+        alignments of words by the (first) model, where these are asked for."""
         if not (details.token_scores or details.alignments):
             return list(outputs)
+        n_best = len(outputs[0])
         flat = [output for some in outputs for output in some]
-        repeated = [source for source, some in zip(sources, outputs, strict=True) for _ in some]
+        repeated = [source for source in sources for _ in range(n_best)]
         if details.token_scores:
             scores = self._token_scores(repeated, flat)
             flat = [with_scores(self.tokenizer, *pair) for pair in zip(flat, scores, strict=True)]
         if details.alignments:
             alignments = self._align(repeated, flat)
             flat = [replace(o, alignment=a.words) for o, a in zip(flat, alignments, strict=True)]
-        rest = iter(flat)
-        return [list(islice(rest, len(some))) for some in outputs]
+        return [flat[i : i + n_best] for i in range(0, len(flat), n_best)]
 
     @torch.no_grad()
     def _token_scores(
