@@ -281,48 +281,37 @@ class FeatureCache:
         key = json.dumps([FORMULA, sound, astuple(plain), float(speed)])
         return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
+    @torch.autocast("cpu", enabled=False)  # a validation in bf16 may be what asks
     def get(
-        self, path: Path, features: FeatureExtractor, speed: float = 1.0
-    ) -> Float[Tensor, "S M"]:
-        """The log-mel of a sound file. If the directory lacks it or holds a damaged one, it is
-        computed and written.
+        self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
+    ) -> list[Float[Tensor, "_ M"]]:
+        """The log-mels of a sound file at these speeds. Those that the directory lacks, or holds
+        damaged, are computed and written, for which the sound is read once.
 
         Raises:
             InputError: the sound cannot be read or is shorter than one window; the message names
                 the file.
-        """
-        log_mel = _load(self.file(path, features.config, speed), features.config.n_mels)
-        return self._compute(path, features, (speed,))[speed] if log_mel is None else log_mel
-
-    def add(self, path: Path, features: FeatureExtractor, speeds: Sequence[float]) -> None:
-        """Compute and write those log-mels of a sound file that the directory lacks.
-
-        Raises:
-            InputError: as for `get`.
             OSError: the directory cannot be written.
         """
-        missing = [s for s in speeds if not self.file(path, features.config, s).exists()]
-        if missing:
-            self._compute(path, features, missing)
-
-    @torch.autocast("cpu", enabled=False)  # a validation in bf16 may be what asks
-    def _compute(
-        self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
-    ) -> dict[float, Float[Tensor, "S M"]]:
-        """Compute and write the log-mels of a sound file, which is read once, and return them by
-        speed."""
-        waveform = read_audio(path, features.config.sample_rate)
-        log_mels = {}
+        config = features.config
+        waveform = None
+        log_mels = []
         for speed in speeds:
-            try:
-                log_mels[speed] = features.log_mel(change_speed(waveform, speed))
-            except InputError as error:
-                raise InputError(f"{path} cannot be used at speed {speed}: {error}") from error
-            content = io.BytesIO()
-            np.save(content, log_mels[speed].numpy(), allow_pickle=False)
-            self.directory.mkdir(parents=True, exist_ok=True)
-            # not durable: a torn one is computed anew
-            write_file(self.file(path, features.config, speed), content.getvalue(), durable=False)
+            file = self.file(path, config, speed)
+            log_mel = _load(file, config.n_mels)
+            if log_mel is None:
+                if waveform is None:
+                    waveform = read_audio(path, config.sample_rate)
+                try:
+                    log_mel = features.log_mel(change_speed(waveform, speed))
+                except InputError as error:
+                    raise InputError(f"{path} cannot be used at speed {speed}: {error}") from error
+                content = io.BytesIO()
+                np.save(content, log_mel.numpy(), allow_pickle=False)
+                self.directory.mkdir(parents=True, exist_ok=True)
+                # not durable: a torn one is computed anew
+                write_file(file, content.getvalue(), durable=False)
+            log_mels.append(log_mel)
         return log_mels
 
 
@@ -332,14 +321,9 @@ def _load(file: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
     Its length alone takes reading the header alone. Writing to it would change a copy.
     """
     try:
-        log_mel = np.load(file, mmap_mode="c", allow_pickle=False)
+        log_mel = np.lib.format.open_memmap(file, mode="c")
     # NumPy raises errors of many kinds on a damaged header, from EOFError to TokenError
     except Exception:
         return None
-    if not (
-        isinstance(log_mel, np.ndarray)
-        and log_mel.dtype == np.float32
-        and log_mel.shape[1:] == (n_mels,)
-    ):
-        return None
-    return torch.from_numpy(log_mel)
+    fits = log_mel.dtype == np.float32 and log_mel.shape[1:] == (n_mels,)
+    return torch.from_numpy(log_mel) if fits else None

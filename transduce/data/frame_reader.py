@@ -248,7 +248,7 @@ class FrameReader:
             InputError: the file cannot be used; the message names it.
         """
         rng = rng or generator(0, 0, 0)
-        frames = self._unmasked(path, speed)
+        (frames,) = self._plain(path, (speed,))
         if isinstance(self.feature_extractor, FeatureExtractor):
             log_mel = _augmented(
                 add_silence(frames, *silence), self.feature_extractor, augmentation, rng
@@ -277,48 +277,42 @@ class FrameReader:
 
     def fill(
         self, paths: Sequence[Path], speeds: Sequence[float] = (1.0,), workers: int = 0
-    ) -> dict[Path, str]:
-        """Compute what the cache lacks, in `workers` threads, at least one; vectors are read once.
+    ) -> tuple[dict[Path, list[int]], dict[Path, str]]:
+        """Read all files, and compute what the cache lacks, in `workers` threads, at least one.
         Progress goes to stderr.
 
         Reading sound, resampling and the DFT leave Python's lock to others, so threads share the
         work. After an interruption, the files that are written stay.
 
         Returns:
-            The files that cannot be used at one of the speeds, each with the reason, which names
-            the file.
+            The numbers of frames of each file, by speed; and the files that cannot be used at one
+            of the speeds, each with the reason, which names the file.
 
         Raises:
             OSError: the directory cannot be written.
         """
         remove_leftovers(self.cache.directory)
+        n_frames: dict[Path, list[int]] = {}
         errors: dict[Path, str] = {}
 
-        def check(path: Path) -> None:
+        def measure(path: Path) -> None:
             try:
-                if isinstance(self.feature_extractor, VectorReader):
-                    self.feature_extractor(path)
-                else:
-                    self.cache.add(path, self.feature_extractor, speeds)
+                n_frames[path] = [*map(len, self._plain(path, speeds))]
             except InputError as error:
                 errors[path] = str(error)
 
         every = dict.fromkeys(paths)
         bar = Bar(total=len(every), desc="features", unit="file")
         with bar, ThreadPoolExecutor(max(1, workers), initializer=use_one_core) as pool:
-            for _ in pool.map(check, every):
+            for _ in pool.map(measure, every):
                 bar.update()
-        return errors
+        return n_frames, errors
 
-    def n_frames(self, path: Path, speed: float) -> int:
-        """S, the number of frames of a file that can be used."""
-        return len(self._unmasked(path, speed))
-
-    def _unmasked(self, path: Path, speed: float) -> Float[Tensor, "S _"]:
-        """The vectors of a file, or the log-mels of its sound."""
+    def _plain(self, path: Path, speeds: Sequence[float]) -> list[Float[Tensor, "_ _"]]:
+        """The log-mels of a sound at these speeds, or the vectors of a file, which has one."""
         if isinstance(self.feature_extractor, VectorReader):
-            return self.feature_extractor(path)
-        return self.cache.get(path, self.feature_extractor, speed)
+            return [self.feature_extractor(path)]
+        return self.cache.get(path, self.feature_extractor, speeds)
 
 
 def _augmented(
@@ -367,10 +361,10 @@ def make_feature_extractor(
         return VectorReader(config)
     if not config.has_statistics:
         return FeatureExtractor(config)
-    plain = FeatureExtractor(replace(config, normalize="none"))
+    reader = FrameReader(FeatureExtractor(replace(config, normalize="none")), cache)
     paths = [r.audio for r in recordings if r.seconds <= max_seconds]
-    errors = FrameReader(plain, cache).fill(paths, workers=workers)
-    if len(errors) == len(set(paths)):
+    n_frames, errors = reader.fill(paths, workers=workers)
+    if not n_frames:
         none = f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less"
         reason = next(iter(errors.values()), none if recordings else "there are none")
         raise InputError(
@@ -378,8 +372,8 @@ def make_feature_extractor(
             f"{reason}"
         )
     longest = longest_seconds(max_seconds, config.pad_to)
-    log_mels = (cache.get(path, plain) for path in paths if path not in errors)
+    usable = [path for path in paths if path in n_frames]
     mean, std = statistics(
-        plain.mfcc(each) for each in log_mels if config.seconds(len(each)) <= longest
+        reader(path) for path in usable if config.seconds(*n_frames[path]) <= longest
     )
     return FeatureExtractor(config, mean=mean, std=std)

@@ -207,7 +207,7 @@ def _usable(
     reasons = (blank, *[blank_ctc] * bool(column), too_long, SHORTER, LONGER, "unusable sound")
     skipped = dict.fromkeys(reasons, 0)
     short = [r.audio for r in recordings if r.text.strip() and _stated(r) <= config.max_seconds]
-    errors = reader.fill(short, speeds, config.workers)
+    measured, errors = reader.fill(short, speeds, config.workers)
     warnings = [*errors.values()]
     usable, n_frames = list[Recording](), list[list[int]]()
     for r in recordings:
@@ -221,7 +221,7 @@ def _usable(
         elif r.audio in errors:
             reason = "unusable sound"
         else:
-            counts = [reader.n_frames(r.audio, speed) for speed in speeds]
+            counts = measured[r.audio]
             seconds = min(s * features.seconds(n) for s, n in zip(speeds, counts, strict=True))
             if seconds > longest_seconds(config.max_seconds, padded):
                 reason = too_long
