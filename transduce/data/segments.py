@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 import torch
 from jaxtyping import Bool, Float
@@ -170,13 +170,13 @@ def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
 
     The shortest pause comes first, so that a short span joins the nearer neighbour.
     """
-    # of every span, the one that it has become a part of: its borders, and its first and last span
-    merged = [(start, stop, i, i) for i, (start, stop) in enumerate(spans)]
-    for i in sorted(range(len(spans) - 1), key=lambda i: spans[i + 1][0] - spans[i][1]):
-        (start, left_stop, first, _), (right_start, stop, _, last) = merged[i], merged[i + 1]
-        if min(left_stop - start, stop - right_start) < least and stop - start <= limit:
-            merged[first : last + 1] = [(start, stop, first, last)] * (last + 1 - first)
-    return [(start, stop) for start, stop, _, _ in dict.fromkeys(merged)]
+    stops, starts = dict(spans), {stop: start for start, stop in spans}
+    for (_, pause), (speech, _) in sorted(pairwise(spans), key=lambda two: two[1][0] - two[0][1]):
+        start, stop = starts[pause], stops[speech]  # of what both neighbours have become a part of
+        if min(pause - start, stop - speech) < least and stop - start <= limit:
+            del starts[pause], stops[speech]
+            stops[start], starts[stop] = stop, start
+    return [*stops.items()]
 
 
 def _split_at_quietest(levels: Levels, span: Span, limit: int) -> list[Span]:
