@@ -19,10 +19,21 @@ from transduce.data.frame_reader import (
     draw_vtlp,
     drop_tokens,
     generator,
-    mask_frequency,
-    mask_time,
+    mask_frequency as mask_bands,
+    mask_time as mask_frames,
     perturb_vocal_tract,
 )
+
+LEVELS = Augmentation(gain=12.0, tilt=3.0)
+
+
+def mask_time(frames, *, spans, widest, hop, share, rng):
+    fields = {"n_time_masks": spans, "time_mask_width": widest, "time_mask_proportion": share}
+    return mask_frames(frames, Augmentation(**fields), hop, rng)
+
+
+def mask_frequency(log_mel, *, spans, widest, rng):
+    return mask_bands(log_mel, Augmentation(n_frequency_masks=spans, frequency_mask_width=widest), rng)
 
 
 def runs(flags: list[bool]) -> list[tuple[int, int]]:
@@ -200,7 +211,7 @@ def test_a_warp_moves_a_tone_by_its_factor(factor):
     time = torch.arange(16000) / 16000
     for hertz in (2000.0, 3000.0, 4000.0):
         here, there = (features.log_mel(torch.sin(2 * math.pi * f * time))[20] for f in (hertz, factor * hertz))
-        got = perturb_vocal_tract(here[None], factor, low=config.low, high=config.highest)[0]
+        got = perturb_vocal_tract(here[None], factor, config)[0]
         assert abs(int(got.argmax()) - int(there.argmax())) <= 1
         if factor != 1.0:
             assert abs(int(here.argmax()) - int(there.argmax())) >= 2  # so that the test can fail
@@ -208,7 +219,9 @@ def test_a_warp_moves_a_tone_by_its_factor(factor):
 
 def test_a_warp_of_one_changes_nothing(rng):
     log_mel = torch.randn(7, 23, generator=rng)
-    torch.testing.assert_close(perturb_vocal_tract(log_mel, 1.0, low=20.0, high=8000.0), log_mel, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        perturb_vocal_tract(log_mel, 1.0, FeatureConfig(n_mels=23, n_coefficients=0)), log_mel, rtol=0, atol=1e-5
+    )
 
 
 def test_warps_are_drawn_from_all_of_their_range():
@@ -240,7 +253,7 @@ def test_noise_is_what_noise_in_the_waveform_would_give(rng):
     extractor = FeatureExtractor(FeatureConfig())
     clean = torch.full((4000, 80), -60.0, dtype=torch.float64)  # nothing, but for one loud frame
     clean[0] = 3.0
-    added = add_noise(clean, extractor.band_widths.double(), lowest_snr=60.0, rng=rng)[1:].exp().mean(dim=0)
+    added = add_noise(clean, extractor.band_widths.double(), 60.0, rng)[1:].exp().mean(dim=0)
     white = extractor.log_mel(torch.randn(640_000, generator=rng)).double().exp().mean(dim=0)
     want = 1e-6 * float(clean.exp().mean(dim=0).sum()) * white / white.sum()
     torch.testing.assert_close(added, want, rtol=0.25, atol=0)
@@ -250,7 +263,7 @@ def test_noise_is_what_noise_in_the_waveform_would_give(rng):
 def test_the_signal_to_noise_ratio_is_uniform_up_to_60_decibels(rng):
     widths, clean = torch.ones(40), torch.full((1, 40), -200.0)
     clean[0, 0] = 4.0
-    noise = [add_noise(clean, widths, lowest_snr=20.0, rng=rng)[0, 1:].exp().sum() / 39 * 40 for _ in range(1000)]
+    noise = [add_noise(clean, widths, 20.0, rng)[0, 1:].exp().sum() / 39 * 40 for _ in range(1000)]
     ratios = 10 * (math.exp(4.0) / torch.stack(noise)).log10()
     assert 17 < ratios.min() < 22 and 58 < ratios.max() < 63  # noise varies by about 1 dB
     assert float(ratios.mean()) == pytest.approx(40, abs=1.5)  # 40 / sqrt(12 * 1000) = 0.37
@@ -261,7 +274,7 @@ def test_frames_of_noise_vary_as_those_of_white_noise_do(rng):
     extractor = FeatureExtractor(FeatureConfig())
     loud_once = torch.full((4000, 80), -13.8)
     loud_once[0] = 5.0
-    got = add_noise(loud_once, extractor.band_widths, lowest_snr=30.0, rng=rng)[1:].std(dim=0)
+    got = add_noise(loud_once, extractor.band_widths, 30.0, rng)[1:].std(dim=0)
     want = extractor.log_mel(torch.randn(640_000, generator=rng)).std(dim=0)
     assert float((got / want).log().abs().max()) < 0.7  # within a factor of 2
     assert got[-1] < got[0]
@@ -277,8 +290,8 @@ def test_another_level_is_what_a_filter_of_the_waveform_would_give(rng):
     one, four = ((mels[1:3] - mels[0]) / (mels[3] - mels[0]) * 81 - 1).round().long().tolist()
     gains, tilts = [], []
     for seed in range(300):
-        how = {"low": 100.0, "high": 8000.0, "rng": torch.Generator().manual_seed(seed)}
-        got = (change_level(before, gain=12.0, tilt=3.0, **how) - before).double()
+        generator = torch.Generator().manual_seed(seed)
+        got = (change_level(before, LEVELS, extractor.config, generator) - before).double()
         torch.testing.assert_close(got, got[:1].expand_as(got), atol=1e-4, rtol=0)
         decibels = got[0] * 10 / math.log(10)
         gains.append(float(decibels[one]))
@@ -295,7 +308,7 @@ def test_another_level_is_what_a_filter_of_the_waveform_would_give(rng):
 
 def test_a_level_is_lost_in_the_mean_of_an_utterance_and_not_in_that_of_the_corpus(rng):
     log_mel = torch.randn(50, 80, generator=rng)
-    louder = change_level(log_mel, gain=12.0, tilt=3.0, low=20.0, high=8000.0, rng=rng)
+    louder = change_level(log_mel, LEVELS, FeatureConfig(), rng)
     statistics = {"mean": torch.zeros(20), "std": torch.full((20,), 2.0)}
     for normalize, lost in (("utterance", True), ("global", False)):
         config = FeatureConfig(normalize=normalize, n_coefficients=20)

@@ -166,7 +166,7 @@ def test_two_views_are_heard_from_other_vocal_tracts(recordings, folder, tokeniz
         for i, first, second in zip(rows, batch.source, batch.second_source, strict=True):
             plain = reader(pairs.recordings[i].audio)
             grid = np.linspace(0.8, 1.2, 401)
-            stretched = torch.stack([perturb_vocal_tract(plain, f, low=config.low, high=config.highest) for f in grid])
+            stretched = torch.stack([perturb_vocal_tract(plain, f, config) for f in grid])
             apart = [(stretched - view[: len(plain)]).abs().mean(dim=(1, 2)) for view in (first, second)]
             assert all(each.min() < 0.01 < 0.05 < each.max() for each in apart)
             factors.append([grid[int(each.argmin())] for each in apart])

@@ -52,38 +52,32 @@ def draw_speed(speeds: Sequence[float], rng: Generator) -> float:
 
 
 def mask_time(
-    frames: Float[Tensor, "S F"],
-    *,
-    spans: int,
-    widest: float,
-    hop: float,
-    share: float,
-    rng: Generator,
+    frames: Float[Tensor, "S F"], augmentation: Augmentation, hop: float, rng: Generator
 ) -> Float[Tensor, "S F"]:
-    """Replace `spans` random spans of frames by each feature's mean over the utterance. Spans may
-    overlap.
+    """Replace n_time_masks random spans of frames by each feature's mean over the utterance. Spans
+    may overlap.
 
-    The width of a span is uniform in 0 ... min(widest / hop, share * S) frames, and then its place
-    among all that fit.
+    The width of a span is uniform in 0 ... min(time_mask_width / hop, time_mask_proportion * S)
+    frames, and then its place among all that fit.
 
     Args:
-        widest: the longest span, in seconds.
         hop: seconds from one frame to the next.
-        share: the largest part of the utterance in one span, 0 to 1.
 
-    Source: Park et al. (2019), SpecAugment; `share` is their p, and normalized features get their
-    mean in the paper.
+    Source: Park et al. (2019), SpecAugment; normalized features get their mean in the paper.
     """
+    widest = min(
+        augmentation.time_mask_width / hop, augmentation.time_mask_proportion * len(frames)
+    )
     # 1e-6, as 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
-    most = min(int(widest / hop + 1e-6), int(share * len(frames) + 1e-6))
-    return torch.where(_spans(len(frames), spans, most, rng)[:, None], frames.mean(dim=0), frames)
+    masked = _spans(len(frames), augmentation.n_time_masks, int(widest + 1e-6), rng)
+    return torch.where(masked[:, None], frames.mean(dim=0), frames)
 
 
 def mask_frequency(
-    log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator
+    log_mel: Float[Tensor, "S M"], augmentation: Augmentation, rng: Generator
 ) -> Float[Tensor, "S M"]:
-    """Replace `spans` random spans of 0 to `widest` mel bands by each band's mean over the
-    utterance.
+    """Replace n_frequency_masks random spans of 0 to frequency_mask_width mel bands by each band's
+    mean over the utterance.
 
     A masked band is constant, so nothing of it is left after the DCT and the normalization by
     utterance.
@@ -91,9 +85,9 @@ def mask_frequency(
     Source: Park et al. (2019), SpecAugment.
     """
     n_mels = log_mel.size(1)
-    return torch.where(
-        _spans(n_mels, spans, min(widest, n_mels), rng), log_mel.mean(dim=0), log_mel
-    )
+    widest = min(augmentation.frequency_mask_width, n_mels)
+    masked = _spans(n_mels, augmentation.n_frequency_masks, widest, rng)
+    return torch.where(masked, log_mel.mean(dim=0), log_mel)
 
 
 def drop_tokens(
@@ -110,22 +104,18 @@ def drop_tokens(
 
 
 def perturb_vocal_tract(
-    log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high: float
+    log_mel: Float[Tensor, "S M"], factor: float, features: FeatureConfig
 ) -> Float[Tensor, "S M"]:
     """Stretch frequencies: energy at f Hz moves to factor * f. Between bands it interpolates
     linearly.
 
     Energy from outside the bands is that of the outermost ones.
 
-    Args:
-        low: Hz where the lowest band begins; bands are equally wide in mel.
-        high: Hz where the highest band ends.
-
     Source: Jaitly and Hinton (2013), Vocal tract length perturbation; without their bend at the
     upper end.
     """
-    n_mels = log_mel.size(1)
-    centres, bottom, step = _centres(n_mels, low, high)
+    n_mels = features.n_mels
+    centres, bottom, step = _centres(features)
     origin = ((_mel(centres / factor) - bottom) / step - 1).clamp(0, n_mels - 1)
     # each band's weight in each new one: a product of matrices is faster than picking columns
     weights = (1 - (torch.arange(n_mels)[:, None] - origin).abs()).clamp_min_(0)
@@ -139,25 +129,19 @@ def draw_vtlp(vtlp: float, rng: Generator) -> float:
 
 def change_level(
     log_mel: Float[Tensor, "S M"],
-    *,
-    gain: float,
-    tilt: float,
-    low: float,
-    high: float,
+    augmentation: Augmentation,
+    features: FeatureConfig,
     rng: Generator,
 ) -> Float[Tensor, "S M"]:
     """The utterance at another level and with another balance of high and low, as by another
     microphone or voice.
 
-    Args:
-        gain: the level rises by a number of dB that is uniform in -gain ... gain.
-        tilt: likewise for every octave above 1 kHz, and down for those below.
-        low: Hz where the lowest band begins; bands are equally wide in mel.
-        high: Hz where the highest band ends.
+    The level rises by a number of dB that is uniform in -gain ... gain; with `tilt` likewise for
+    every octave above 1 kHz, and down for those below.
     """
     louder, steeper = (2 * torch.rand(2, generator=rng, dtype=torch.float64) - 1).tolist()
-    octaves = (_centres(log_mel.size(1), low, high)[0] / 1000).log2()
-    decibels = gain * louder + tilt * steeper * octaves
+    octaves = (_centres(features)[0] / 1000).log2()
+    decibels = augmentation.gain * louder + augmentation.tilt * steeper * octaves
     return log_mel + (decibels * math.log(10) / 10).to(log_mel.dtype)
 
 
@@ -169,7 +153,7 @@ def add_silence(log_mel: Float[Tensor, "S M"], before: int, after: int) -> Float
 
 
 def add_noise(
-    log_mel: Float[Tensor, "S M"], widths: Float[Tensor, " M"], *, lowest_snr: float, rng: Generator
+    log_mel: Float[Tensor, "S M"], widths: Float[Tensor, " M"], lowest_snr: float, rng: Generator
 ) -> Float[Tensor, "S M"]:
     """White noise behind the utterance: its energy in every band is added to that of the speech.
 
@@ -193,12 +177,13 @@ def _mel(hertz: Tensor) -> Tensor:
     return 2595 * torch.log10(1 + hertz / 700)
 
 
-def _centres(n_mels: int, low: float, high: float) -> tuple[Float[Tensor, " M"], Tensor, Tensor]:
-    """The middle of every band in Hz, and in mel where the first one begins and how far it is from
-    one to the next."""
-    bottom, top = (_mel(torch.tensor(f, dtype=torch.float64)) for f in (low, high))
-    step = (top - bottom) / (n_mels + 1)
-    mels = bottom + step * torch.arange(1, n_mels + 1, dtype=torch.float64)
+def _centres(features: FeatureConfig) -> tuple[Float[Tensor, " M"], Tensor, Tensor]:
+    """The middle of every band in Hz, and in mel, in which bands are equally wide, where the first
+    one begins and how far it is from one to the next."""
+    edges = features.low, features.highest
+    bottom, top = (_mel(torch.tensor(edge, dtype=torch.float64)) for edge in edges)
+    step = (top - bottom) / (features.n_mels + 1)
+    mels = bottom + step * torch.arange(1, features.n_mels + 1, dtype=torch.float64)
     return 700 * (10 ** (mels / 2595) - 1), bottom, step
 
 
@@ -254,14 +239,7 @@ class FrameReader:
                 add_silence(frames, *silence), self.feature_extractor, augmentation, rng
             )
             frames = self.feature_extractor.mfcc(log_mel)
-        return mask_time(
-            frames,
-            spans=augmentation.n_time_masks,
-            widest=augmentation.time_mask_width,
-            hop=self.feature_extractor.config.hop,
-            share=augmentation.time_mask_proportion,
-            rng=rng,
-        )
+        return mask_time(frames, augmentation, self.feature_extractor.config.hop, rng)
 
     def applicable(self, augmentation: Augmentation) -> Augmentation:
         """What of an augmentation applies to these frames; vectors have one speed, and no silence.
@@ -322,21 +300,14 @@ def _augmented(
     rng: Generator,
 ) -> Float[Tensor, "S M"]:
     """The log-mel with another level, noise, another vocal tract and masked bands."""
-    low, high = features.config.low, features.config.highest
-    gain, tilt, snr = augmentation.gain, augmentation.tilt, augmentation.lowest_snr
-    if gain or tilt:
-        log_mel = change_level(log_mel, gain=gain, tilt=tilt, low=low, high=high, rng=rng)
-    if snr is not None:
-        log_mel = add_noise(log_mel, features.band_widths, lowest_snr=snr, rng=rng)
+    if augmentation.gain or augmentation.tilt:
+        log_mel = change_level(log_mel, augmentation, features.config, rng)
+    if augmentation.lowest_snr is not None:
+        log_mel = add_noise(log_mel, features.band_widths, augmentation.lowest_snr, rng)
     if augmentation.vtlp:
         factor = draw_vtlp(augmentation.vtlp, rng)
-        log_mel = perturb_vocal_tract(log_mel, factor, low=low, high=high)
-    return mask_frequency(
-        log_mel,
-        spans=augmentation.n_frequency_masks,
-        widest=augmentation.frequency_mask_width,
-        rng=rng,
-    )
+        log_mel = perturb_vocal_tract(log_mel, factor, features.config)
+    return mask_frequency(log_mel, augmentation, rng)
 
 
 def make_feature_extractor(
