@@ -50,7 +50,7 @@ def refusal(path: Path) -> str:
 
 def test_another_shape_is_refused(tmp_path):
     for shape in ((7, 4), (7,), (0, 3), (1, 7, 3), ()):
-        assert f"shape (frames, 3), but they have {shape}; set n_features" in refusal(
+        assert f"of shape (frames, 3), but they are float64 of shape {shape}; set n_features" in refusal(
             saved(tmp_path / "a.npy", np.zeros(shape))
         )
 
@@ -67,7 +67,7 @@ def test_what_is_not_finite_is_refused(tmp_path):
 @pytest.mark.parametrize("dtype", ["int64", "complex64", "bool"])
 def test_what_is_no_float_is_refused(tmp_path, dtype):
     path = saved(tmp_path / "a.npy", np.zeros((7, 3), dtype=dtype))
-    assert f"must be floats, but it holds {dtype}" in refusal(path)
+    assert f"must be floats of shape (frames, 3), but they are {dtype} of shape (7, 3); " in refusal(path)
 
 
 def test_what_is_no_npy_is_refused(tmp_path):

@@ -234,16 +234,12 @@ class VectorReader:
             raise InputError(
                 f"{path} cannot be read as vectors: {reason}; write it with numpy.save"
             ) from error
-        if array.shape[1:] != (self.config.n_features,) or not len(array):
+        width = self.config.n_features
+        if array.shape[1:] != (width,) or not len(array) or array.dtype.kind != "f":
             raise InputError(
-                f"{path} cannot be used: vectors must have shape (frames, "
-                f"{self.config.n_features}), but they have {array.shape}; set n_features, or leave "
-                "the file out"
-            )
-        if array.dtype.kind != "f":
-            raise InputError(
-                f"{path} cannot be used: vectors must be floats, but it holds {array.dtype}; "
-                "convert it"
+                f"{path} cannot be used: vectors must be floats of shape (frames, {width}), but "
+                f"they are {array.dtype} of shape {array.shape}; set n_features, convert the file, "
+                "or leave it out"
             )
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinite
             frames = torch.from_numpy(array.astype(np.float32))
