@@ -246,7 +246,7 @@ def test_no_frames_have_no_statistics():
             "and sample_rate=8000 Hz",
         ),
         ({"high": 8001.0}, "low=20.0 Hz, high=8001.0 Hz and sample_rate=16000 Hz"),
-        ({"sample_rate": 0}, "sample_rate=0 Hz"),
+        ({"sample_rate": 0}, "sample_rate=0"),
         ({"sample_rate": 11025}, "sample_rate=11025 Hz"),
         ({"hop": 0.05}, "hop=0.05 s and frame=0.025 s at sample_rate=16000 Hz"),
         ({"hop": 0.00001}, "hop=1e-05 s and frame=0.025 s at sample_rate=16000 Hz"),

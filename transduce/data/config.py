@@ -56,12 +56,9 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         within("(0, 1]", self, "frame")
-        # torchaudio's filters end at sample_rate // 2
-        if self.sample_rate < 2 or self.sample_rate % 2:
-            raise InputError(
-                f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz"
-            )
         within("[2, 1000000]", self, "sample_rate")
+        if self.sample_rate % 2:  # torchaudio's filters end at sample_rate // 2
+            raise InputError(f"sample_rate must be even, but sample_rate={self.sample_rate} Hz")
         if not (0 < self.hop <= self.frame and self.hop_samples >= 1):
             raise InputError(
                 f"hop must lie between one sample and frame, but hop={self.hop} s and "
@@ -213,14 +210,12 @@ class Augmentation:
                 another kind.
         """
         off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None, "gain": 0.0, "tilt": 0.0}
-        on = [name for name, value in off.items() if getattr(self, name) != value]
+        values = {name: getattr(self, name) for name in off}
+        on = ", ".join(f"{name}={value}" for name, value in values.items() if value != off[name])
         if on and features.log_mel != "plain":
-            settings, way_out = (
-                ", ".join(f"{name}={values[name]}" for name in on) for values in (vars(self), off)
-            )
             raise InputError(
-                f"{', '.join(off)} are for natural log-mels, but {settings} and "
-                f"log_mel={features.log_mel!r}; set {way_out}"
+                f"{', '.join(off)} are for natural log-mels, but {on} and "
+                f"log_mel={features.log_mel!r}; set them to 0, and lowest_snr to None"
             )
 
 
