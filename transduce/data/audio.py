@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -214,13 +215,13 @@ def _at_rate(
     margin = 8 * down  # torchaudio's filters reach 6.1 * down / min(up, down)
     buffer = torch.zeros(0)
     done = 0  # samples of the buffer that were resampled before
-    ended = False
-    while not ended:
-        block = next(blocks, None)
-        ended = block is None
-        if block is not None:
+    needed = step + margin
+    for block in chain(blocks, [None]):
+        if block is None:
+            needed = 1
+        else:
             buffer = torch.cat([buffer, block])
-        while len(buffer) - done >= (1 if ended else step + margin):
+        while len(buffer) - done >= needed:
             part = resample(buffer[: done + step + margin], down, up)
             first = done // down * up
             yield part[first : first + step // down * up]

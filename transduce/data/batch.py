@@ -108,12 +108,12 @@ def padding_share(lengths: Int[np.ndarray, "n k"], batches: list[Int[np.ndarray,
     return 1 - lengths.sum() / positions
 
 
+@dataclass(eq=False)
 class Batches(Sequence[Batch]):
     """A list of n batches of which batch i is make(i), made at every access."""
 
-    def __init__(self, n: int, make: Callable[[int], Batch]) -> None:
-        self.n = n
-        self.make = make
+    n: int
+    make: Callable[[int], Batch]
 
     def __len__(self) -> int:
         return self.n

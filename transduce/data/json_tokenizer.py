@@ -4,6 +4,7 @@ one."""
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,9 @@ from transduce.config import within
 from transduce.data.base_tokenizer import END, LARGEST, SPECIAL, Tokenizer, warn_if_smaller
 from transduce.errors import InputError
 
-_PRINTED = {*range(33, 127), *range(161, 173), *range(174, 256)}
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
-LETTERS = "".join(
-    chr(byte if byte in _PRINTED else 256 + _OTHERS.index(byte)) for byte in range(256)
-)
+_PRINTED = {*pre_tokenizers.ByteLevel.alphabet()}
+_OTHERS = map(chr, count(256))
+LETTERS = "".join(c if c in _PRINTED else next(_OTHERS) for c in map(chr, range(256)))
 """The letter that stands for each byte in byte-level BPE: itself if it can be printed, else one
 from U+0100 on."""
 

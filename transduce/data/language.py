@@ -47,10 +47,10 @@ class Stream:
         self.ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
 
     def __len__(self) -> int:
-        return int(self.ends[-1]) if self.parts else 0
+        return sum(map(len, self.parts))
 
     def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
-        """The ids start ... stop - 1, across the borders of arrays."""
+        """The ids start ... stop - 1, or up to the end, across the borders of arrays."""
         first, last = np.searchsorted(self.ends, (start, stop - 1), side="right")
         pieces = []
         for part, end in zip(

@@ -230,14 +230,12 @@ class HeldOutWindows(Batches):
         complete = (len(stream) - 1) // context
         n = complete if n_windows is None else min(n_windows, complete)
         starts = (np.arange(n) * complete // max(n, 1) * context).tolist()
-        rows = [starts[i : i + batch_size] for i in range(0, n, batch_size)]
+        rows = [*blocks(starts, batch_size)]
         if n == complete and complete * context < len(stream) - 1:
             rows.append([complete * context])
 
         def batch(i: int) -> Batch:
-            return window_batch(
-                [stream.read(start, min(start + context + 1, len(stream))) for start in rows[i]]
-            )
+            return window_batch([stream.read(start, start + context + 1) for start in rows[i]])
 
         super().__init__(len(rows), batch)
 
