@@ -1,6 +1,5 @@
 """The configuration of features, vectors, augmentation and masking, which is read without torch."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,7 +105,7 @@ class FeatureConfig:
         return (
             self.frame_samples
             if self.log_mel == "whisper"
-            else 2 ** math.ceil(math.log2(self.frame_samples))
+            else 2 ** (self.frame_samples - 1).bit_length()
         )
 
     @property

@@ -223,12 +223,10 @@ def _usable(
         else:
             counts = measured[r.audio]
             seconds = min(s * features.seconds(n) for s, n in zip(speeds, counts, strict=True))
-            if seconds > longest_seconds(config.max_seconds, padded):
-                reason = too_long
-            elif r.audio.suffix == VECTORS and abs(r.seconds - counts[0] * FRAME) < FRAME / 2:
+            if r.audio.suffix == VECTORS and abs(r.seconds - counts[0] * FRAME) < FRAME / 2:
                 r = replace(r, seconds=seconds)  # no manifest says what a vector stands for
-            else:
-                reason = _mismatch(r.seconds, seconds, padded)
+            is_long = seconds > longest_seconds(config.max_seconds, padded)
+            reason = too_long if is_long else _mismatch(r.seconds, seconds, padded)
             if reason:
                 warnings.append(_wrong_length(r, seconds, reason))
         if reason:
