@@ -200,6 +200,12 @@ def test_validation_can_be_held_out_of_a_large_text(files, tmp_path, caplog):
         large.splits(7, tmp_path / "cache")
 
 
+def test_a_large_text_whose_pairs_are_all_held_out_is_refused(tmp_path):
+    (tmp_path / "same.tsv").write_text("one\teins\n" * 100)
+    with pytest.raises(ValueError, match=r"hold_out=1 takes all of the 70 "):
+        Files(train_tsv=tmp_path / "same.tsv", hold_out=1).splits(7, tmp_path / "cache")
+
+
 def test_the_sample_is_drawn_from_the_whole_text(files, tmp_path):
     """Each third of the text gives about a third of it; source and target stay together."""
     text = files.splits(0, tmp_path / "cache")[0]

@@ -68,10 +68,8 @@ class ParallelText:
         """
         held_out = _draw([*self], n, seed)
         equal = frozenset(held_out)
-        train = ParallelText.of((pair for pair in self if pair not in equal), self.n_blank)
-        if not train:
-            raise _nothing_left(n, len(self))
-        return train, ParallelText.of(held_out)
+        train = (pair for pair in self if pair not in equal)
+        return ParallelText.of(train, self.n_blank), ParallelText.of(held_out)
 
     def with_copies(self, copied_as: CopiedAs) -> "ParallelText":
         """The same text with copies of its pairs; see `with_copies`."""
@@ -213,7 +211,7 @@ class LargeText:
         """Split as a `ParallelText` does; the pairs for validation are drawn from the sample.
 
         Raises:
-            InputError: n is more than the sample has.
+            InputError: no pair of the sample would be left for training.
         """
         held_out = _draw(self._sample(), n, seed)
         return replace(self, held_out=frozenset(held_out)), ParallelText.of(held_out)
@@ -281,24 +279,21 @@ def _draw(pairs: Sequence[Pair], n: int, seed: int) -> list[Pair]:
     """n of the pairs, in their order.
 
     Raises:
-        InputError: there are not more than n.
+        InputError: every pair is one of them, or equal to one.
     """
-    if n >= len(pairs):
-        raise _nothing_left(n, len(pairs))
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    drawn = [pairs[i] for i in sorted(order[:n].tolist())]
+    if {*pairs} <= {*drawn}:
+        raise InputError(
+            f"a training needs pairs besides those held out, but hold_out={n} takes all of the "
+            f"{len(pairs)} that it is drawn from; hold out fewer"
+        )
     logger.warning(
         "validation holds out %d training pairs; those equal to one of them leave the training "
         "text too",
         n,
     )
-    order = np.random.default_rng(seed).permutation(len(pairs))
-    return [pairs[i] for i in sorted(order[:n].tolist())]
-
-
-def _nothing_left(n: int, n_pairs: int) -> InputError:
-    return InputError(
-        f"a training needs pairs besides those held out, but hold_out={n} takes all of the "
-        f"{n_pairs} that it is drawn from; hold out fewer"
-    )
+    return drawn
 
 
 def with_copies(pairs: Iterable[Pair], copied_as: CopiedAs) -> Iterator[Pair]:
