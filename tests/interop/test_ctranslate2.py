@@ -220,4 +220,4 @@ def test_the_command_line_names_what_is_wrong(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == f"transduce: {told}pip install '.[ctranslate2]'\n"
     assert not (tmp_path / "out").exists()
     assert main(["export", str(run), str(run), *words]) == 2
-    assert capsys.readouterr().err.startswith(f"transduce: {run} already holds a config.json")
+    assert capsys.readouterr().err.startswith(f"transduce: {run}/config.json is there already")

@@ -358,7 +358,7 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     for command in (["import", str(theirs), str(run[1])], ["export", str(run[1]), str(theirs), "--to", "gpt2"]):
         assert main(command) == 2
         taken = command[-1] if command[0] == "import" else command[2]
-        assert capsys.readouterr().err.startswith(f"transduce: {taken} already holds a config.json")
+        assert capsys.readouterr().err.startswith(f"transduce: {taken}/config.json is there already")
     assert not new.exists()
 
 

@@ -271,7 +271,7 @@ def _exported(
     run: Path, contents: "Contents", directory: Path, to: Format, languages: tuple[str, str]
 ) -> bool:
     """Write a run as another library reads it; False where that has no place for its tokenizer."""
-    from transduce.cli.web import prepare_page, write_page
+    from transduce.cli.web import export_page
     from transduce.config import to_dict
     from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx, whisper
     from transduce.run import read_model
@@ -283,38 +283,34 @@ def _exported(
     assert target is not None
     kind: type[Any] = GenerationConfig if contents.model.encoder is None else SearchConfig
     decoding = to_dict(run_decoding(run, contents, kind))
-    if to == "ctranslate2":
-        ctranslate2.export_ctranslate2(model, directory, source=source, target=target)
-    elif to == "argos":
-        ctranslate2.export_argos(
-            model, directory, source=source, target=target, languages=languages
-        )
-    elif to == "onnx" or to == "web":
-        if to == "web":
-            prepare_page(source, target, decoding, languages[1])
-        suppress = decoding.get("suppress", ())
-        onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
-        if to == "web":
-            n_source, n_target = (
-                side.max_positions or model.config.max_positions
-                for side in (model.config.encoder, model.config.decoder)
-                if side is not None
+    match to:
+        case "ctranslate2":
+            ctranslate2.export_ctranslate2(model, directory, source=source, target=target)
+        case "argos":
+            ctranslate2.export_argos(
+                model, directory, source=source, target=target, languages=languages
             )
+        case "onnx":
+            suppress = decoding.get("suppress", ())
+            onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
+        case "web":
             about = (run.resolve().name, *languages)
-            write_page(directory, decoding, (n_source, n_target), about)
-    elif to == "whisper":
-        features = contents.feature_extractor
-        whisper.export_whisper(
-            model, directory, tokenizer=target, features=features, decoding=decoding
-        )
-    elif to == "marian":
-        return encoder_decoder.export_marian(
-            model, directory, source=source, target=target, decoding=decoding
-        )
-    else:
-        return language_models.export_language_model(
-            model, directory, to, tokenizer=target, decoding=decoding
-        )
+            export_page(
+                model, directory, source=source, target=target, search=decoding, about=about
+            )
+        case "whisper":
+            features = contents.feature_extractor
+            whisper.export_whisper(
+                model, directory, tokenizer=target, features=features, decoding=decoding
+            )
+        case "marian":
+            return encoder_decoder.export_marian(
+                model, directory, source=source, target=target, decoding=decoding
+            )
+        case _:
+            return language_models.export_language_model(
+                model, directory, to, tokenizer=target, decoding=decoding
+            )
     return True
 
 
@@ -354,11 +350,8 @@ def import_run(
 
 
 def check_new(directory: Path) -> None:
-    """Raise InputError where a directory already holds a model, of whatever library, or
-    is a file."""
-    if directory.is_file():
-        raise InputError(f"{directory} is there already; give another name, or remove it")
-    if (path := directory / "config.json").exists():
-        raise InputError(
-            f"{directory} already holds a {path.name}; name another directory, or remove this one"
-        )
+    """Raise InputError where a directory already holds a model, of whatever library, or is a
+    file."""
+    path = directory if directory.is_file() else directory / "config.json"
+    if path.exists():
+        raise InputError(f"{path} is there already; name another directory, or remove this one")

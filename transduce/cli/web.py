@@ -10,8 +10,10 @@ from transduce.config import to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError, require
+from transduce.interop.onnx import export_onnx
 from transduce.interop.pretrained import write_settings
 from transduce.kernels import cache_folder
+from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 
 PAGE = Path(__file__).parents[1] / "serve" / "page"
@@ -30,14 +32,20 @@ SEARCH = (
 """Fields of SearchConfig that page/browser/search.js knows, or that change nothing there."""
 
 
-def prepare_page(
-    source: Tokenizer | None, target: Tokenizer, decoding: dict[str, Any], language: str
+def export_page(
+    model: Transformer,
+    directory: Path,
+    *,
+    source: Tokenizer | None,
+    target: Tokenizer,
+    search: dict[str, Any],
+    about: tuple[str, str, str],
 ) -> None:
-    """Check that a page can do what a run does, and fetch what runs a model in a browser.
+    """Write a model in ONNX, the page of `transduce serve`, and what runs both in a browser.
 
     Args:
-        decoding: how the run searches, as fields of SearchConfig.
-        language: code of the target, of a model that writes several.
+        search: how the run searches, as fields of SearchConfig.
+        about: the name of the run, and the codes of the source and the target language, or "".
 
     Raises:
         InputError: the page cannot read the run's tokenizers, search as it does, or write in this
@@ -49,29 +57,16 @@ def prepare_page(
             "a page in the browser turns text into text by SentencePiece; take transduce serve"
         )
     for name, value in to_dict(SearchConfig()).items():
-        if decoding[name] != value and name not in SEARCH:
+        if search[name] != value and name not in SEARCH:
             raise InputError(
                 f"a page in the browser searches with {name}={value!r}, but this run has "
-                f"{decoding[name]!r}; take transduce serve"
+                f"{search[name]!r}; take transduce serve"
             )
     if source.tagged_languages:
-        source.with_tag(language)  # which refuses another one
+        source.with_tag(about[2])  # which refuses another one
     require("onnx", "this export", "onnx")  # before 33 MB are fetched
     get("onnxruntime-web", cache_folder())
-
-
-def write_page(
-    directory: Path,
-    decoding: dict[str, Any],
-    n_positions: tuple[int, int],
-    about: tuple[str, ...],
-) -> None:
-    """Write the page of `transduce serve`, and what runs a model in a browser, beside it in ONNX.
-
-    Args:
-        n_positions: of the tables of encoder and decoder, as ONNX has no others.
-        about: the name of the run, and the codes of the source and the target language, or "".
-    """
+    export_onnx(model, directory, source=source, target=target, suppress=search["suppress"])
     page = directory / "page"
     shutil.copytree(PAGE, page)
     index = (page / "index.html").replace(directory / "index.html")
@@ -80,7 +75,9 @@ def write_page(
         for name, member in RUNTIME_FILES.items():
             archive.makefile(archive.getmember(member), page / "browser" / name)
     shared = (directory / "tokenizer.model").exists()
-    bounds = zip(("max_source_length", "max_length"), n_positions, strict=True)
-    lengths = {name: min(decoding[name] or bound, bound) for name, bound in bounds}
-    web = {"about": about, "shared": shared, "search": decoding | lengths}
-    write_settings(directory / "web.json", web)
+    config = model.config
+    # the tables of positions that are in ONNX end there
+    for name, stack in (("max_source_length", config.encoder), ("max_length", config.decoder)):
+        bound = config.for_stack(stack).max_positions
+        search[name] = min(search[name] or bound, bound)
+    write_settings(directory / "web.json", {"about": about, "shared": shared, "search": search})
