@@ -135,7 +135,7 @@ def test_the_command_line_takes_prefixes_and_forbidden_phrases(text_run, tmp_pat
     prefix = ["Druck", "", "b"]
     want = loaded(["Print it.", "Open the old letter.", "a"], prefix=prefix, require=[[], [], ["c"]])
     assert capsys.readouterr().out.splitlines() == want and "c" in want[2]
-    assert "transduce: line 3 must be SOURCE<TAB>PREFIX, but it has 3 columns; remove tabs\n" in err
+    assert "transduce: line 3 must be INPUT<TAB>PREFIX, but it has 3 columns; remove tabs\n" in err
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_lists_of_sound_have_prefixes_and_phrases_on_the_command_line(speech_run
         out = (tmp_path / "out").read_text() if "--output" in more else capsys.readouterr().out
         assert [line for line in out.splitlines() if line] == want
     for content, parts in (
-        (None, ["list: line 4 must be SOUND<TAB>PREFIX, but it has 4 columns; remove tabs\n"]),
+        (None, ["list: line 4 must be INPUT<TAB>PREFIX, but it has 4 columns; remove tabs\n"]),
         (b"\tred\n", ["list: line 1 must begin with the name of a sound"]),
         (b"a\xff\n", ["line 1, byte 2 is 0xff", "a FILE is a list that names sound"]),
     ):

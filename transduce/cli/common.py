@@ -140,7 +140,7 @@ class SearchOptions:
                 "--greedy takes the likeliest token each time, so leave it or "
                 f"{', '.join(others)} out"
             )
-        settings = with_phrases(self.settings | (GREEDY if self.greedy else {}), self.forbid)
+        settings = self.settings | (GREEDY if self.greedy else {}) | forbidden(self.forbid)
         if self.glossary:
             settings["glossary"] = parse_glossary(
                 read_side(self.glossary), side_name(self.glossary)
@@ -156,11 +156,9 @@ def check_token_scores(token_scores: bool, format: str) -> None:
         )
 
 
-def with_phrases(settings: dict[str, Any], forbid: Path | None) -> dict[str, Any]:
-    """Add the forbidden phrases of a file, one a line, to settings."""
-    if forbid is None:
-        return settings
-    return {**settings, "forbid": [line for line in read_side(forbid) if line.strip()]}
+def forbidden(file: Path | None) -> dict[str, Any]:
+    """The setting that forbids the phrases of a file, one a line."""
+    return {"forbid": [*filter(str.strip, read_side(file))]} if file else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +177,7 @@ class Columns:
     def __bool__(self) -> bool:
         return self.prefix or self.require
 
-    def split(self, line: Any, number: int, what: str) -> tuple[Any, str, list[str]]:
+    def split(self, line: Any, number: int) -> tuple[Any, str, list[str]]:
         """The input, the prefix and the phrases of a line.
 
         Raises:
@@ -190,11 +188,11 @@ class Columns:
         text, *cells = line.split("\t")
         if not self.require and len(cells) > 1:
             raise InputError(
-                f"line {number} must be {what}<TAB>PREFIX, but it has {len(cells) + 1} columns; "
+                f"line {number} must be INPUT<TAB>PREFIX, but it has {len(cells) + 1} columns; "
                 "remove tabs"
             )
         prefix = cells.pop(0) if self.prefix and cells else ""
-        return text, prefix, [cell for cell in cells if cell.strip()]
+        return text, prefix, [*filter(str.strip, cells)]
 
 
 def lines_or_errors(path: Path) -> Iterator[str | InputError]:

@@ -21,10 +21,10 @@ from transduce.cli.common import (
     check_stdin,
     check_token_scores,
     checked,
+    forbidden,
     interact,
     lines_or_errors,
     local,
-    with_phrases,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
@@ -64,7 +64,7 @@ class GenerationOptions:
         """
         check_stdin([*files, self.forbid])
         GenerationConfig(max_length=LONGEST).changed(**self.settings)
-        return with_phrases(self.settings, self.forbid)
+        return self.settings | forbidden(self.forbid)
 
 
 @dataclass(frozen=True, kw_only=True)

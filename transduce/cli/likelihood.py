@@ -28,7 +28,6 @@ from transduce.errors import InputError
 from transduce.tasks.formats import json_line, plain_tokens
 
 if TYPE_CHECKING:
-    from transduce.run import Run as Contents
     from transduce.tasks.outputs import TokenScores
 
 
@@ -75,17 +74,20 @@ def score_likelihood(
     from transduce.run import load_run
 
     check_stdin(files)
-    if len(files) not in (1, 2):
-        raise InputError(
-            f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} "
-            "files"
-        )
     run = local(run)
     contents = load_run(each_run(run)[0])
-    if len(files) == 1:
-        _check_language_model(contents, run, languages)
-    else:
-        _check_reads_inputs(contents, run)
+    stacks = [name for name in ("encoder", "decoder") if getattr(contents.model, name)]
+    if "decoder" not in stacks or len(files) != len(stacks):
+        raise InputError(
+            "likelihood takes SRC and HYP of a run with encoder and decoder, or HYP alone of a "
+            f"decoder, but got {len(files)} files, and {run} has {' and '.join(stacks)}; name other "
+            "files, or another run"
+        )
+    if languages.settings and "encoder" not in stacks:
+        raise InputError(
+            f"languages are those of a run with an encoder, but {run} is a language model, and got "
+            f"{languages.settings}; leave them out"
+        )
     job = Likelihood(
         run=run,
         machine=machine,
@@ -94,30 +96,6 @@ def score_likelihood(
         format=format,
     )
     carry_out(job, job.items(*files), division, inputs=files)
-
-
-def _check_language_model(contents: "Contents", run: Path, languages: Languages) -> None:
-    """Raise InputError unless a run scores texts alone, which are in no language of many."""
-    if contents.model.encoder is not None:
-        raise InputError(
-            f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one "
-            "file; name both"
-        )
-    for name, code in languages.settings.items():
-        raise InputError(
-            "languages are those of a run with an encoder, but this is a language model and "
-            f"{name}={code}; leave it out"
-        )
-
-
-def _check_reads_inputs(contents: "Contents", run: Path) -> None:
-    """Raise InputError unless a run has an encoder for inputs and a decoder for their texts."""
-    for name in ("encoder", "decoder"):
-        if getattr(contents.model, name) is None:
-            raise InputError(
-                "a text is scored with its input by a run with encoder and decoder, but "
-                f"{run} has no {name}; name another run, or for a language model HYP alone"
-            )
 
 
 def score_perplexity(

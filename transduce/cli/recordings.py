@@ -106,7 +106,7 @@ def listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
                     f"{line}; with --prefix or --require, a FILE is a list that names sound"
                 )
             try:
-                name, _, _ = columns.split(line, number, "SOUND")
+                name, _, _ = columns.split(line, number)
             except InputError as error:
                 raise InputError(f"{side_name(file)}: {error}") from error
             if not name.strip():

@@ -295,7 +295,7 @@ class Transcription(SearchJob):
         self, transcriber: "Transcriber", files: "Sequence[Audio]", start: int = 0
     ) -> "Iterator[Sound]":
         """Read sounds one after the other; `start` came before the first one."""
-        parts = [self.columns.split(line, i, "SOUND") for i, line in enumerate(files, 1)]
+        parts = [self.columns.split(line, i) for i, line in enumerate(files, 1)]
         return transcriber.read(
             [sound for sound, _, _ in parts],
             prefix=[prefix for _, prefix, _ in parts],

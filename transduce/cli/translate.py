@@ -192,7 +192,7 @@ class Translation(SearchJob):
         errors = []
         for number, item in enumerate(items, start + 1):
             try:
-                parts.append(self.columns.split(checked(item), number, "SOURCE"))
+                parts.append(self.columns.split(checked(item), number))
             except InputError as error:
                 parts.append(("", "", []))
                 errors.append(str(error))
