@@ -72,6 +72,7 @@ def test_a_blank_text_is_its_end():
         ("score likelihood text3 - -", "standard input can be read once, but - stands for 2 files; name the others"),
         ("score likelihood text3 src src src", "but got 3 files, and text3 has encoder and decoder"),
         ("score likelihood letters src hyp", "but got 2 files, and letters has decoder; name other files"),
+        ("score perplexity letters,letters prose", "perplexity is that of one run, but letters,letters are 2; name one of them"),
         ("score likelihood letters prose --source-language en", "languages are those of a run with an encoder, but letters "
          "is a language model, and got {'source_language': 'en'}; leave them out"),
     ],

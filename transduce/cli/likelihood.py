@@ -122,6 +122,8 @@ def score_perplexity(
 
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = machine.load(Generator, run)
+    if (n := len(generator.engines)) > 1:
+        raise InputError(f"perplexity is that of one run, but {run} are {n}; name one of them")
     perplexity = measure_perplexity(
         generator.engine,
         generator.tokenizer,
