@@ -37,7 +37,7 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
     (tmp_path / "umlaut").write_text("Schlüssel", "utf-8")
     (tmp_path / "two").write_text("one\ntwo")
     (tmp_path / "binary").write_bytes(bytes(range(256)))
-    is_no_token = "must hold a token of ASCII characters without spaces, but it has others; write such one"
+    is_no_token = "must hold a token of ASCII characters without spaces, but it has others; write one into it"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for words, message in [
@@ -48,7 +48,7 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
             ([other, "--languages", "en-de"], "--languages are those of runs that translate, but en-de are too many; leave "
              "them out"),
             ([other, run], "runs are asked for by their names, but two are called mt; rename one directory"),
-            ([other, "--token-file", empty], f"{empty} must hold a token, but it is empty; write one into it"),
+            ([other, "--token-file", empty], f"{empty} must hold a token of ASCII characters without spaces, but it is empty; write one into it"),
             *(([other, "--token-file", tmp_path / name], f"{tmp_path / name} {is_no_token}")
               for name in ("umlaut", "two", "binary")),
             ([with_lm], f"a server has no language model beside a run, but {with_lm} has lm_weight=0.3; set it to 0 in "

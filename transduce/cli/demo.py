@@ -79,25 +79,20 @@ def _translator(run: Path) -> Path:
     """Train the recipe's setting for 300 updates, a minute on two cores, and return the run."""
     from transduce.recipes import translation
 
-    if (run / "test.json").is_file():
-        return run
-    print("== training a translator of spoken commands, English to German: a minute on two cores")
     setting = translation.COMMANDS
     # learns in fewer updates
     optim = replace(setting.training.optim, optimizer="muon", warmup_steps=60)
     training = replace(setting.training, optim=optim, max_updates=300)
     # it reads what the recognizer writes, too
-    translation.run(replace(setting, run=run, training=training, transcripts=True))
-    return _done(run)
+    setting = replace(setting, run=run, training=training, transcripts=True)
+    name = "a translator of spoken commands, English to German: a minute on two cores"
+    return _trained(name, translation, setting)
 
 
 def _recognizer(run: Path) -> Path:
     """Train the recipe's setting on one view of each batch, three minutes on two cores."""
     from transduce.recipes import speech_to_text
 
-    if (run / "test.json").is_file():
-        return run
-    print("== training a recognizer of spoken commands: three minutes on two cores")
     setting = speech_to_text.COMMANDS
     setting = replace(
         setting,
@@ -112,12 +107,17 @@ def _recognizer(run: Path) -> Path:
             validate_every=400,
         ),
     )
-    speech_to_text.run(setting)
-    return _done(run)
+    name = "a recognizer of spoken commands: three minutes on two cores"
+    return _trained(name, speech_to_text, setting)
 
 
-def _done(run: Path) -> Path:
-    print(f"the learning curve is {run / 'learning_curve.png'}\n")
+def _trained(name: str, recipe: Any, setting: Any) -> Path:
+    """The run of a recipe's setting, which is trained unless it has a score."""
+    run: Path = setting.run
+    if not (run / "test.json").is_file():
+        print(f"== training {name}")
+        recipe.run(setting)
+        print(f"the learning curve is {run / 'learning_curve.png'}\n")
     return run
 
 
@@ -128,16 +128,11 @@ def _show_translation(translator: "Translator", line: str) -> None:
     print()
 
 
-def _two_rows(alignment: "WordAlignment") -> tuple[str, str]:
-    columns = [
-        (alignment.target[target], alignment.source[source]) for source, target in alignment.pairs
-    ]
-    widths = [max(map(len, column)) for column in columns]
-    below, above = (
-        "  ".join(column[row].ljust(width) for column, width in zip(columns, widths, strict=True))
-        for row in (1, 0)
-    )
-    return f"  {above.rstrip()}", f"  {below.rstrip()}"
+def _two_rows(alignment: "WordAlignment") -> list[str]:
+    """The words of the target, and below each the one that it was written from."""
+    pairs = [(alignment.target[i], alignment.source[k]) for k, i in alignment.pairs]
+    columns = [[word.ljust(max(map(len, pair))) for word in pair] for pair in pairs]
+    return [f"  {'  '.join(row).rstrip()}" for row in zip(*columns, strict=True)]
 
 
 def _sounds(recordings: list[Path]) -> Iterator[tuple[str, Any]]:

@@ -80,8 +80,8 @@ def score_likelihood(
     if "decoder" not in stacks or len(files) != len(stacks):
         raise InputError(
             "likelihood takes SRC and HYP of a run with encoder and decoder, or HYP alone of a "
-            f"decoder, but got {len(files)} files, and {run} has {' and '.join(stacks)}; name other "
-            "files, or another run"
+            f"decoder, but got {len(files)} files, and {run} has {' and '.join(stacks)}; name "
+            "other files, or another run"
         )
     if languages.settings and "encoder" not in stacks:
         raise InputError(

@@ -44,22 +44,19 @@ def sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
         for audio in _standard_input() if file == STDIN else [file]:
             if isinstance(audio, Path) and LIST.fullmatch(audio.name):
                 yield from manifest_audio(audio)
-            elif isinstance(audio, Path) and os.path.isdir(file):
-                yield from _sounds_in(audio)
+            elif os.path.isdir(file):
+                sounds = [
+                    path
+                    for path in sorted(file.rglob("*"))
+                    if SOUND.fullmatch(path.suffix) or path.suffix.lower() in BY_FFMPEG
+                ]
+                if not sounds:
+                    raise InputError(
+                        f"a folder must have sound, but {file} has none; name another, or files"
+                    )
+                yield from sounds
             else:
                 yield audio
-
-
-def _sounds_in(folder: Path) -> list[Path]:
-    """The sound files of a folder and its folders."""
-    sounds = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if SOUND.fullmatch(path.suffix) or path.suffix.lower() in BY_FFMPEG
-    ]
-    if not sounds:
-        raise InputError(f"a folder must have sound, but {folder} has none; name another, or files")
-    return sounds
 
 
 def stems_of(sounds: "Sequence[Audio]", files: Sequence[Path], directory: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from transduce.config import within
 from transduce.data.tables import split_table
 from transduce.errors import InputError
 from transduce.score.measures import Tokenization, TranslationMeasure, bleu, chrf, comet, ter
-from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
+from transduce.score.score import Lines, Measure, Score, check_lines
 from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
 
 TEXT = "text"
@@ -254,24 +254,21 @@ def _print_score(
     comparison = measure.compare(*sides, resamples=resamples)
     for score, path in zip((comparison.system, comparison.other), systems, strict=True):
         print(f"{score}  {side_name(path)}")
-    print(f"{_extent(comparison.system, resamples)}\n{_verdict(comparison, measure)}")
+    p = comparison.p_value
+    print(
+        f"{_extent(comparison.system, resamples)}\n"
+        f"difference {comparison.difference:+.2f} {comparison.system.name} ({measure.better} is "
+        f"better), p = {p:.4f}\n"
+        f"If both systems were equally good, the choice of lines alone would give such a lead in "
+        f"{100 * p:.1f} % of test sets (paired bootstrap, one-sided).\n"
+        f"Below 0.025, the difference is significant at the usual two-sided 5 % level."
+    )
     return comparison.system
 
 
 def _extent(score: Score, resamples: int) -> str:
     return score.extent + (
         f"; in brackets the 95 % interval, {resamples} bootstrap resamples" if resamples else ""
-    )
-
-
-def _verdict(comparison: Comparison, measure: Measure) -> str:
-    p = comparison.p_value
-    return (
-        f"difference {comparison.difference:+.2f} {comparison.system.name} ({measure.better} is "
-        f"better), p = {p:.4f}\n"
-        f"If both systems were equally good, the choice of lines alone would give such a lead in "
-        f"{100 * p:.1f} % of test sets (paired bootstrap, one-sided).\n"
-        f"Below 0.025, the difference is significant at the usual two-sided 5 % level."
     )
 
 

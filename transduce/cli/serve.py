@@ -74,16 +74,16 @@ class Access:
         if self.token_file is None:
             return ""
         if self.wyoming_port is not None:
-            rule = "--wyoming-port goes without --token-file, as the protocol knows no token"
-            raise InputError(f"{rule}; leave one of them out")
-        token = self.token_file.read_bytes().decode("ascii", "replace").strip()
-        if not token:
             raise InputError(
-                f"{self.token_file} must hold a token, but it is empty; write one into it"
+                "--wyoming-port goes without --token-file, as the protocol knows no token; leave "
+                "one of them out"
             )
-        if not re.fullmatch(r"[!-~]+", token):
-            rule = f"{self.token_file} must hold a token of ASCII characters without spaces"
-            raise InputError(f"{rule}, but it has others; write such one")
+        token = self.token_file.read_bytes().decode("ascii", "replace").strip()
+        if not re.fullmatch("[!-~]+", token):
+            raise InputError(
+                f"{self.token_file} must hold a token of ASCII characters without spaces, but it "
+                f"{'has others' if token else 'is empty'}; write one into it"
+            )
         return token
 
 
@@ -190,8 +190,11 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
 
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    line = f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends"
-    print(line, file=sys.stderr, flush=True)
+    print(
+        f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends",
+        file=sys.stderr,
+        flush=True,
+    )
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -271,8 +274,10 @@ def load_served(
         directories = each_run(run)
         name = ",".join(os.path.basename(os.path.realpath(each)) for each in directories)
         if name in [each.name for each in served]:
-            rule = "runs are asked for by their names"
-            raise InputError(f"{rule}, but two are called {name}; rename one directory")
+            raise InputError(
+                f"runs are asked for by their names, but two are called {name}; rename one "
+                "directory"
+            )
         task = machine.load(object, run)
         if weight := getattr(getattr(task, "decoding", None), "lm_weight", 0.0):
             raise InputError(
@@ -286,6 +291,8 @@ def load_served(
             pairs = languages_of(load_run(directories[0]).experiment, codes.pop(0) if codes else "")
         served.append(serve_run(name, task, limits, pairs, on_disk(directories[0])))
     if codes:
-        rule = "--languages are those of runs that translate"
-        raise InputError(f"{rule}, but {', '.join(codes)} are too many; leave them out")
+        raise InputError(
+            f"--languages are those of runs that translate, but {', '.join(codes)} are too many; "
+            "leave them out"
+        )
     return served

@@ -118,8 +118,8 @@ def _new_files(output: Path, endings: Sequence[str], inputs: Sequence[Path]) -> 
 def _usual_scripts(pairs: PairFiles) -> list[str]:
     """The script that most of the first texts of each side have."""
     first = islice(filter(has_text, _decoded(pairs)), FIRST)
-    sides = [[*filter(None, map(script_of, side))] for side in zip(*first, strict=True)]
-    return [mode(side) if side else "" for side in sides]
+    sides = zip(*first, strict=True)
+    return [mode([*filter(None, map(script_of, side))] or [""]) for side in sides]
 
 
 def pair_files(files: Sequence[Path], source: str, target: str) -> PairFiles:
@@ -189,8 +189,7 @@ def _decoded_twice(text: str) -> bool:
 
 def script_of(text: str) -> str:
     """The script of most letters, as their Unicode names begin; "" where there are no letters."""
-    scripts = Counter(map(_script, text))
-    del scripts[""]
+    scripts = Counter(filter(None, map(_script, text)))
     return max(scripts, key=scripts.__getitem__, default="")
 
 

@@ -289,7 +289,7 @@ class Transcription(SearchJob):
         return os.path.getsize(path) if os.path.isfile(path) else 0
 
     def _path(self, item: "Audio") -> str:
-        return str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
+        return str(self.columns.split(item, 0)[0])
 
     def read(
         self, transcriber: "Transcriber", files: "Sequence[Audio]", start: int = 0

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -51,7 +50,12 @@ from transduce.tasks.search import SearchTask
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -65,10 +69,11 @@ HEADERS = {
 """Tell a browser: nothing from elsewhere, no script in the page itself, no frames around it."""
 
 FILES = {
-    file.name: file.read_bytes()
-    for file in files(__package__).joinpath("page").iterdir()
-    if file.name.rpartition(".")[2] in TYPES
+    file.name: (file.read_bytes(), TYPES[file.suffix])
+    for file in Path(__file__).with_name("page").iterdir()
+    if file.is_file()
 }
+"""The content and the type of each file of the page."""
 
 WORK: dict[type, Any] = {
     Translator: translation.translate_lines,
@@ -343,4 +348,5 @@ async def part(name: str) -> Response:
     """A file of the page; they were read before, so none is opened by a name."""
     if name not in FILES:
         raise HTTPException(404)
-    return Response(FILES[name], media_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)
+    content, media_type = FILES[name]
+    return Response(content, media_type=media_type, headers=HEADERS)

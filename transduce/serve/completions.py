@@ -35,6 +35,9 @@ from transduce.tasks.outputs import Output
 
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependencies=TOKEN)
 
+STARTED = int(time())
+"""When the server began, in seconds of Unix."""
+
 TOKENS_PER_TEXT = 128
 """Tokens to generate that cost as much as a text to translate."""
 
@@ -144,7 +147,7 @@ async def model(state: State, name: str) -> Json:
 
 
 def _model(run: Served[Any]) -> Json:
-    return {"id": run.name, "object": "model", "created": run.created, "owned_by": "transduce"}
+    return {"id": run.name, "object": "model", "created": STARTED, "owned_by": "transduce"}
 
 
 @router.post(

@@ -6,10 +6,9 @@ Bodies are bounded in size and time, and checked by pydantic.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
-from time import time
 from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
@@ -124,7 +123,6 @@ class Served(Generic[TaskT]):
     """The pairs that it translates."""
     directory: Path | None = None
     """Of the run, or of the first one of an ensemble."""
-    created: int = field(default_factory=lambda: int(time()))
 
 
 MAX_DECODERS = 2

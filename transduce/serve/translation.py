@@ -30,7 +30,6 @@ from transduce.serve.http import (
 from transduce.tasks.base import Details
 from transduce.tasks.markup import Fragment, joined, parse_html
 from transduce.tasks.outputs import Output
-from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.translate import Translator
 
 NAMES = dict(
@@ -277,21 +276,10 @@ async def translate_line(http: fastapi.Request, state: State) -> Json:
                 "text": output.text,
                 "score": output.score,
                 "log_prob": output.log_prob,
-                "attention": alignment and _attention_map(alignment),
+                "attention": attention,
             }
-            for output, alignment in outputs
+            for output, attention in outputs
         ]
-    }
-
-
-def _attention_map(alignment: Alignment) -> Json:
-    """Tokens, a layer, from 0, and the means of its heads."""
-    weights = alignment.weights[alignment.layer].mean(dim=0).tolist()
-    return {
-        "source": alignment.source,
-        "target": alignment.target,
-        "weights": [[round(weight, 3) for weight in row] for row in weights],
-        "layer": alignment.layer,
     }
 
 
@@ -372,13 +360,21 @@ def translate_lines(
         yield i, [*zip(outputs, maps, strict=True)]
 
 
-def _attention(translator: Translator, line: str, output: Output) -> Alignment | None:
-    """The decoder's attention; None for a blank line, one that is too long, and an ensemble."""
+def _attention(translator: Translator, line: str, output: Output) -> Json | None:
+    """The decoder's attention: tokens, a layer, from 0, and the means of its heads; None for a
+    blank line, one that is too long, and an ensemble."""
     (source,) = translator.sources([line])
     n_cells = len(source) * (len(output.tokens) + 1)
     if len(translator.engines) > 1 or not output.tokens or n_cells > MAX_ATTENTION_CELLS:
         return None
     try:
-        return translator.align([line], [output])[0]
+        (alignment,) = translator.align([line], [output])
     except InputError:  # longer than learned positions
         return None
+    weights = alignment.weights[alignment.layer].mean(dim=0).tolist()
+    return {
+        "source": alignment.source,
+        "target": alignment.target,
+        "weights": [[round(weight, 3) for weight in row] for row in weights],
+        "layer": alignment.layer,
+    }
