@@ -212,8 +212,9 @@ class Lines:
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
-        pipes = (path for path in dict.fromkeys(paths) if not path.is_file())
-        self.known = {path: list(lines_or_errors(path)) for path in pipes}
+        self.known = {
+            path: list(lines_or_errors(path)) for path in dict.fromkeys(paths) if not path.is_file()
+        }
 
     def __iter__(self) -> Iterator[str | InputError]:
         for path in self.paths:

@@ -216,20 +216,22 @@ def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
         raise InputError("a segment that must be cut; name a folder for segments: --audio-out DIR")
     try:
         start, end = map(float, segment.split())
-        with soundfile.SoundFile(audio) as sound:
-            rate, subtype = sound.samplerate, sound.subtype
-            last = min(round(end * rate), sound.frames) if end > 0 else sound.frames
-            if 0 < end <= start or end > sound.frames / rate + BEYOND:
-                raise ValueError
-            sound.seek(round(start * rate))
-            whole = subtype.startswith("PCM")
-            samples = sound.read(last - sound.tell(), dtype="int32" if whole else "float64")
+        info = soundfile.info(audio)
+        if start < 0 or 0 < end <= start or end > info.duration + BEYOND:
+            raise ValueError
+        whole = info.subtype.startswith("PCM")
+        samples, rate = soundfile.read(
+            audio,
+            start=round(start * info.samplerate),
+            stop=round(end * info.samplerate) if end > 0 else None,
+            dtype="int32" if whole else "float64",
+        )
         if not len(samples) or not np.isfinite(samples).all():
             raise ValueError
         if not whole:  # of sound beyond full scale, too
             samples /= max(1.0, np.abs(samples).max())
         flac = BytesIO()
-        bits = "PCM_24" if subtype in ("PCM_24", "PCM_32") else "PCM_16"
+        bits = "PCM_24" if info.subtype in ("PCM_24", "PCM_32") else "PCM_16"
         soundfile.write(flac, samples, rate, format="FLAC", subtype=bits)
     except (ValueError, OverflowError, soundfile.SoundFileError) as error:
         raise InputError(

@@ -16,7 +16,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, OptionalFile
-from transduce.cli.jobs import Chunk, Job, Rows, cut, default_workers, results
+from transduce.cli.jobs import Chunk, Job, cut, default_workers, results
 from transduce.config import Common, at_least, differences, from_dict, to_dict
 from transduce.errors import InputError
 
@@ -89,31 +89,10 @@ def progress_file(rows: Path) -> Path:
     return rows.with_name(f"{rows.name}.progress")
 
 
-@dataclass
-class Unfinished:
-    """Rows that are being written, and how much of the job they are; see `open_unfinished`."""
-
-    path: Path
-    file: BinaryIO
-    done: Done
-
-    def append(self, n_inputs: int, rows: Rows) -> None:
-        """Write the rows of inputs, and wait for the disk."""
-        from transduce.files import write_file
-
-        self.file.write(rows.text.encode())
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.done.n_inputs += n_inputs
-        self.done.n_bytes = self.file.tell()
-        self.done.n_errors += len(rows.errors)
-        write_file(progress_file(self.path), json.dumps(to_dict(self.done)))
-
-
 @contextmanager
-def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
-    """Open or begin the rows of a job, which no other process writes meanwhile; they stay where
-    their progress is known in the end.
+def open_unfinished(path: Path, done: Done) -> Iterator[tuple[BinaryIO, Done]]:
+    """Open or begin the rows of a job, which no other process writes meanwhile, and say how much of
+    it they are; they stay where their progress is known in the end.
 
     Raises:
         InputError: another process writes them, or they are those of another job.
@@ -148,7 +127,7 @@ def open_unfinished(path: Path, done: Done) -> Iterator[Unfinished]:
             )
         file.truncate(done.n_bytes)
         try:
-            yield Unfinished(path, file, done)
+            yield file, done
         finally:
             if not progress.exists():
                 path.unlink(missing_ok=True)
@@ -215,11 +194,11 @@ def carry_out(
     n_workers = min(division.workers or default_workers(job, n_chunks), n_chunks)
     if output is None or (output.exists() and not output.is_file()):  # a pipe or a device
         return _print(job, cut(items, job.cost, limit), output, n_workers, n)
-    output = Path(os.path.realpath(output)) if output.is_symlink() else output
+    output = output.resolve() if output.is_symlink() else output
     unfinished = output.with_name(f"{output.name}.unfinished")
     path = share.file(output) if division.part else unfinished
-    with open_unfinished(path, Done(key, n, share)) as rows:
-        _complete(job, items, rows, limit, n_workers)
+    with open_unfinished(path, Done(key, n, share)) as (file, done):
+        _complete(job, items, file, done, limit, n_workers)
         if changed := differences(key, job.key(items)[0]):
             progress_file(path).unlink(missing_ok=True)
             raise InputError(
@@ -229,21 +208,22 @@ def carry_out(
         if not division.part:
             path.replace(output)
             progress_file(path).unlink()
-    end(rows.done.n_errors, rows.done.n_inputs, job.UNUSABLE)
+    end(done.n_errors, done.n_inputs, job.UNUSABLE)
 
 
 def _complete(
-    job: Job, items: Iterable[Any], unfinished: Unfinished, limit: int, n_workers: int
+    job: Job, items: Iterable[Any], file: BinaryIO, done: Done, limit: int, n_workers: int
 ) -> None:
-    """Do what is missing of an output, or of a part of one."""
-    done = unfinished.done
+    """Do what is missing of an output, or of a part of one; wait for the disk after every chunk."""
+    from transduce.files import write_file
+
     start, stop = done.part.span(done.n_total)
     n = stop - start
     if done.n_bytes and done.n_inputs == n:
-        return print(f"transduce: {unfinished.path} is finished", file=sys.stderr)
+        return print(f"transduce: {file.name} is finished", file=sys.stderr)
 
     def report(rest: str = "") -> None:
-        place = f", in {unfinished.path}{rest}" if done.n_inputs else ""
+        place = f", in {file.name}{rest}" if done.n_inputs else ""
         print(f"transduce: {done.n_inputs} of {n} inputs are done{place}", file=sys.stderr)
 
     if done.n_inputs or done.part.total > 1:
@@ -253,7 +233,13 @@ def _complete(
     try:
         with closing(results(job, chunks, n_workers, n, done.n_inputs)) as finished:
             for n_inputs, rows in finished:
-                unfinished.append(n_inputs, rows)
+                file.write(rows.text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+                done.n_inputs += n_inputs
+                done.n_bytes = file.tell()
+                done.n_errors += len(rows.errors)
+                write_file(progress_file(Path(file.name)), json.dumps(to_dict(done)))
     except KeyboardInterrupt:
         report("; the same command goes on from there")
         raise

@@ -100,8 +100,7 @@ def average_checkpoints(
         )
     if best is not None:
         validated = sorted(validated, key=lambda each: -each[1])[:count]
-    chosen = [path for path, _ in validated[-count:]]
-    paths = [path / WEIGHTS for path in chosen]
+    paths = [path / WEIGHTS for path, _ in validated[-count:]]
     if output is not None:
         check_output(output, paths)
     weights = serialize(average(paths))

@@ -13,7 +13,6 @@ from transduce.errors import InputError, require
 from transduce.interop.onnx import export_onnx
 from transduce.interop.pretrained import write_settings
 from transduce.kernels import cache_folder
-from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 
 PAGE = Path(__file__).parents[1] / "serve" / "page"
@@ -33,7 +32,7 @@ SEARCH = (
 
 
 def export_page(
-    model: Transformer,
+    model: Any,
     directory: Path,
     *,
     source: Tokenizer | None,
@@ -44,6 +43,7 @@ def export_page(
     """Write a model in ONNX, the page of `transduce serve`, and what runs both in a browser.
 
     Args:
+        model: the run's Transformer.
         search: how the run searches, as fields of SearchConfig.
         about: the name of the run, and the codes of the source and the target language, or "".
 

@@ -338,14 +338,9 @@ async def run(state: State, name: str) -> Record:
 
 
 @page.get("/", include_in_schema=False)
-async def index() -> Response:
-    """The page."""
-    return await part("index.html")
-
-
 @page.get("/page/{name}", include_in_schema=False)
-async def part(name: str) -> Response:
-    """A file of the page; they were read before, so none is opened by a name."""
+async def part(name: str = "index.html") -> Response:
+    """The page, or a file of it; they were read before, so none is opened by a name."""
     if name not in FILES:
         raise HTTPException(404)
     content, media_type = FILES[name]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -145,9 +146,8 @@ class Engine(threading.Thread):
         self.on_batch: Callable[[int], object] = lambda n: None
         """Called with the number of inputs of every batch."""
         self._queue: list[Request] = []
-        """Requests with inputs that wait for a batch, in the order of their turns."""
-        self._streams: list[Request] = []
-        """Those that wait to be computed beside it."""
+        """Requests with inputs that wait for a batch, or to be computed beside it as streams, in
+        the order of their turns."""
         self._jobs: dict[Generator[None, None, None], Request] = {}
         """Batches and streams that are being computed, each with the request of its first input."""
         self._load = self._counted = 0.0
@@ -162,7 +162,7 @@ class Engine(threading.Thread):
 
     @property
     def _waiting(self) -> list[Request]:
-        return [each for each in (*self._queue, *self._streams) if not each.expired]
+        return [each for each in self._queue if not each.expired]
 
     def is_full(self, cost: int = 1) -> bool:
         """Whether so much more does not fit into the queue; an empty queue takes everything."""
@@ -189,7 +189,7 @@ class Engine(threading.Thread):
             if self.is_full(request.cost):
                 raise Busy
             request.extend(self.config.deadline)
-            (self._streams if request.stream else self._queue).append(request)
+            self._queue.append(request)
             self._load += self._share(request)
             self._changed.notify()
         return request.pieces()
@@ -244,19 +244,19 @@ class Engine(threading.Thread):
     def _admit(self) -> bool:
         """Wait for inputs, and begin those that fit beside the running jobs; False at the end."""
         batch_runs = any(not request.stream for request in self._jobs.values())
-        if batch_runs and not self._streams:
+        if batch_runs and not any(request.stream for request in self._queue):
             return True
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._jobs or self._queue or self._streams or self._stopping
-            )
-            if not (self._jobs or self._queue or self._streams):
+            self._changed.wait_for(lambda: self._jobs or self._queue or self._stopping)
+            if not (self._jobs or self._queue):
                 return False
             if not self._jobs:
                 self._wait_for_more()
-            groups = self._take_streams() if self._streams else []
-            if not batch_runs:
-                groups += self._take_batch()
+            waiting = self._waiting
+            groups = self._take_streams(waiting) + ([] if batch_runs else self._take_batch(waiting))
+            served = {request for inputs in groups for request, _ in inputs}
+            # whoever had a turn comes behind the others
+            self._queue = sorted(filter(attrgetter("waits"), waiting), key=served.__contains__)
             self._count()
         for inputs in groups:
             self.on_batch(len(inputs))
@@ -265,24 +265,20 @@ class Engine(threading.Thread):
 
     def _wait_for_more(self) -> None:
         """Let a batch that is not full wait a few milliseconds for others."""
-        first = min(each.arrived for each in (*self._queue[:1], *self._streams[:1]))
+        first = min(each.arrived for each in self._queue)
         left = first + self.config.wait_ms / 1000 - monotonic()
         self._changed.wait_for(lambda: self._stopping or self.waiting >= self.config.batch, left)
 
-    def _take_streams(self) -> list[list[Input]]:
-        """Take an input of each request that has none among the running jobs."""
+    def _take_streams(self, waiting: list[Request]) -> list[list[Input]]:
+        """Take an input of each request for a stream that has none among the running jobs."""
         streams = {request for request in self._jobs.values() if request.stream}
-        requests = [each for each in self._streams if not each.expired]
-        ready = [each for each in requests if each not in streams]
-        groups = [[each.take()] for each in ready[: MAX_STREAMS - len(streams)]]
-        self._streams = _in_turn(requests, groups)
-        return groups
+        ready = [each for each in waiting if each.stream and each not in streams]
+        return [[each.take()] for each in ready[: MAX_STREAMS - len(streams)]]
 
-    def _take_batch(self) -> list[list[Input]]:
+    def _take_batch(self, waiting: list[Request]) -> list[list[Input]]:
         """Take a batch of one kind, one input of each request in turn."""
-        requests = [each for each in self._queue if not each.expired]
         batch: list[Input] = []
-        ready = deque(requests)
+        ready = deque(each for each in waiting if not each.stream)
         cost = 0
         while ready and cost < self.config.batch:
             request = ready.popleft()
@@ -292,11 +288,4 @@ class Engine(threading.Thread):
             batch.append(request.take())
             if request.waits:
                 ready.append(request)
-        self._queue = _in_turn(requests, [batch])
         return [batch] if batch else []
-
-
-def _in_turn(requests: list[Request], groups: list[list[Input]]) -> list[Request]:
-    """The requests of which inputs wait; whoever had a turn comes behind the others."""
-    served = {request for inputs in groups for request, _ in inputs}
-    return sorted((each for each in requests if each.waits), key=served.__contains__)
