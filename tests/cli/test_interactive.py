@@ -52,6 +52,14 @@ def test_every_line_is_translated_by_itself_and_bad_input_is_no_end(run, stdin, 
     )
 
 
+def test_a_line_with_a_column_too_many_is_named_and_no_end(run, stdin, capsys):
+    stdin(f"{ENGLISH[0]}\ta\tb\n{ENGLISH[2]}\n".encode())
+    assert main(["translate", str(run), "--interactive", "--prefix", "--greedy"]) == 0
+    (want,) = td.load(run)([ENGLISH[2]], beam_size=1)
+    rule = "line 1 must be INPUT<TAB>PREFIX, but it has 3 columns; remove tabs"
+    assert capsys.readouterr() == (f"{want}\n", f"transduce: {rule}\n")
+
+
 def test_every_prompt_goes_on_with_the_text_of_its_number(language, stdin, capsys):
     stdin("All\nROMEO§\nAll\n".encode())
     assert main(["generate", str(language), "--interactive", "--max-length", "9"]) == 0

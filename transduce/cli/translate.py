@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -142,8 +141,14 @@ def translate(
         return job.print_markup(texts)
     if interactive:
         translator = job.load()
-        rows = partial(job.rows, translator, progress=lambda *_: None)
-        return interact(lambda line, n: print(rows(n, [line]).text, end="", flush=True))
+
+        def answer(line: str, number: int) -> None:
+            rows = job.rows(translator, number, [line], lambda *_: None)
+            for error in rows.errors:
+                raise InputError(error)
+            print(rows.text, end="", flush=True)
+
+        return interact(answer)
     # to go on where it was stopped takes the whole input
     lines = Lines(*texts) if files or division.output else lines_or_errors(STDIN)
     carry_out(job, lines, division, inputs=files)
