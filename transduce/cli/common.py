@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+from tqdm import tqdm
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group, Overrides
@@ -250,6 +251,11 @@ def side_name(path: Path) -> str:
     return "standard input" if path == STDIN else str(path)
 
 
+def to_stderr(message: object) -> None:
+    """Print a line for the user, above a progress bar if there is one."""
+    tqdm.write(f"transduce: {message}", file=sys.stderr)
+
+
 def interact(answer: Callable[[str, int], object]) -> None:
     """Answer line after line of standard input, with history and editing on a terminal; Ctrl-D
     ends.
@@ -273,7 +279,7 @@ def interact(answer: Callable[[str, int], object]) -> None:
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
         except InputError as error:
-            print(f"transduce: {error}", file=sys.stderr)
+            to_stderr(error)
 
 
 def check_interactive(others: dict[str, object]) -> None:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from transduce.cli.common import Machine, TaskT, each_run
+from transduce.cli.common import Machine, TaskT, each_run, to_stderr
 from transduce.config import to_dict
 from transduce.errors import InputError
 
@@ -161,7 +161,7 @@ def first_few() -> Iterator[Callable[[str], bool]]:
         logger.removeFilter(show_record)
     for kind, message in last.items():
         if (n := counts[kind] - SHOWN) > 0:
-            tqdm.write(f"transduce: {n} more of this kind, the last: {message}", file=sys.stderr)
+            to_stderr(f"{n} more of this kind, the last: {message}")
 
 
 def results(
@@ -201,7 +201,7 @@ def results(
         with closing(finished):
             for n, rows in finished:
                 for error in filter(is_shown, rows.errors):
-                    tqdm.write(f"transduce: {error}", file=sys.stderr)
+                    to_stderr(error)
                 bar.clear()  # for rows to begin at the left edge of a terminal
                 yield n, rows
 

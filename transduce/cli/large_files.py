@@ -15,7 +15,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import Count, OptionalFile
+from transduce.cli.common import Count, OptionalFile, to_stderr
 from transduce.cli.jobs import Chunk, Job, cut, default_workers, results
 from transduce.config import Common, at_least, differences, from_dict, to_dict
 from transduce.errors import InputError
@@ -220,11 +220,11 @@ def _complete(
     start, stop = done.part.span(done.n_total)
     n = stop - start
     if done.n_bytes and done.n_inputs == n:
-        return print(f"transduce: {file.name} is finished", file=sys.stderr)
+        return to_stderr(f"{file.name} is finished")
 
     def report(rest: str = "") -> None:
         place = f", in {file.name}{rest}" if done.n_inputs else ""
-        print(f"transduce: {done.n_inputs} of {n} inputs are done{place}", file=sys.stderr)
+        to_stderr(f"{done.n_inputs} of {n} inputs are done{place}")
 
     if done.n_inputs or done.part.total > 1:
         report()
@@ -267,7 +267,7 @@ def _print(
                 out.flush()
         except KeyboardInterrupt:
             if n:
-                print(f"transduce: {n} inputs are done, and their lines are whole", file=sys.stderr)
+                to_stderr(f"{n} inputs are done, and their lines are whole")
             raise
     end(n_errors, n, job.UNUSABLE)
 
@@ -275,7 +275,7 @@ def _print(
 def end(n_errors: int, n: int, unusable: str) -> None:
     """Exit with 1 if some of n inputs could not be used."""
     if n_errors:
-        print(f"transduce: {n_errors} of {n} {unusable}", file=sys.stderr)
+        to_stderr(f"{n_errors} of {n} {unusable}")
         sys.exit(1)
 
 

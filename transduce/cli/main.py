@@ -21,15 +21,15 @@ COMMANDS = {
         "Train a translator in a minute, then type English and read German.",
     ),
     "train translation": (
-        "main:train",
+        "main:_train",
         "Train text to text: parallel text in, a run directory and BLEU out.",
     ),
     "train speech-to-text": (
-        "main:train",
+        "main:_train",
         "Train sound to text: recordings and their texts in, WER out.",
     ),
-    "train language-model": ("main:train", "Train a decoder alone on any text."),
-    "train masked-language-model": ("main:train", "Train a masked language model."),
+    "train language-model": ("main:_train", "Train a decoder alone on any text."),
+    "train masked-language-model": ("main:_train", "Train a masked language model."),
     "translate": ("translate:translate", "Translate lines: as many out as in, in the same order."),
     "transcribe": (
         "transcribe:transcribe",
@@ -180,7 +180,7 @@ def completion(
     groups: dict[str, SubcommandApp] = defaultdict(SubcommandApp)
     for name, (_, summary) in COMMANDS.items():
         first, _, second = name.partition(" ")
-        command = _train if first == "train" else function(name)
+        command = function(name)
         if second:
             app.command(groups[first], name=first)
             groups[first].command(name=second, help=summary)(command)

@@ -1,7 +1,6 @@
 """What commands do with a run directory: describe, average, publish, tokenize, import, export."""
 
 import re
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +18,7 @@ from transduce.cli.common import (
     Run,
     checked,
     lines_or_errors,
+    to_stderr,
 )
 from transduce.cli.large_files import check_output
 from transduce.errors import InputError, require
@@ -262,7 +262,7 @@ def export(
             raise InputError(f"a language is a code such as en or pt-BR, but not {others[0]!r}")
     if not _exported(run, contents, directory, to, languages):
         kind = type(contents.target_tokenizer).__name__
-        print(f"transduce: {to} has no place for a {kind}, which was not written", file=sys.stderr)
+        to_stderr(f"{to} has no place for a {kind}, which was not written")
     print(directory)
 
 

@@ -10,7 +10,6 @@ import re
 import resource
 import signal
 import socket
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
-from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run
+from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run, to_stderr
 from transduce.config import Common, within
 from transduce.errors import InputError, require
 from transduce.serve import ServeConfig
@@ -190,11 +189,7 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
 
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(
-        f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends",
-        file=sys.stderr,
-        flush=True,
-    )
+    to_stderr(f"{names} at {address}, described at {address}/docs; Ctrl-C ends")
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -219,13 +214,12 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
 
 def connection_limit() -> int:
     """Raise the limit of descriptors as far as needed; return how many connections it allows."""
+    # no limit is a large number on a Mac; Linux always has one, fs.nr_open
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + SPARE_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft < wanted:
+        soft = min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
     return max(SPARE_DESCRIPTORS, min(MAX_CONNECTIONS, soft - SPARE_DESCRIPTORS))
 
 

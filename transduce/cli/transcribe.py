@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -20,6 +19,7 @@ from transduce.cli.common import (
     SearchOptions,
     check_token_scores,
     local,
+    to_stderr,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
 from transduce.cli.large_files import Division, carry_out, end
@@ -247,7 +247,7 @@ def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
             if sound.error:
                 n_bad += 1
                 if is_shown(error := as_line(sound.error)):
-                    print(f"transduce: {error}", file=sys.stderr)
+                    to_stderr(error)
             for segment in transcriber.in_order(sound, details=job.output.details):
                 transcript = Transcript(sound.path, [segment])
                 row = srt(transcript, n_cues) if format == "srt" else write(transcript)
@@ -360,9 +360,10 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
         before = read_json(record)
         known = before.pop("sounds", {})
         for stem, sound in sounds.items():
-            has_text = any(os.path.exists(f"{directory / stem}{end}") for end in ENDINGS.values())
-            if known.get(stem, sound) != sound and has_text and os.path.exists(known[stem]):
-                raise same_name(known[stem], sound, str(directory / stem))
+            other = known.get(stem, sound)
+            files = (f"{directory / stem}{end}" for end in ENDINGS.values())
+            if other != sound and os.path.exists(other) and any(map(os.path.exists, files)):
+                raise same_name(other, sound, str(directory / stem))
         sounds = known | sounds
         if changed := differences(before, key):
             raise InputError(
@@ -386,5 +387,5 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
     left = [sound for sound in map(Path, job.stems) if not is_done(sound)]
     n = len(job.stems)
     if n_done := n - len(left):
-        print(f"transduce: {n_done} of {n} are done, in {directory}", file=sys.stderr)
+        to_stderr(f"{n_done} of {n} are done, in {directory}")
     return left

@@ -20,12 +20,12 @@ from transduce.errors import InputError
 from transduce.serve import ServeConfig
 from transduce.serve.engine import Busy, Pieces, Request
 from transduce.serve.http import (
+    ANY_SPEECH_MODEL,
     TOKEN,
     Json,
     OpenAIError,
     PlainError,
     Served,
-    ServerState,
     State,
     body_schema,
     events,
@@ -36,9 +36,6 @@ from transduce.tasks.base import Details
 from transduce.tasks.formats import HEAD, WRITE
 from transduce.tasks.outputs import Segment, Transcript
 from transduce.tasks.transcribe import Transcriber
-
-ANY_MODEL = "whisper-1"
-"""OpenAI's name of a model, which stands for the first run that transcribes."""
 
 SEGMENT_COST = 4
 """Texts that cost as much as a segment of sound."""
@@ -65,7 +62,7 @@ class AudioBody(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
     file: UploadFile
-    model: str = ANY_MODEL
+    model: str = ANY_SPEECH_MODEL
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     language: str = ""
     """Of the speech, for a run of several languages, as an imported Whisper: de, or auto, which
@@ -98,7 +95,7 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
     """The text of a sound file, in the language that the run was trained to write."""
     body = await read_body(http, state, AudioBody, state.config.upload_bytes)
     with body.file.file:
-        run = find_transcriber(state, body.model)
+        run = state.find(body.model, Transcriber)
         if body.word_times and not run.task.has_word_times:
             raise InputError(
                 "times of words come from CTC, or from a Whisper's alignment_heads, but "
@@ -138,16 +135,6 @@ def _verbose(transcript: Transcript, body: AudioBody) -> Json:
             if word.start is not None
         ]
     return answer
-
-
-def find_transcriber(state: ServerState, name: str) -> Served[Transcriber]:
-    """The run of this name, or the first one that transcribes.
-
-    Raises:
-        HTTPException: there is none.
-    """
-    names = [run.name for run in state.runs if isinstance(run.task, Transcriber)]
-    return state.find(names[0] if name == ANY_MODEL and names else name, Transcriber)
 
 
 class _File(io.BytesIO):

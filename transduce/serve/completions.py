@@ -56,7 +56,7 @@ class CompletionBody(BaseModel):
     min_p: float = Field(0.0, ge=0, le=1)
     top_k: int = 0
     repetition_penalty: float = 1.0
-    min_tokens: int = 0
+    min_length: int = Field(0, alias="min_tokens")
     """These four as vLLM has them, where a top_k of -1 is off, too; the run's own where they are
     not said."""
     n: int = Field(1, ge=1)
@@ -117,12 +117,11 @@ class CompletionBody(BaseModel):
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
         check_bound(self.max_tokens, limits.max_tokens, "max_tokens")
         check_bound(len(self.stops), 4, "stops")
-        names = {"top_k", "min_p", "repetition_penalty", "logit_bias"} & self.model_fields_set
+        names = {"top_k", "min_p", "repetition_penalty", "min_length", "logit_bias"}
+        names &= self.model_fields_set
         named = {name: getattr(self, name) for name in names}
         if self.top_k == -1:
             named["top_k"] = 0
-        if "min_tokens" in self.model_fields_set:
-            named["min_length"] = self.min_tokens
         return decoding.changed(
             max_length=self.max_tokens,
             temperature=self.temperature,

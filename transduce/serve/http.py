@@ -31,6 +31,9 @@ from transduce.tasks.translate import Translator
 
 Json = dict[str, Any]
 
+ANY_SPEECH_MODEL = "whisper-1"
+"""OpenAI's name of a model, which stands for the first run that transcribes."""
+
 OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors; others below 500 are invalid requests."""
 
@@ -160,7 +163,7 @@ class ServerState:
         """
         runs = [run for run in self.runs if kind is None or isinstance(run.task, kind)]
         for run in runs:
-            if run.name == name:
+            if run.name == name or (kind is Transcriber and name == ANY_SPEECH_MODEL):
                 return run
         names = ", ".join(run.name for run in runs) or "no run"
         purpose = f"to {VERBS[kind]}, " if kind else ""

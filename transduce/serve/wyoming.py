@@ -19,15 +19,13 @@ from wyoming.server import AsyncEventHandler
 from transduce.errors import InputError
 from transduce.serve import ServeConfig
 from transduce.serve.audio import (
-    ANY_MODEL,
     Samples,
     TranscriptionRequest,
     check_seconds,
-    find_transcriber,
     speech_languages,
     transcribe,
 )
-from transduce.serve.http import ServerState, check_bound, http_error
+from transduce.serve.http import ANY_SPEECH_MODEL, ServerState, check_bound, http_error
 from transduce.tasks.transcribe import Transcriber
 
 MAX_CONVERSATIONS = 16
@@ -67,7 +65,7 @@ class _Conversation(AsyncEventHandler):
         self.state = state
         self.busy = False
         """Whether an event is being answered."""
-        self.model = ANY_MODEL
+        self.model = ANY_SPEECH_MODEL
         self.language = ""
         self.audio = bytearray()
         self.format = (0, 0, 0)
@@ -107,7 +105,7 @@ class _Conversation(AsyncEventHandler):
             return _info(self.state).event()
         if Transcribe.is_type(event.type):
             query = Transcribe.from_event(event)
-            self.model = query.name or ANY_MODEL
+            self.model = query.name or ANY_SPEECH_MODEL
             self.language = str(query.language or "")
         elif AudioStart.is_type(event.type):
             self.audio.clear()
@@ -134,7 +132,7 @@ class _Conversation(AsyncEventHandler):
         check_bound(len(self.audio), self.state.config.upload_bytes, "bytes of sound")
 
     async def _text(self) -> str:
-        run = find_transcriber(self.state, self.model)
+        run = self.state.find(self.model, Transcriber)
         if not self.audio:
             return ""
         rate, width, channels = self.format
