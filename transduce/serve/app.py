@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -131,7 +131,7 @@ def create_app(
     cors: Sequence[str] = (),
     hosts: Sequence[str] = (),
     wyoming: socket.socket | None = None,
-    records: Mapping[str, Path] | None = None,
+    records: dict[str, Path] | None = None,
 ) -> FastAPI:
     """The application that serves these runs; it starts and stops their engines.
 

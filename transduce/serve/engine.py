@@ -145,6 +145,8 @@ class Engine(threading.Thread):
         self.config = config
         self.on_batch: Callable[[int], object] = lambda n: None
         """Called with the number of inputs of every batch."""
+        self.capacity = config.queue * config.batch
+        """Texts that may wait."""
         self._queue: list[Request] = []
         """Requests with inputs that wait for a batch, or to be computed beside it as streams, in
         the order of their turns."""
@@ -166,10 +168,9 @@ class Engine(threading.Thread):
 
     def is_full(self, cost: int = 1) -> bool:
         """Whether so much more does not fit into the queue; an empty queue takes everything."""
-        capacity = self.config.queue * self.config.batch
-        if self._load + cost > capacity and monotonic() > self._counted + COUNTED_FOR:
+        if self._load + cost > self.capacity and monotonic() > self._counted + COUNTED_FOR:
             self._count()
-        return 0 < self._load > capacity - cost
+        return 0 < self._load > self.capacity - cost
 
     def _count(self) -> None:
         self._load = sum(self._share(each) for each in self._waiting)
@@ -177,7 +178,7 @@ class Engine(threading.Thread):
 
     def _share(self, request: Request) -> float:
         """What a request takes of the queue; a large one does not fill it for others."""
-        return min(request.cost, QUEUE_SHARE * self.config.queue * self.config.batch)
+        return min(request.cost, QUEUE_SHARE * self.capacity)
 
     def submit(self, request: Request) -> AsyncIterator[tuple[int, Any]]:
         """Queue the inputs of a request, all or none, and return its `pieces`.

@@ -5,7 +5,7 @@ Bodies are bounded in size and time, and checked by pydantic.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
@@ -140,10 +140,10 @@ class ServerState:
         runs: Sequence[Served[Any]],
         config: ServeConfig,
         token: str,
-        records: Mapping[str, Path],
+        records: dict[str, Path],
     ) -> None:
         self.runs = runs
-        self.records = {run.name: run.directory for run in runs if run.directory} | {**records}
+        self.records = {run.name: run.directory for run in runs if run.directory} | records
         """Directories of the runs whose training the page shows, by name."""
         self.translators: dict[Languages, Served[Translator]] = {}
         """The first run of each pair of languages."""
