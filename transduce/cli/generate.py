@@ -151,16 +151,11 @@ def generate(
 class Generation(SearchJob):
     """Prompts to go on from."""
 
+    TASK = "Generator"
     UNIT = "prompt"
     CHUNK = 1000
 
     output: GenerationOutput
-
-    def load(self) -> "Generator":
-        """Load the run."""
-        from transduce.tasks.generate import Generator
-
-        return self.loaded(Generator)
 
     def rows(
         self, generator: "Generator", start: int, items: list[str | InputError], progress: Progress

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from transduce.cli.common import Machine, TaskT, each_run, to_stderr
+from transduce.cli.common import Machine, each_run, to_stderr
 from transduce.config import to_dict
 from transduce.errors import InputError
 
@@ -108,16 +108,21 @@ class Job(ABC):
 class SearchJob(Job):
     """A job that searches with settings of its own."""
 
+    TASK: ClassVar[str]
+    """The class in tasks/ that does it."""
     settings: dict[str, Any]
     """Those that the command line names, instead of the run's."""
 
-    def loaded(self, kind: type[TaskT]) -> TaskT:
-        """Load the run as a task of this kind, with these settings.
+    def load(self) -> Any:
+        """Load the run as a task with these settings.
 
         Raises:
-            InputError: a setting is out of its range, or a language model lacks its weight.
+            InputError: the run was trained for another task, a setting is out of its range, or a
+                language model lacks its weight.
         """
-        task: Any = self.machine.load(kind, self.run, self.lm)
+        from transduce.tasks import load
+
+        task = self.machine.load(getattr(load, self.TASK), self.run, self.lm)
         task.decoding = task.decoding.changed(**self.settings)
         weight = getattr(task.decoding, "lm_weight", 0.0)
         if (self.lm is None) == (weight > 0):

@@ -260,6 +260,7 @@ def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
 class Transcription(SearchJob):
     """Sound files to transcribe, or lines of lists of them with columns."""
 
+    TASK = "Transcriber"
     UNIT = "segment"
     UNUSABLE = "files could not be transcribed"
     CHUNK = 10_000_000  # bytes: five minutes of most WAV files, more where sound is compressed
@@ -268,12 +269,6 @@ class Transcription(SearchJob):
     columns: Columns
     stems: dict[str, str] = field(default_factory=dict)
     """By path of a sound, the path of its files without their endings; {}: they have none."""
-
-    def load(self) -> "Transcriber":
-        """Load the run."""
-        from transduce.tasks.transcribe import Transcriber
-
-        return self.loaded(Transcriber)
 
     def name(self, item: "Audio") -> str:
         """Its path and version; what has no path is its content."""

@@ -158,18 +158,13 @@ def translate(
 class Translation(SearchJob):
     """Lines to translate, each a text or the error that there is in place of one."""
 
+    TASK = "Translator"
     UNIT = "line"
     UNUSABLE = "lines could not be translated"
     CHUNK = 2000
 
     output: TranslationOutput
     columns: Columns
-
-    def load(self) -> "Translator":
-        """Load the run."""
-        from transduce.tasks.translate import Translator
-
-        return self.loaded(Translator)
 
     def print_markup(self, files: Sequence[Path]) -> None:
         """Translate files of HTML or subtitles; InputError names one that is none."""
