@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -140,15 +141,7 @@ def translate(
             )
         return job.print_markup(texts)
     if interactive:
-        translator = job.load()
-
-        def answer(line: str, number: int) -> None:
-            rows = job.rows(translator, number, [line], lambda *_: None)
-            for error in rows.errors:
-                raise InputError(error)
-            print(rows.text, end="", flush=True)
-
-        return interact(answer)
+        return interact(partial(job.answer, job.load()))
     # to go on where it was stopped takes the whole input
     lines = Lines(*texts) if files or division.output else lines_or_errors(STDIN)
     carry_out(job, lines, division, inputs=files)
@@ -177,6 +170,17 @@ class Translation(SearchJob):
                 sys.stdout.write(translate_markup(translator, text, self.output.format))
             except InputError as error:
                 raise InputError(f"{side_name(file)}: {error}") from error
+
+    def answer(self, translator: "Translator", line: str, number: int) -> None:
+        """Print the translation of a line at once.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        rows = self.rows(translator, number, [line], lambda *_: None)
+        for error in rows.errors:
+            raise InputError(error)
+        print(rows.text, end="", flush=True)
 
     def rows(
         self,
