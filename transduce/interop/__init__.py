@@ -18,8 +18,8 @@ from transduce.model.transformer import Transformer
 MODULES: dict[type[Settings], Any] = {
     LanguageModelSettings: language_models,
     T5Settings: t5,
-    BARTSettings: encoder_decoder,
     SpeechSettings: speech,
+    BARTSettings: encoder_decoder,
 }
 
 

@@ -44,7 +44,11 @@ from transduce.interop.pretrained import (
     write_settings,
     write_tokenizer_settings,
 )
-from transduce.interop.settings import BARTSettings, MarianSettings
+from transduce.interop.settings import (
+    BARTSettings,
+    EncoderDecoderSettings,
+    MarianSettings,
+)
 from transduce.interop.weights import (
     ENCODER_DECODER,
     fill_transformer,
@@ -102,7 +106,9 @@ def _our_config(settings: BARTSettings, output_bias: bool) -> TransformerConfig:
     return our_config(settings, ours)
 
 
-def read_run(settings: BARTSettings, model: Transformer, generation: Generation) -> Imported:
+def read_run(
+    settings: EncoderDecoderSettings, model: Transformer, generation: Generation
+) -> Imported:
     """Add the tokenizers to a model, and how it is searched.
 
     Raises:

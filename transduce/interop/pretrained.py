@@ -21,11 +21,11 @@ from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
 from transduce.interop.settings import (
     SETTINGS,
-    EncoderDecoderSettings,
+    BARTSettings,
     Settings,
     Stored,
+    T5Settings,
     one_of,
-    renamed_t5,
 )
 from transduce.model.config import Activation, Tokens, TransformerConfig
 from transduce.model.inputs import BUCKETS, FURTHEST
@@ -46,6 +46,10 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 """Our name of each activation that both have, by the name in transformers."""
 
+GATED = {f"gated-{theirs}": ours for theirs, ours in ACTIVATIONS.items()}
+GATED["gated-gelu"] = "gelu_tanh"
+"""The same of gated feed-forwards, as T5 names them."""
+
 FIELDS = {
     "n_embd": "d_model",
     "hidden_size": "d_model",
@@ -53,13 +57,16 @@ FIELDS = {
     "n_layer": "n_layers",
     "num_hidden_layers": "n_layers",
     "num_layers": "n_layers",
+    "num_decoder_layers": "n_layers",
     "decoder_layers": "n_layers",
     "n_head": "n_heads",
     "num_attention_heads": "n_heads",
+    "num_heads": "n_heads",
     "attention_heads": "n_heads",
     "encoder_attention_heads": "n_heads",
     "decoder_attention_heads": "n_heads",
     "n_inner": "d_ff",
+    "d_ff": "d_ff",
     "intermediate_size": "d_ff",
     "ffn_dim": "d_ff",
     "encoder_ffn_dim": "d_ff",
@@ -69,12 +76,14 @@ FIELDS = {
     "embd_pdrop": "dropout",
     "resid_pdrop": "dropout",
     "dropout": "dropout",
+    "dropout_rate": "dropout",
     "attn_pdrop": "attention_dropout",
     "attention_dropout": "attention_dropout",
     "layer_norm_epsilon": "norm_eps",
     "rms_norm_eps": "norm_eps",
     "activation_function": "activation",
     "hidden_act": "activation",
+    "feed_forward_proj": "activation",
     "scale_embedding": "scale_embeddings",
     "num_key_value_heads": "n_kv_heads",
     "head_dim": "head_width",
@@ -82,13 +91,13 @@ FIELDS = {
     "rope_theta": "rotary_theta",
     "sliding_window": "window",
     "d_kv": "head_width",
-    "gated": "gated",
 }
 """Our field of each setting that means the same in every model that has it."""
 
 FIXED: dict[str, Collection[Any]] = {
     "activation_function": ACTIVATIONS,
     "hidden_act": ACTIVATIONS,
+    "feed_forward_proj": ACTIVATIONS | GATED,
     "scale_attn_weights": [True],
     "scale_attn_by_inverse_layer_idx": [False],
     "reorder_and_upcast_attn": [False],
@@ -109,7 +118,7 @@ FIXED: dict[str, Collection[Any]] = {
 
 LLAMA = {"norm": "rms", "gated": True, "positions": "rotary", "scale_embeddings": False}
 BIASLESS = LLAMA | {"bias": False}
-T5 = {"norm": "rms", "positions": "relative", "bias": False}
+T5 = {"norm": "rms", "positions": "relative", "bias": False, "scale_embeddings": False}
 BLOCKS: dict[str, dict[str, Any]] = {
     "gpt2": {"positions": "learned", "scale_embeddings": False, "init": "gpt2"},
     "llama": LLAMA,
@@ -158,8 +167,6 @@ def read_settings(directory: Path) -> Settings:
         raise InputError(
             f"model_type must be {one_of(SETTINGS)}, but in {directory} it is {kind!r}{ours}"
         )
-    if kind in ("t5", "mt5"):
-        plain = renamed_t5(plain)
     settings = known_fields(SETTINGS[kind], plain, directory / CONFIG)
     for name, allowed in FIXED.items():
         if hasattr(settings, name):
@@ -186,15 +193,21 @@ def known_fields(kind: type[StoredT], plain: dict[str, Any], path: Path) -> Stor
 
 def our_fields(settings: Settings) -> dict[str, Any]:
     """Translate settings into fields of TransformerConfig, as far as all models have them alike."""
-    values = {FIELDS[name]: value for name, value in vars(settings).items() if name in FIELDS}
+    values = {
+        FIELDS[name]: value
+        for name, value in vars(settings).items()
+        if name in FIELDS and value is not None
+    }
     tokens = {"vocab_size": settings.vocab_size}
     ours: dict[str, Any] = {"dropout": 0.0, "norm_position": "pre"}
     ours |= values | BLOCKS[settings.model_type]
     ours["decoder"] = {"input": tokens, "n_layers": ours.pop("n_layers")}
-    ours["activation"] = ACTIVATIONS[ours["activation"]]
+    ours["activation"] = (ACTIVATIONS | GATED)[ours["activation"]]
     ours["tie"] = "output" if settings.tie_word_embeddings else "none"
-    if isinstance(settings, EncoderDecoderSettings):
+    if isinstance(settings, BARTSettings):
         ours["encoder"] = {"input": tokens, "n_layers": settings.encoder_layers}
+    if isinstance(settings, T5Settings):
+        ours["encoder"] = {"input": tokens, "n_layers": settings.num_layers}
     return ours
 
 

@@ -192,6 +192,13 @@ class EncoderDecoderSettings(Settings):
     """Of all models with an encoder and a decoder."""
 
     d_model: int
+    pad_token_id: int = 1
+    decoder_start_token_id: int | None = 2
+
+
+class BARTSettings(EncoderDecoderSettings):
+    """Of BART, and of the other models that have its names and defaults."""
+
     encoder_layers: int
     decoder_layers: int
     encoder_attention_heads: int
@@ -203,12 +210,6 @@ class EncoderDecoderSettings(Settings):
     activation_function: str = "gelu"
     max_position_embeddings: int = 1024
     scale_embedding: bool = False
-    pad_token_id: int = 1
-    decoder_start_token_id: int | None = 2
-
-
-class BARTSettings(EncoderDecoderSettings):
-    """Of BART, and of the other models of text that have its defaults."""
 
 
 class MarianSettings(BARTSettings):
@@ -245,11 +246,16 @@ class BlenderbotSettings(BARTSettings):
     decoder_start_token_id: int | None = 1
 
 
-class T5Settings(BARTSettings):
-    """Of T5 and mT5, also Flan-T5, ByT5 and MADLAD-400."""
+class T5Settings(EncoderDecoderSettings):
+    """Of T5, also Flan-T5, ByT5 and MADLAD-400."""
 
+    num_layers: int
+    num_decoder_layers: int | None = None
+    num_heads: int
     d_kv: int = 64
-    gated: bool = False
+    d_ff: int
+    feed_forward_proj: str = "relu"
+    dropout_rate: float = 0.1
     layer_norm_epsilon: float = 1e-6
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
@@ -259,41 +265,13 @@ class T5Settings(BARTSettings):
     decoder_start_token_id: int | None = 0
 
 
-T5_NAMES = {
-    "num_layers": "encoder_layers decoder_layers",
-    "num_decoder_layers": "decoder_layers",
-    "num_heads": "encoder_attention_heads decoder_attention_heads",
-    "d_ff": "encoder_ffn_dim decoder_ffn_dim",
-    "dropout_rate": "dropout",
-}
-"""The names in the other encoder-decoder models of each setting of T5."""
+class MT5Settings(T5Settings):
+    """Of mT5."""
+
+    feed_forward_proj: str = "gated-gelu"
 
 
-def renamed_t5(plain: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a T5 under the names of the other encoder-decoder models.
-
-    Raises:
-        InputError: its feed_forward_proj is neither an activation nor a gated one.
-    """
-    default = "relu" if plain["model_type"] == "t5" else "gated-gelu"
-    projection = plain.get("feed_forward_proj", default)
-    gate, _, activation = str(projection).rpartition("-")
-    if not isinstance(projection, str) or gate not in ("", "gated"):
-        raise InputError(
-            "feed_forward_proj must be an activation, or one behind gated-, but it is "
-            f"{projection!r:.60}"
-        )
-    renamed = {
-        ours: plain[name]
-        for name, names in T5_NAMES.items()
-        if plain.get(name) is not None
-        for ours in names.split()
-    }
-    activation = "gelu_new" if gate and activation == "gelu" else activation
-    return plain | renamed | {"gated": gate == "gated", "activation_function": activation}
-
-
-class SpeechSettings(EncoderDecoderSettings):
+class SpeechSettings(BARTSettings):
     """Of models of speech."""
 
     max_source_positions: int
@@ -339,7 +317,7 @@ SETTINGS: dict[str, type[Settings]] = {
     "pegasus": PegasusSettings,
     "blenderbot": BlenderbotSettings,
     "t5": T5Settings,
-    "mt5": T5Settings,
+    "mt5": MT5Settings,
     "whisper": WhisperSettings,
     "speech_to_text": Speech2TextSettings,
 }

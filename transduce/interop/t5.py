@@ -4,13 +4,16 @@ Their scores are not divided by sqrt(d_head), so queries are multiplied by it he
 table is that of the embeddings, T5 divides states by sqrt(d_model), and here their norm does.
 """
 
-import torch
-
 from transduce.interop.encoder_decoder import read_run as read_run
-from transduce.interop.pretrained import our_config, our_fields
+from transduce.interop.pretrained import GATED, our_config, our_fields
 from transduce.interop.settings import T5Settings
-from transduce.interop.weights import Names, fill_transformer, prefixed, read_tensors
-from transduce.model.linear import split_rows
+from transduce.interop.weights import (
+    Names,
+    fill_transformer,
+    named_weights,
+    prefixed,
+    read_tensors,
+)
 from transduce.model.transformer import Transformer
 
 
@@ -60,15 +63,15 @@ def read_model(settings: T5Settings) -> Transformer:
     if settings.scale_decoder_outputs is not None:
         scaled = settings.scale_decoder_outputs
     tied = "lm_head.weight" not in weights
-    ours = our_fields(settings) | {"tie": "all" if tied else "none"}
+    ours = our_fields(settings) | {
+        "tie": "all" if tied else "none",
+        "gated": settings.feed_forward_proj in GATED,
+    }
     config = our_config(settings, ours)
     model = fill_transformer(config, T5, weights, settings.directory)
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            if name.endswith("attention.qkv"):
-                split_rows(module, module.weight)["q"].mul_(config.d_head**0.5)
-            elif name.endswith("cross.q"):
-                module.weight.mul_(config.d_head**0.5)
-            elif name == "decoder.norm" and scaled:
-                module.weight.mul_(config.d_model**-0.5)
+    for name, weight in named_weights(model, T5).items():
+        if name.endswith("Attention.q.weight"):
+            weight.mul_(config.d_head**0.5)
+        elif name == "decoder.final_layer_norm.weight" and scaled:
+            weight.mul_(config.d_model**-0.5)
     return model
