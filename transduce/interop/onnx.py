@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,24 +16,26 @@ from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import require
 from transduce.interop.pretrained import CONFIG, check_exportable, write_settings
 from transduce.model.cache import Cache, LayerCache, ProjectedMemory
-from transduce.model.config import TransformerConfig
 from transduce.model.layers import Layer
 from transduce.model.transformer import Transformer
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 OPSET = 18
+MEMORY = {1: "sentences", 3: "positions"}
+PAST = {1: "rows", 3: "length"}
+LONGER = {1: "rows", 3: "length + 1"}
 AXES = {
     "source": {0: "sentences", 1: "source positions"},
     "lengths": {0: "sentences"},
-    "memory_keys": {1: "sentences", 3: "positions"},
-    "memory_values": {1: "sentences", 3: "positions"},
+    "memory_keys": MEMORY,
+    "memory_values": MEMORY,
     "memory_lengths": {0: "sentences"},
     "tokens": {0: "rows"},
-    "keys": {1: "rows", 3: "length"},
-    "values": {1: "rows", 3: "length"},
+    "keys": PAST,
+    "values": PAST,
     "logits": {0: "rows"},
-    "new_keys": {1: "rows", 3: "length + 1"},
-    "new_values": {1: "rows", 3: "length + 1"},
+    "new_keys": LONGER,
+    "new_values": LONGER,
 }
 """The axes of any size, of each input and output."""
 
@@ -45,12 +46,6 @@ MemoryKeys = Float[Tensor, "C B K M E"]
 
 class GivenCache(LayerCache):
     """The cache of one layer as tensors that come in; what `append` gives goes out."""
-
-    def __init__(self, past: tuple[Tensor, Tensor], memory: ProjectedMemory | None) -> None:
-        super().__init__()
-        self.buffers = list(past)
-        self.memory = memory
-        self.length = past[0].size(2)
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """All positions, in new tensors."""
@@ -63,19 +58,6 @@ def rms_norm(norm: nn.RMSNorm, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"
     """RMSNorm as its formula, for ONNX has no operator for it in this version."""
     assert norm.eps is not None
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps) * norm.weight
-
-
-class Traced(nn.Module):
-    """A function of a model and tensors as a module, for the exporter."""
-
-    def __init__(self, model: Transformer, function: Callable[..., tuple[Tensor, ...]]) -> None:
-        super().__init__()
-        self.model = model
-        self.function = function
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """What the function gives."""
-        return self.function(self.model, *tensors)
 
 
 def encode_memory(
@@ -103,10 +85,14 @@ def decode_step(
     Args:
         memory: what `encode_memory` gives; nothing for a decoder alone.
     """
-    cache = Cache(len(keys))
+    cache = Cache(0)
     for i in range(len(keys)):
-        cross = ProjectedMemory(memory[0][i], memory[1][i], memory[2]) if memory else None
-        cache.layers[i] = GivenCache((keys[i], values[i]), cross)
+        layer = GivenCache()
+        layer.buffers = [keys[i], values[i]]
+        layer.length = keys.size(3)
+        if memory:
+            layer.memory = ProjectedMemory(memory[0][i], memory[1][i], memory[2])
+        cache.layers.append(layer)
     logits = model.decode(tokens[:, None], cache=cache)
     new_keys, new_values = (
         torch.stack([layer.buffers[side] for layer in cache.layers]) for side in (0, 1)
@@ -138,33 +124,23 @@ def export_onnx(
     config = model.config
     check_exportable(config, "ONNX", ("attention", "window", "n_experts"))
     require("onnx", "this export", "onnx")
-    model = deepcopy(model).eval()
+    model = deepcopy(model).eval().requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.RMSNorm):
             module.forward = partial(rms_norm, module)  # type: ignore[method-assign]
     directory.mkdir(parents=True, exist_ok=True)
-    assert model.decoder is not None
-    n_layers = len(model.decoder.layers)
-    past = torch.zeros(n_layers, 2, config.kv_heads, 3, config.d_head)
+    assert config.decoder is not None
+    past = torch.zeros(config.decoder.n_layers, 2, config.kv_heads, 3, config.d_head)
     inputs = {"tokens": torch.zeros(2, dtype=torch.long), "keys": past, "values": past}
     if config.encoder is not None:
         sources = {"source": torch.zeros(2, 5, dtype=torch.long), "lengths": torch.tensor([5, 4])}
         names = ["memory_keys", "memory_values", "memory_lengths"]
-        _write_onnx(Traced(model, encode_memory), directory / ENCODER, sources, names)
-        with torch.no_grad():
-            inputs |= dict(zip(names, encode_memory(model, *sources.values()), strict=True))
-    _write_onnx(
-        Traced(model, decode_step), directory / STEP, inputs, ["logits", "new_keys", "new_values"]
-    )
+        _write_onnx(model, encode_memory, directory / ENCODER, sources, names)
+        inputs |= dict(zip(names, encode_memory(model, *sources.values()), strict=True))
+    _write_onnx(model, decode_step, directory / STEP, inputs, ["logits", "new_keys", "new_values"])
     write_tokenizers(directory, source, target, alone=config.encoder is None)
     never = {*target.suppressed, *range(target.vocab_size, config.vocab_size), *suppress}
-    write_settings(directory / CONFIG, _onnx_settings(config, target, never))
-
-
-def _onnx_settings(config: TransformerConfig, target: Tokenizer, never: set[int]) -> dict[str, Any]:
-    """What a search needs to know; `never` are ids that it does not write."""
-    assert config.decoder is not None
-    return {
+    settings = {
         "n_layers": config.decoder.n_layers,
         "n_kv_heads": config.kv_heads,
         "d_head": config.d_head,
@@ -173,17 +149,23 @@ def _onnx_settings(config: TransformerConfig, target: Tokenizer, never: set[int]
         "eos_id": target.eos_id,
         "suppressed": sorted(never),
     }
+    write_settings(directory / CONFIG, settings)
 
 
 def _write_onnx(
-    module: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: list[str]
+    model: nn.Module,
+    function: Callable[..., tuple[Tensor, ...]],
+    path: Path,
+    inputs: dict[str, Tensor],
+    outputs: list[str],
 ) -> None:
-    """Trace a module with these inputs and write what it computes."""
-    with warnings.catch_warnings(), torch.no_grad():
+    """Trace a function of a model and these inputs, and write what it computes."""
+    model.forward = partial(function, model)
+    with warnings.catch_warnings():
         # sizes are taken as constants where they choose a way to compute
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            module,
+            model,
             tuple(inputs.values()),
             str(path),
             input_names=[*inputs],
