@@ -50,7 +50,6 @@ def export_ctranslate2(
         InputError: the library is not installed, or the model has a part that CTranslate2 lacks.
     """
     config = model.config
-    check_ctranslate2(config)
     special = {"bos_token": target.bos_id, "eos_token": target.eos_id, "unk_token": target.unk_id}
     vocabulary = vocabulary_of(target, config.vocab_size)
     settings: dict[str, Any] = {
@@ -182,7 +181,6 @@ def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
     if stack.causal:
         crosses = config.encoder is not None
         make = partial(TransformerDecoderSpec, with_encoder_attention=crosses)
-    is_plain = config.rotary_bands is None
     spec = make(
         len(stack.layers),
         config.n_heads,
@@ -197,7 +195,7 @@ def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
         rotary_dim=0 if config.positions == "rotary" else None,
         rotary_interleave=False,
         rotary_base=config.rotary_theta,
-        rotary_scaling_type=RotaryScalingType.Linear if is_plain else RotaryScalingType.Llama3,
+        rotary_scaling_type=RotaryScalingType.Linear,
         rotary_scaling_factor=config.rotary_factor,
     )
     spec.scale_embeddings = config.scale_embeddings
@@ -208,11 +206,11 @@ def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
     if config.rotary_bands is not None:
         low, high, n = config.rotary_bands
         for layer in spec.layer:
-            # the engine reads them all, but the class has only names for two
+            # the engine reads them all, but the class has only names for some
             vars(layer.self_attention).update(
+                rotary_scaling_type=np.int8(RotaryScalingType.Llama3),
                 rotary_low_freq_factor=np.float32(low),
                 rotary_high_freq_factor=np.float32(high),
-                rotary_scaling_factor=np.float32(config.rotary_factor),
                 original_max_position_embeddings=np.int32(n),
             )
     return spec

@@ -5,10 +5,10 @@ transposed. OPT and XGLM come from fairseq, and their layers are those of its BA
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
@@ -58,6 +58,7 @@ from transduce.interop.weights import (
     read_tensors,
 )
 from transduce.model.config import TransformerConfig
+from transduce.model.meta import blank_transformer
 from transduce.model.transformer import Transformer
 
 FREE = {"gpt2": {"bias"}, "llama": {"scale_embeddings", "qkv_bias", "head_width", "n_kv_heads"}}
@@ -86,10 +87,9 @@ def read_model(settings: Settings) -> Transformer:
     optional = r"norm\.weight" if kind == "olmo" else "$^"  # its norms have no weights
     model = fill_transformer(config, names, weights, directory, optional=optional)
     if kind == "gemma":  # which stores what is added to 1
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("norm.weight"):
-                    parameter.add_(1)
+        for name, weight in named_weights(model, names).items():
+            if name.endswith("norm.weight"):
+                weight.add_(1)
     return model
 
 
@@ -253,25 +253,15 @@ def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
 def _their_weights(model: Transformer, to: str) -> dict[str, Tensor]:
     """The weights by the names that they have there."""
     config = model.config
-    assert config.decoder is not None
     weights = named_weights(model, LLAMA if to == "llama" else GPT2)
+    if to == "gpt2":  # which has biases: where a model has none, zeros
+        weights = named_weights(blank_transformer(replace(config, bias=True)), GPT2) | weights
     if config.scale_embeddings:
         table = "model.embed_tokens.weight"
         weights[table] = weights[table] * config.d_model**0.5
     elif config.tie != "none":
         del weights["lm_head.weight"]
-    if to == "gpt2":
-        _add_biases(weights, config.decoder.n_layers)
     return weights
-
-
-def _add_biases(weights: dict[str, Tensor], n_layers: int) -> None:
-    """Add zeros where a GPT-2 has biases and a model has none."""
-    for name in GPT2.values():
-        for module in [name.format(i) for i in range(n_layers)]:
-            if f"{module}.weight" in weights:
-                width = weights[f"{module}.weight"].size(-1)
-                weights.setdefault(f"{module}.bias", torch.zeros(width))
 
 
 def _llama_settings(config: TransformerConfig) -> dict[str, Any]:

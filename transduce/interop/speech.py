@@ -153,15 +153,10 @@ def read_run(settings: SpeechSettings, model: Transformer, generation: Generatio
         InputError: the directory lacks one of them.
     """
     read = _whisper if isinstance(settings, WhisperSettings) else _speech2text
-    features, tokenizer, decoding = read(settings, generation)
-    return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
+    return read(settings, model, generation)
 
 
-Parts = tuple[FeatureConfig, ImportedTokenizer, dict[str, Any]]
-"""Features, tokenizer and search of a model."""
-
-
-def _whisper(settings: SpeechSettings, generation: Generation) -> Parts:
+def _whisper(settings: SpeechSettings, model: Transformer, generation: Generation) -> Imported:
     plain = _read_features(settings)
     plain.require("do_normalize", None, False)
     features = whisper_features(plain)
@@ -173,16 +168,12 @@ def _whisper(settings: SpeechSettings, generation: Generation) -> Parts:
         n_prefix=1 + len(tokenizer.opening) - timestamps,
         n_positions=settings.max_target_positions,
     )
-    return (
-        features,
-        tokenizer,
-        decoding
-        | {
-            "max_seconds": features.pad_to,
-            "timestamps": timestamps,
-            "alignment_heads": [*map(list, generation.alignment_heads)],
-        },
-    )
+    decoding |= {
+        "max_seconds": features.pad_to,
+        "timestamps": timestamps,
+        "alignment_heads": [*map(list, generation.alignment_heads)],
+    }
+    return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
 
 
 def whisper_features(settings: FeatureSettings) -> FeatureConfig:
@@ -200,7 +191,7 @@ def whisper_features(settings: FeatureSettings) -> FeatureConfig:
     )
 
 
-def _speech2text(settings: SpeechSettings, generation: Generation) -> Parts:
+def _speech2text(settings: SpeechSettings, model: Transformer, generation: Generation) -> Imported:
     plain = _read_features(settings)
     if plain.do_ceptral_normalize:
         plain.require("normalize_means", True)
@@ -226,8 +217,8 @@ def _speech2text(settings: SpeechSettings, generation: Generation) -> Parts:
         opening=opening,
     )
     decoding = read_decoding(generation, settings.vocab_size, n_forced=len(opening))
-    seconds = features.hop * settings.max_source_positions
-    return features, tokenizer, decoding | {"max_seconds": seconds}
+    decoding["max_seconds"] = features.hop * settings.max_source_positions
+    return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
 
 
 def _read_features(settings: SpeechSettings) -> FeatureSettings:

@@ -45,7 +45,7 @@ from transduce.interop.weights import (
     reorder_residual,
     residual_order,
 )
-from transduce.model.config import Frames, TransformerConfig
+from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
 TIME = re.compile(r"<\|\d+\.\d\d\|>")
@@ -89,13 +89,12 @@ def export_whisper(
     write_model(directory, theirs, weights)
     write_settings(directory / FEATURES, sound)
     language = decoding["target_language"]
-    finds_out = language == "auto"
-    if language and not finds_out:
+    if language not in ("", "auto"):
         tokenizer = tokenizer.with_language(language)
     names = [name.strip("<|>") for name in tokenizer.tokens(tokenizer.opening)]
     # of one language, there is only the last name, which asks for no times
     opening = dict(zip(("language", "task"), names[:-1], strict=False))
-    if finds_out:  # as transformers does where none is named
+    if language == "auto":  # as transformers does where none is named
         opening.pop("language", None)
     _write_tokenizer(directory, json.loads(stored), tokenizer, model.config.max_positions, opening)
     _write_generation(directory, theirs, tokenizer, decoding, opening)
@@ -139,17 +138,15 @@ def _write_generation(
     n_prefix = len(tokenizer.opening) + 1 - decoding["timestamps"]
     ids = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
     tasks = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
+    search = generation_settings(decoding, tokenizer.suppressed, n_prefix=n_prefix)
+    most = theirs["max_target_positions"]
     settings = {name: theirs[name] for name in theirs if name.endswith("token_id")} | {
         "is_multilingual": bool(tokenizer.languages),
         "no_timestamps_token_id": ids[PLAIN],
         "return_timestamps": decoding["timestamps"],
-        "max_length": theirs["max_target_positions"],
-        **generation_settings(decoding, tokenizer.suppressed, n_prefix=n_prefix),
+        **search,
+        "max_length": min(most, search.get("max_length", most)),
     }
-    if decoding["length_ratio"] == 0:
-        settings["max_length"] = min(
-            theirs["max_target_positions"], decoding["length_extra"] + n_prefix
-        )
     if tokenizer.languages:
         languages = {f"<|{name}|>": i for name, i in tokenizer.languages.items()}
         settings |= {"lang_to_id": languages, "task_to_id": tasks} | opening
@@ -164,19 +161,16 @@ def _their_settings(
     """Translate our fields into the settings of config.json.
 
     Raises:
-        InputError: a Whisper has other parts.
+        InputError: the model has other parts than a Whisper.
     """
-    encoder = config.encoder
-    if encoder is None or config.decoder is None or not isinstance(encoder.input, Frames):
-        raise InputError(
-            "a Whisper turns sound into text, but this model does not; it cannot be exported as one"
-        )
+    frames, encoder = config.frames, config.encoder
+    assert encoder is not None
     start, end = tokenizer.required("bos_id", "eos_id")
     theirs = their_settings(config, "whisper", "WhisperForConditionalGeneration") | {
         "encoder_layers": encoder.n_layers,
         "max_source_positions": config.for_stack(encoder).max_positions,
         "max_target_positions": config.max_positions,
-        "num_mel_bins": encoder.input.n_features,
+        "num_mel_bins": frames.n_features,
         "decoder_start_token_id": start,
         **{f"{role}_token_id": end for role in ("bos", "eos", "pad")},
     }
