@@ -7,7 +7,6 @@ same.
 import json
 import re
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,10 +51,8 @@ from transduce.interop.settings import (
 from transduce.interop.weights import (
     ENCODER_DECODER,
     fill_transformer,
-    named_weights,
     read_tensors,
-    reorder_residual,
-    residual_order,
+    reordered_weights,
 )
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -283,11 +280,9 @@ def export_marian(
     """
     config = model.config
     theirs = _their_config(config, target)
-    model = deepcopy(model)
-    reorder_residual(model, residual_order(config.d_model).argsort())
-    weights = named_weights(model, ENCODER_DECODER)
-    weights.setdefault("final_logits_bias", torch.zeros(config.vocab_size))
-    weights["final_logits_bias"] = weights["final_logits_bias"][None]
+    weights = reordered_weights(model, ENCODER_DECODER)
+    bias = weights.get("final_logits_bias", torch.zeros(config.vocab_size))
+    weights["final_logits_bias"] = bias[None]
     if config.tie != "none":
         del weights["lm_head.weight"]
     if config.tie == "all":

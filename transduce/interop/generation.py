@@ -213,7 +213,6 @@ def read_decoding(
         "alpha": g.length_penalty if beam else 1.0,
         "length_offset": float(n_forced),
         "at_max_length": "by_score",
-        "no_repeat_ngram": max(0, g.no_repeat_ngram_size),
         "min_length": max(0, least - n_forced),
     }
     most = g.max_new_tokens
@@ -281,17 +280,14 @@ def _read_rules(g: Generation, vocab_size: int) -> dict[str, Any]:
         )
     g.check(("suppress_tokens", "without eos_token_id", not ends & {*g.suppress_tokens}))
     ids = {*g.suppress_tokens, *(i for (i,) in g.bad_words_ids)} - {g.pad_token_id, *ends}
-    first = {*g.begin_suppress_tokens}
-    if beyond := [i for i in (*ids, *first) if not 0 <= i < vocab_size]:
+    if beyond := [i for i in (*ids, *g.begin_suppress_tokens) if not 0 <= i < vocab_size]:
         raise InputError(
             "suppress_tokens, begin_suppress_tokens and bad_words_ids must be ids of 0 to "
             f"{vocab_size - 1}, but in {g.directory} one is {beyond[0]}; change it in {GENERATION}"
         )
-    return {
+    return {ours: getattr(g, theirs) for theirs, ours in RULES.items()} | {
         "suppress": sorted(ids),
-        "suppress_first": sorted(first),
-        "renormalize": g.renormalize_logits,
-        "repetition_penalty": g.repetition_penalty,
+        "no_repeat_ngram": max(0, g.no_repeat_ngram_size),
     }
 
 
@@ -312,16 +308,16 @@ def generation_settings(
     lost = [name for name in UNSAID if decoding.get(name)]
     beam = decoding.get("beam_size", 1) > 1
     if "length_offset" in decoding:
-        theirs |= {
-            name: decoding[ours] for name, ours in SEARCH.items() if beam or name == "num_beams"
-        }
-        if beam and decoding["alpha"] and decoding["length_offset"]:
-            del theirs["length_penalty"]
-            lost += ["alpha", "length_offset"]
-        if beam and theirs.pop("repetition_penalty", 1) != 1:  # of log-probabilities there
-            lost.append("repetition_penalty")
-        if beam and decoding["at_max_length"] != "by_score":
-            lost.append("at_max_length")
+        theirs["num_beams"] = decoding["beam_size"]
+        if beam:
+            theirs |= {name: decoding[ours] for name, ours in SEARCH.items()}
+            if decoding["alpha"] and decoding["length_offset"]:
+                del theirs["length_penalty"]
+                lost += ["alpha", "length_offset"]
+            if theirs.pop("repetition_penalty", 1) != 1:  # of log-probabilities there
+                lost.append("repetition_penalty")
+            if decoding["at_max_length"] != "by_score":
+                lost.append("at_max_length")
         if decoding["length_ratio"] == 0:
             theirs["max_length"] = decoding["length_extra"] + n_prefix
     else:  # n-grams of a prompt count there

@@ -50,49 +50,28 @@ GATED = {f"gated-{theirs}": ours for theirs, ours in ACTIVATIONS.items()}
 GATED["gated-gelu"] = "gelu_tanh"
 """The same of gated feed-forwards, as T5 names them."""
 
-FIELDS = {
-    "n_embd": "d_model",
-    "hidden_size": "d_model",
-    "d_model": "d_model",
-    "n_layer": "n_layers",
-    "num_hidden_layers": "n_layers",
-    "num_layers": "n_layers",
-    "num_decoder_layers": "n_layers",
-    "decoder_layers": "n_layers",
-    "n_head": "n_heads",
-    "num_attention_heads": "n_heads",
-    "num_heads": "n_heads",
-    "attention_heads": "n_heads",
-    "encoder_attention_heads": "n_heads",
-    "decoder_attention_heads": "n_heads",
-    "n_inner": "d_ff",
-    "d_ff": "d_ff",
-    "intermediate_size": "d_ff",
-    "ffn_dim": "d_ff",
-    "encoder_ffn_dim": "d_ff",
-    "decoder_ffn_dim": "d_ff",
-    "n_positions": "max_positions",
-    "max_position_embeddings": "max_positions",
-    "embd_pdrop": "dropout",
-    "resid_pdrop": "dropout",
-    "dropout": "dropout",
-    "dropout_rate": "dropout",
-    "attn_pdrop": "attention_dropout",
-    "attention_dropout": "attention_dropout",
-    "layer_norm_epsilon": "norm_eps",
-    "rms_norm_eps": "norm_eps",
-    "activation_function": "activation",
-    "hidden_act": "activation",
-    "feed_forward_proj": "activation",
-    "scale_embedding": "scale_embeddings",
-    "num_key_value_heads": "n_kv_heads",
-    "head_dim": "head_width",
-    "mlp_bias": "bias",
-    "rope_theta": "rotary_theta",
-    "sliding_window": "window",
-    "d_kv": "head_width",
+NAMES = {
+    "d_model": "n_embd hidden_size d_model",
+    "n_layers": "n_layer num_hidden_layers num_layers num_decoder_layers decoder_layers",
+    "n_heads": "n_head num_attention_heads num_heads "
+    "attention_heads encoder_attention_heads decoder_attention_heads",
+    "d_ff": "n_inner d_ff intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim",
+    "max_positions": "n_positions max_position_embeddings",
+    "dropout": "embd_pdrop resid_pdrop dropout dropout_rate",
+    "attention_dropout": "attn_pdrop attention_dropout",
+    "norm_eps": "layer_norm_epsilon rms_norm_eps",
+    "activation": "activation_function hidden_act feed_forward_proj",
+    "scale_embeddings": "scale_embedding",
+    "n_kv_heads": "num_key_value_heads",
+    "head_width": "head_dim d_kv",
+    "bias": "mlp_bias",
+    "rotary_theta": "rope_theta",
+    "window": "sliding_window",
 }
-"""Our field of each setting that means the same in every model that has it."""
+"""Of our fields, the names of the settings that mean the same in every model that has them."""
+
+FIELDS = {theirs: ours for ours, names in NAMES.items() for theirs in names.split()}
+"""Our field of each of them."""
 
 FIXED: dict[str, Collection[Any]] = {
     "activation_function": ACTIVATIONS,

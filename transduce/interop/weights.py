@@ -8,6 +8,7 @@ reading reorders the weights, and the model needs no change.
 """
 
 import re
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -194,6 +195,14 @@ def named_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
     return theirs
 
 
+def reordered_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
+    """The same of a copy whose residual stream has all sines first, then all cosines."""
+    model = deepcopy(model)
+    order = residual_order(model.config.d_model, model.config.sinusoids)
+    reorder_residual(model, order.argsort())
+    return named_weights(model, names)
+
+
 def read_tensors(
     directory: Path, prefix: str = "model.", *, without_position: int = 0
 ) -> dict[str, Tensor]:
@@ -351,7 +360,7 @@ def _check_sinusoids(directory: Path, table: Tensor, kind: Sinusoids) -> None:
         )
 
 
-def residual_order(d_model: int, sinusoids: Sinusoids = "paper") -> Int[Tensor, " D"]:
+def residual_order(d_model: int, sinusoids: Sinusoids) -> Int[Tensor, " D"]:
     """Our dimension i of the residual stream is their dimension order[i]: sine 0, cosine 0, sine 1,
     cosine 1, ...
 

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,7 @@ from transduce.interop.speech import (
     speech_config,
     whisper_features,
 )
-from transduce.interop.weights import (
-    WHISPER,
-    named_weights,
-    reorder_residual,
-    residual_order,
-)
+from transduce.interop.weights import WHISPER, reordered_weights
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
@@ -76,11 +70,9 @@ def export_whisper(
         )
     theirs = _their_settings(model.config, tokenizer, directory)
     sound = _their_features(features.config if features else None)
-    model = deepcopy(model)
-    reorder_residual(model, residual_order(model.config.d_model, "tensor2tensor").argsort())
     weights = {
         name: weight
-        for name, weight in named_weights(model, WHISPER).items()
+        for name, weight in reordered_weights(model, WHISPER).items()
         if not re.search(f"{KEY_BIAS}$|^proj_out", name)
     }
     weights["model.encoder.embed_positions.weight"] = _sinusoids(
