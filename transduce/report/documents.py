@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup, escape
 
 from transduce.config import flatten, to_dict
 from transduce.errors import InputError
@@ -38,9 +37,6 @@ FIRST = (
 )  # fmt: skip
 """Fields that are shown first."""
 
-
-MAX_TEXT = 400
-"""Characters of a sample."""
 
 MAX_ERRORS = 60_000
 """Characters of an error report."""
@@ -301,17 +297,4 @@ def _errors(path: Path) -> str:
     return text[:MAX_ERRORS].rpartition("\n")[0] + f"\n\nand more in {path.name}"
 
 
-def _code(text: str) -> Markup:
-    """Text whose parts in backticks are code."""
-    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
-
-
-def _base64(content: bytes) -> str:
-    return b64encode(content).decode()
-
-
-templates.filters |= {"plain": plain, "base64": _base64, "code": _code, "shorten": _shorten}
+templates.filters |= {"plain": plain, "base64": b64encode}

@@ -194,8 +194,10 @@ def _worst_lines(pairs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> st
         )
         if output != reference
     ]
-    head = f"{len(differing)} of {counted(len(outputs), 'line')} differ"
-    head += ", the worst by the chrF of each first"
+    head = (
+        f"{len(differing)} of {counted(len(outputs), 'line')} differ, "
+        "the worst by the chrF of each first"
+    )
     lines = (
         f"line {number}: chrF {value:.2f}\n{example}"
         for value, number, example in sorted(differing)[:WORST]
