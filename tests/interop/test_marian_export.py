@@ -113,7 +113,7 @@ def test_opus_mt_goes_back_as_it_came(tmp_path, spm, seed):
     [
         (
             {"norm_position": "pre"},
-            "a Marian has fields of one value, but in this model they differ: norm_position: post -> pre",
+            "a marian has fields of one value, but in this model they differ: norm_position: post -> pre",
         ),
         ({"attention": "linear"}, "attention: softmax -> linear"),
         ({"encoder": None}, "a Marian model turns tokens into tokens, but this model does not; "),

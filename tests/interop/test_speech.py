@@ -573,7 +573,7 @@ def test_what_is_no_whisper_is_not_written_as_one(rival, tmp_path):
         ):
             export_whisper(model, tmp_path / "a", tokenizer=tokenizer, features=changed_features, decoding=decoding)
     model.config = replace(model.config, ctc=True)
-    with pytest.raises(ValueError, match=r"^a Whisper has fields of one value, but in this model they differ: ctc"):
+    with pytest.raises(ValueError, match=r"^a whisper has fields of one value, but in this model they differ: ctc"):
         export_whisper(model, tmp_path / "a", tokenizer=tokenizer, features=features, decoding=decoding)
     assert not (tmp_path / "a").exists()
 

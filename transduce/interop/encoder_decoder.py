@@ -28,11 +28,9 @@ from transduce.interop.generation import (
     read_decoding,
 )
 from transduce.interop.pretrained import (
-    CONFIG,
     TOKENIZER,
     Imported,
     check_same,
-    known_fields,
     our_config,
     our_fields,
     piece_tokenizer,
@@ -327,8 +325,7 @@ def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, 
         "pad_token_id": end if tokenizer.pad_id is None else tokenizer.pad_id,
         "forced_eos_token_id": None,
     }
-    stored = known_fields(MarianSettings, theirs, Path(CONFIG))
-    check_same(_our_config(stored, config.output_bias), config, set(), "Marian")
+    check_same(theirs, partial(_our_config, output_bias=config.output_bias), config)
     return theirs
 
 

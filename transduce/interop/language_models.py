@@ -29,7 +29,6 @@ from transduce.interop.pretrained import (
     TOKENIZER,
     Imported,
     check_same,
-    known_fields,
     our_config,
     our_fields,
     read_optional,
@@ -39,7 +38,6 @@ from transduce.interop.pretrained import (
     write_tokenizer_settings,
 )
 from transduce.interop.settings import (
-    SETTINGS,
     GPT2Settings,
     LlamaLikeSettings,
     LlamaSettings,
@@ -211,9 +209,7 @@ def export_language_model(
         theirs = their_settings(config, "gpt2", "GPT2LMHeadModel")
     special = {f"{role}_token_id": ids.get(role) for role in ("bos", "eos", "pad")}
     theirs |= special
-    kind = theirs["model_type"]
-    stored = known_fields(SETTINGS[kind], theirs, directory / CONFIG)
-    check_same(_our_config(stored), config, FREE[to], kind)
+    check_same(theirs, _our_config, config, *FREE[to])
     write_model(directory, theirs, _their_weights(model, to))
     if decoding is not None and tokenizer is not None:
         no_tokens = range(tokenizer.vocab_size, config.vocab_size)  # rows that fill up the table

@@ -5,7 +5,7 @@ settings that have their defaults, and anybody may have written it. So it is rea
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -320,20 +320,26 @@ TRAINING = {
 
 
 def check_same(
-    stored: TransformerConfig, config: TransformerConfig, free: set[str], name: str
+    theirs: dict[str, Any],
+    read_config: Callable[[Any], TransformerConfig],
+    config: TransformerConfig,
+    *free: str,
 ) -> None:
-    """Raise InputError unless the configuration of a model is the one that another format stores.
+    """Raise InputError unless the configuration of a model is the one that its settings are read
+    as.
 
     Args:
+        theirs: the settings of config.json.
         free: the fields that may differ, beside those of `TRAINING` and those that say how tables
             are stored.
-        name: of the format.
     """
-    free = free | TRAINING | {"tie", "encoder.input.multiple", "decoder.input.multiple"}
+    kind = theirs["model_type"]
+    stored = read_config(known_fields(SETTINGS[kind], theirs, Path(CONFIG)))
+    same = TRAINING | {"tie", "encoder.input.multiple", "decoder.input.multiple", *free}
     lines = differences(to_dict(stored), to_dict(config))
-    if changed := [line for line in lines if line.split(":")[0] not in free]:
+    if changed := [line for line in lines if line.split(":")[0] not in same]:
         raise InputError(
-            f"a {name} has fields of one value, but in this model they differ: {'; '.join(changed)}"
+            f"a {kind} has fields of one value, but in this model they differ: {'; '.join(changed)}"
         )
 
 
