@@ -281,12 +281,12 @@ def page(directory: Path) -> str:
 
 def _picture(folder: Path) -> Picture | None:
     """The last picture that a training drew, if there is one."""
-    paths = sorted(path for path in folder.glob("*.png") if path.is_file())
-    if not paths:
+    path = max((path for path in folder.glob("*.png") if path.is_file()), default=None)
+    if path is None:
         return None
-    update, _, title = paths[-1].stem.partition(".")
-    content = paths[-1].read_bytes()
-    name = f"{SAMPLES}/{paths[-1].name}"
+    update, _, title = path.stem.partition(".")
+    content = path.read_bytes()
+    name = f"{SAMPLES}/{path.name}"
     return Picture(name, title, update.lstrip("0"), content if len(content) <= MAX_PICTURE else b"")
 
 

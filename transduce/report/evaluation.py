@@ -183,23 +183,14 @@ def _word_errors(
 
 def _worst_lines(pairs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> str:
     """The lines that are furthest from their references, by the chrF of each alone."""
-    differing = [
-        (
-            chrf([output], [reference], resamples=0).value,
-            number,
-            _example(source, reference, output),
-        )
-        for number, ((source, reference), output) in enumerate(
-            zip(pairs, outputs, strict=True), start=1
-        )
-        if output != reference
-    ]
+    differing = [i for i, (_, reference) in enumerate(pairs) if outputs[i] != reference]
+    values = {i: chrf([outputs[i]], [pairs[i][1]], resamples=0).value for i in differing}
     head = (
         f"{len(differing)} of {counted(len(outputs), 'line')} differ, "
         "the worst by the chrF of each first"
     )
-    lines = (
-        f"line {number}: chrF {value:.2f}\n{example}"
-        for value, number, example in sorted(differing)[:WORST]
-    )
+    lines = [
+        f"line {i + 1}: chrF {values[i]:.2f}\n{_example(*pairs[i], outputs[i])}"
+        for i in sorted(differing, key=values.__getitem__)[:WORST]
+    ]
     return "\n\n".join([head, *lines]) + "\n"
