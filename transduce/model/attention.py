@@ -217,7 +217,7 @@ class SelfAttention(nn.Module):
         key_width = config.kv_heads * self.d_head
         widths = {"q": config.n_heads * self.d_head, "k": key_width, "v": key_width}
         self.qkv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
-        self.norm = QueryKeyNorm(config)
+        self.norm, self.normalizes = QueryKeyNorm(config), config.qk_norm
         self.output = Linear(widths["q"], config.d_model, bias=config.bias)
 
     def forward(self, x: States, context: Context = NO_CONTEXT) -> States:
@@ -225,7 +225,8 @@ class SelfAttention(nn.Module):
         another; linear attention has none."""
         lengths, cache, taps = context.lengths, context.cache, context.taps
         query, key, value = (_split(part, self.d_head) for part in self.qkv.split(self.qkv(x)))
-        query, key = self.norm.query(query), self.norm.key(key)
+        if self.normalizes:  # else calls of identities would take time at every step
+            query, key = self.norm.query(query), self.norm.key(key)
         rotation, bias = context.distances
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
@@ -267,7 +268,7 @@ class CrossAttention(nn.Module):
         widths = dict.fromkeys("kv", config.kv_heads * self.d_head)
         self.q = Linear(config.d_model, width, bias=config.attention_bias)
         self.kv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
-        self.norm = QueryKeyNorm(config)
+        self.norm, self.normalizes = QueryKeyNorm(config), config.qk_norm
         self.output = Linear(width, config.d_model, bias=config.bias)
 
     def project(self, memory: Memory) -> ProjectedMemory:
@@ -305,7 +306,9 @@ class CrossAttention(nn.Module):
         key, value, lengths = self._projected(context)
         taps = context.taps
         query = self.q(x).view(key.size(0), -1, self.q.out_features)
-        query = self.norm.query(_split(query, self.d_head))  # (B, H, beams * T, E)
+        query = _split(query, self.d_head)  # (B, H, beams * T, E)
+        if self.normalizes:
+            query = self.norm.query(query)
         if taps.cross_attention is not None:
             visible = _visible(query.size(2), key.size(2), lengths, False, None, x.device)
             weights = _weights(query, key, visible).unflatten(2, (-1, n_steps))
