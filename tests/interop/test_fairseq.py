@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from tests.interop.test_marian import changed
 from tests.runs import ENGLISH, GERMAN
 from tests.serve.conftest import texts_of
 from transduce.cli.main import main
-from transduce.interop import read_model
+from transduce.interop import read_model, read_run
 from transduce.interop.encoder_decoder import M2M100
+from transduce.interop.pretrained import read_settings
 from transduce.serve import ServeConfig
 from transduce.serve.app import serve_run
 from transduce.serve.http import Languages
@@ -249,6 +251,34 @@ def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):
     assert texts_of(served, pair, ["a b", "c"]) == want
     with pytest.raises(ValueError, match=r"one that the model knows .*, but it is 'en'"):
         serve_run("nllb", translator, ServeConfig(), [Languages("en", "de")])
+
+
+@pytest.mark.parametrize("family", ["nllb", "m2m100"])
+def test_whatever_the_settings_of_a_tokenizer_are_they_are_read_or_refused(tmp_path, family):
+    rival(directory := tmp_path / "theirs", 1, family)
+    settings = read_settings(directory)
+    plain = json.loads((directory / "tokenizer_config.json").read_text())
+    for name in ("src_lang", "tgt_lang", "language_codes", "tokenizer_class", "legacy_behaviour"):
+        for value in (None, "x", 3, True, [], ["x"], {}):
+            changed(directory / "tokenizer_config.json", **(plain | {name: value}))
+            if (name, family) == ("language_codes", "m2m100") and value:
+                message = f"language_codes must be 'm2m100' or 'wmt21', but in {directory} it is {value}"
+                with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+                    read_run(settings)
+            else:
+                read_run(settings)
+
+
+def test_a_tokenizer_json_may_lack_a_decoder_but_no_special_tokens(tmp_path):
+    rival(directory := tmp_path / "theirs", 1, "bart")
+    path = directory / "tokenizer.json"
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in plain.items() if key != "decoder"}))
+    want = Pieces.from_file(str(path)).encode("a b", add_special_tokens=False).ids
+    assert read_run(read_settings(directory)).target_tokenizer.encode(["a b"]) == [want]
+    path.write_text(json.dumps({key: value for key, value in plain.items() if key != "added_tokens"}))
+    with pytest.raises(ValueError, match="its ids must be less than size="):
+        read_run(read_settings(directory))
 
 
 def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):

@@ -562,6 +562,16 @@ def test_a_whisper_that_has_learned_more_goes_out(rival, tmp_path):
         assert rival.tokenizer.decode(row, skip_special_tokens=True).strip() == text
 
 
+def test_a_whisper_without_a_token_for_translating_goes_out_too(untrained, tmp_path):
+    shutil.copytree(untrained["whisper"], there := tmp_path / "theirs", ignore=shutil.ignore_patterns("run"))
+    path = there / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|translate|>", "<|other|>"))
+    assert main(["import", str(there), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "whisper"]) == 0
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert list(settings["task_to_id"]) == ["transcribe"]
+
+
 def test_what_is_no_whisper_is_not_written_as_one(rival, tmp_path):
     if not rival.task:
         return

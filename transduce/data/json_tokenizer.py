@@ -61,7 +61,7 @@ class JSONTokenizer(Tokenizer):
         self._special = {token.content: i for i, token in added.items() if token.special}
         plain = json.loads(model)
         core = plain["model"]
-        self._byte_level = '"ByteLevel"' in json.dumps(plain["decoder"])
+        self._byte_level = '"ByteLevel"' in json.dumps(plain.get("decoder"))
         self.pad_id, bos_id, self.eos_id = (
             next((self._special[name] for name in SPECIAL[role] if name in self._special), None)
             for role in ("pad_id", "bos_id", "eos_id")

@@ -45,6 +45,7 @@ from transduce.interop.settings import (
     BARTSettings,
     EncoderDecoderSettings,
     MarianSettings,
+    one_of,
 )
 from transduce.interop.weights import (
     ENCODER_DECODER,
@@ -181,6 +182,10 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
             f"vocab.json, but {directory} has none of them; write it with transformers: "
             "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )
+    if language_codes not in M2M100:
+        raise InputError(
+            f"language_codes must be {one_of(M2M100)}, but in {directory} it is {language_codes}"
+        )
     pieces = read_table(directory / "vocab.json", size)
     first = 1 + max(i for i, piece in enumerate(pieces) if piece)
     tags = enumerate(M2M100[language_codes].split(), first)
@@ -196,7 +201,7 @@ def _tokenizers(
     settings = read_optional(generation.directory / TOKENIZER)
     kind = str(settings.get("tokenizer_class"))
     forced = generation.forced_bos_token_id
-    codes = settings.get("language_codes", "m2m100")
+    codes = str(settings.get("language_codes") or "m2m100")
     vocabulary = _read_vocabulary(generation.directory, size, generation.end_id, codes)
     marks = {None, 0, generation.end_id, generation.pad_token_id, *vocabulary.special_ids}
     generation.check(  # a text shows what is none
@@ -221,9 +226,9 @@ def _tokenizers(
         opening=[] if forced is None or forced in tags else [forced],
         place="bos" if forced is None and kind.startswith("MBartTokenizer") else "opening",
     )
-    if (language := settings.get("src_lang")) in vocabulary.languages:
+    if (language := str(settings.get("src_lang"))) in vocabulary.languages:
         source = source.with_language(language)
-    if (language := tags.get(forced, settings.get("tgt_lang"))) in vocabulary.languages:
+    if (language := tags.get(forced, str(settings.get("tgt_lang")))) in vocabulary.languages:
         target = target.with_language(language)
     return source, target
 
@@ -233,7 +238,8 @@ def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
     for <mask>."""
     if isinstance(vocab := plain["model"]["vocab"], dict):
         plain["model"]["vocab"] = {token: i for token, i in vocab.items() if i < size}
-    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["id"] < size]
+    added = plain.get("added_tokens", [])
+    plain["added_tokens"] = [token for token in added if token["id"] < size]
     return plain
 
 

@@ -238,7 +238,7 @@ def _read_features(settings: SpeechSettings) -> FeatureSettings:
 def _whisper_tokenizer(generation: Generation, vocab_size: int) -> ImportedTokenizer:
     """Byte-level BPE, in which tokens of time are no text; by default, English is transcribed."""
     plain = json.loads(JSONTokenizer.load(generation.directory).model)
-    for token in plain["added_tokens"]:
+    for token in plain.setdefault("added_tokens", []):
         token["special"] = token["special"] or MARK.fullmatch(token["content"]) is not None
     ids = {token["content"]: token["id"] for token in plain["added_tokens"]}
     names = [START, PLAIN]

@@ -127,7 +127,6 @@ def _write_generation(
     """
     n_prefix = len(tokenizer.opening) + 1 - decoding["timestamps"]
     ids = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
-    tasks = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
     search = generation_settings(decoding, tokenizer.suppressed, n_prefix=n_prefix)
     most = theirs["max_target_positions"]
     settings = {name: theirs[name] for name in theirs if name.endswith("token_id")} | {
@@ -139,6 +138,8 @@ def _write_generation(
     }
     if tokenizer.languages:
         languages = {f"<|{name}|>": i for name, i in tokenizer.languages.items()}
+        names = {task: f"<|{task}|>" for task in ("transcribe", "translate")}
+        tasks = {task: ids[name] for task, name in names.items() if name in ids}
         settings |= {"lang_to_id": languages, "task_to_id": tasks} | opening
     if decoding["alignment_heads"]:
         settings["alignment_heads"] = decoding["alignment_heads"]
