@@ -360,7 +360,7 @@ def _check_sinusoids(directory: Path, table: Tensor, kind: Sinusoids) -> None:
         )
 
 
-def residual_order(d_model: int, sinusoids: Sinusoids) -> Int[Tensor, " D"]:
+def residual_order(d_model: int, sinusoids: Sinusoids = "paper") -> Int[Tensor, " D"]:
     """Our dimension i of the residual stream is their dimension order[i]: sine 0, cosine 0, sine 1,
     cosine 1, ...
 
