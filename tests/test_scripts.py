@@ -1,6 +1,5 @@
 """Every script says what it does; what the benchmarks compare is the same work, and of the size that they name."""
 
-import argparse
 import json
 import os
 import runpy
@@ -18,7 +17,12 @@ from transduce.model.meta import flops_per_token
 from transduce.model.transformer import Transformer
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-HELP = [path for path in sorted(SCRIPTS.glob("*/[a-z]*.py")) if "ArgumentParser(" in path.read_text()]
+HELP = [
+    path
+    for path in sorted(SCRIPTS.glob("*/[a-z]*.py"))
+    if "ArgumentParser(" in path.read_text() and path.parent.name != "bench"
+]
+BENCHES = [path.stem for path in sorted(SCRIPTS.glob("bench/[a-z]*.py")) if "\ndef main(" in path.read_text()]
 SMALLEST = [
     pytest.param("decoding --tiny --repeats 1 --batch-size 8", marks=pytest.mark.long),
     pytest.param("generation --tiny --repeats 1 --batch-size 2", marks=pytest.mark.long),
@@ -39,11 +43,7 @@ def test_a_benchmark_runs(command, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=pytest.mark.long if path.parent.name == "bench" else ()) for path in HELP],
-    ids=lambda path: path.name,
-)
+@pytest.mark.parametrize("path", HELP, ids=lambda path: path.name)
 def test_help_says_how_to_call_a_script(path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [path.name, "--help"])
     with pytest.raises(SystemExit) as stop:
@@ -52,10 +52,21 @@ def test_help_says_how_to_call_a_script(path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(f"usage: {path.name}")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", BENCHES)
+def test_help_says_how_to_call_a_benchmark(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["scripts/bench", name, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(SCRIPTS / "bench"), run_name="__main__")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: python scripts/bench {name}")
+
+
 def test_benchmarks_are_listed_and_called_by_their_names(monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     for words, code, text in (
-        (["attention", "--help"], 0, "usage: attention.py"),
+        (["attention", "--help"], 0, "usage: python scripts/bench attention"),
         ([], 0, "alignments "),
         (["atention"], "bench: a benchmark must be one of alignments, attention, ", ""),
     ):
@@ -70,9 +81,7 @@ def test_training_benchmark_has_the_size_it_names():
     d, ff, v = 256, 1024, 8000
     attention, feed_forward, norm = 4 * (d * d + d), 2 * d * ff + ff + d, 2 * d
     encoder, decoder = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
-    plain = bench_training.system(
-        "plain loop", bench_training.Corpus([], [], 0), argparse.Namespace(tiny=False, device="cpu")
-    )
+    plain = bench_training.system("plain loop", bench_training.Corpus([], [], 0), bench_training.TurnOptions())
     assert sum(p.numel() for p in plain.model.parameters()) == v * d + 3 * encoder + 3 * decoder
     assert f"{v * d + 3 * encoder + 3 * decoder:,} parameters" in " ".join(bench_training.__doc__.split())
 
@@ -100,14 +109,14 @@ def test_systems_in_turns_are_compared_with_the_first(capsys, monkeypatch):
 
     monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     systems = {"theirs": work([[1, 2], [3, 4]]), "ours": work([[1, 2], [3, 5]])}
-    found = turns.compare("batch 2", systems, n_tokens=2, repeats=3, exact=lambda name: False)
+    found = turns.compare("batch 2", systems, n_tokens=2, repeats=3)
     assert found == {"theirs": [2.0] * 3, "ours": [4.0, 4.0, 1.0]}
     first, second = capsys.readouterr().out.splitlines()
     assert "1.00 x" in first and "100.00%" in first
     assert "2.00 x" in second and "50.00%" in second
     seconds = iter([1.0, 1.0])
     with pytest.raises(SystemExit, match="ours") as error:
-        turns.compare("batch 2", systems, n_tokens=2, repeats=1, exact=lambda name: name == "ours")
+        turns.compare("batch 2", systems, n_tokens=2, repeats=1, exact="ours")
     assert "50.00%" in str(error.value)
 
 
@@ -124,14 +133,14 @@ def test_gpt2_benchmark_has_the_size_and_operations_it_names():
 
 TWINS = {
     "tokens.weight": "output",
-    "places.weight": "decoder.positions.learned",
+    "positions.weight": "decoder.positions.learned",
     "blocks": "decoder.layers",
     "norms.0": "attention_sublayer.norm",
     "norms.1": "feed_forward_sublayer.norm",
     "qkv": "attention.qkv",
     "merge": "attention.output",
-    "widen": "feed_forward.wide",
-    "narrow": "feed_forward.narrow",
+    "up": "feed_forward.wide",
+    "down": "feed_forward.narrow",
 }
 
 

@@ -1,26 +1,40 @@
-"""All benchmarks, by their names: python scripts/bench NAME ARGUMENTS; without a name, their list."""
+"""Every benchmark by its name: python scripts/bench NAME ARGUMENTS; without a name, their list."""
 
 import ast
-import runpy
+import inspect
+import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+sys.path[:1] = [str(FOLDER.parent), str(FOLDER.parent / "corpora")]
+
+from transduce.arguments import call
+from transduce.errors import exit_code
 
 
 def main() -> None:
-    """Run the benchmark that is named, or print the first line of each."""
+    """Call `main` of the benchmark named, or print the first line of each benchmark."""
     texts = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("[a-z]*.py"))}
-    names = [name for name, text in texts.items() if "ArgumentParser(" in text]
+    names = [name for name, text in texts.items() if "\ndef main(" in text]
     if len(sys.argv) < 2:
         for name in names:
             print(f"{name:16} {(ast.get_docstring(ast.parse(texts[name])) or '').splitlines()[0]}")
         sys.exit()
-    name = sys.argv.pop(1)
+    name, *words = sys.argv[1:]
     if name not in names:
         sys.exit(f"bench: a benchmark must be one of {', '.join(names)}, but it is {name!r}")
-    sys.path[:1] = [str(FOLDER.parent), str(FOLDER.parent / "corpora")]
-    runpy.run_module(f"bench.{name}", run_name="__main__", alter_sys=True)
+    module = import_module(f"bench.{name}")
+    if not inspect.signature(module.main).parameters:  # it reads the command line itself
+        return module.main()
+    prog = f"python scripts/bench {name}"
+    text = re.sub(r"(?<=\S)\n(?=\S)", " ", module.__doc__)  # a paragraph in a line, for tyro
+    sys.exit(
+        exit_code(
+            lambda: call(module.main, words, prog=prog, description=text), interrupted="stopped"
+        )
+    )
 
 
 main()

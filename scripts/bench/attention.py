@@ -1,18 +1,17 @@
-"""Time and memory of a training update with softmax and with linear self-attention, by the length of the text.
+"""Time and memory of an update with softmax and with linear self-attention, by length of the text.
 
-A decoder alone of 2 layers, d_model 128, 4 heads and d_ff 512, over 256 random tokens; one text a batch, Adam. Printed are
-the median seconds of an update, what an update adds to the process's memory at its peak, and, of decoding one text of that
-length with a cache, what the cache holds at its end.
+A decoder alone of 2 layers, d_model 128, 4 heads and d_ff 512, over 256 random tokens; one text a
+batch, Adam. Prints the median seconds of an update, what an update adds to the process's memory at
+its peak, and the size of the cache after one text of that length has been decoded with it.
 
     OMP_NUM_THREADS=1 python scripts/bench attention
 """
 
-import argparse
 import statistics
-import time
 
 import torch
 from bench.memory import added_by
+from bench.turns import timed
 
 import transduce as td
 from transduce.data.text_batches import window_batch
@@ -25,8 +24,12 @@ def measure(attention: str, length: int, rounds: int) -> tuple[float, int, float
     """Seconds and MiB of an update, and MiB of a full cache."""
     torch.manual_seed(1)
     stack = td.StackConfig(input=td.Tokens(vocab_size=VOCABULARY), n_layers=2)
-    model = td.Transformer(td.TransformerConfig(decoder=stack, d_model=128, n_heads=4, d_ff=512, attention=attention))
-    objective, optimizer = CrossEntropy(model), torch.optim.Adam(model.parameters(), lr=1e-4)
+    config = td.TransformerConfig(
+        decoder=stack, d_model=128, n_heads=4, d_ff=512, attention=attention
+    )
+    model = td.Transformer(config)
+    objective = CrossEntropy(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     batch = window_batch([torch.randint(VOCABULARY, (length + 1,)).numpy()])
 
     def update() -> None:
@@ -36,30 +39,26 @@ def measure(attention: str, length: int, rounds: int) -> tuple[float, int, float
         optimizer.zero_grad()
 
     update()  # makes Adam's moments
-    memory, seconds = added_by(update), []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        update()
-        seconds.append(time.perf_counter() - start)
+    memory = added_by(update)
+    seconds = statistics.median(timed(update).seconds for _ in range(rounds))
     cache = model.eval().new_cache()
     with torch.inference_mode():
         model.decode(batch.target_in[:, :length], cache=cache)
-    held = sum(buffer.nbytes for layer in cache.layers for buffer in layer.buffers)
-    return statistics.median(seconds), memory, held / 2**20
+    n_bytes = sum(buffer.nbytes for layer in cache.layers for buffer in layer.buffers)
+    return seconds, memory, n_bytes / 2**20
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096])
-    parser.add_argument("--rounds", type=int, default=5)
-    x = parser.parse_args()
-    for length in x.lengths:
+def main(*, lengths: tuple[int, ...] = (256, 1024, 4096), rounds: int = 5) -> None:
+    """Measure both kinds of attention.
+
+    Args:
+        lengths: tokens of a text.
+        rounds: timed updates.
+    """
+    for length in lengths:
         for attention in ("softmax", "linear"):
-            seconds, memory, held = measure(attention, length, x.rounds)
+            seconds, memory, cache = measure(attention, length, rounds)
             print(
-                f"{length:6,} tokens  {attention:8} {seconds:8.3f} s an update  {memory:5,} MiB  cache {held:6.2f} MiB"
+                f"{length:6,} tokens  {attention:8} {seconds:8.3f} s an update  {memory:5,} MiB  "
+                f"cache {cache:6.2f} MiB"
             )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,44 +1,73 @@
-"""What do 20 million sentence pairs cost, against 29,000? To the start, to go on, in memory and in speed (Linux).
+"""What do 20 million sentence pairs cost, against 29,000? Time to start, memory, speed (Linux).
 
     python scripts/bench large_text FOLDER --data MULTI30K
 
-Makes, once, 1,048,576 pairs by repeating Multi30k with one word in ten replaced, which the recipe reads and tokenizes as
-it does any text. Its ids are then repeated, with one in ten replaced, until there are `--pairs`. Runs of both texts
-take turns, each a process of its own: seconds and CPU seconds from the start of the command to the end of the first
-update, of a new run and of one that goes on amid the text; memory of its own at most; target tokens per second from the
-third update to the last.
+Makes, once, 1,048,576 pairs by repeating Multi30k with one word in ten replaced, which the recipe
+reads and tokenizes as it does any text. Its ids are then repeated, with one in ten replaced, until
+there are `--pairs`. Runs of both texts take turns, each a process of its own: seconds and CPU
+seconds from the start of the command to the end of the first update, of a new run and of one that
+resumes inside the text; its memory at most, without files; target tokens per second from the third
+update to the last.
 """
 
-import argparse
 import gzip
 import json
 import os
 import runpy
+import shlex
 import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.memory import status_kib
+from bench.turns import timed
+from tyro.conf import Positional
 
-ROOT = Path(__file__).resolve().parents[2]
+from transduce.arguments import Group
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "translation.py"
 SHARD = 1 << 20
 SEED = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of this benchmark."""
+
+    folder: Positional[Path]
+    """Where text, ids and runs go, about 3 GB."""
+    data: Path
+    """Multi30k."""
+    pairs: int = 20 * SHARD
+    """Sentence pairs of the large text."""
+    updates: int = 20
+    """Of each process."""
+    rounds: int = 3
+    """Turns of every text."""
+    prepare: bool = False
+    """Only make the ids."""
+    recipe: tuple[float, str] | None = None
+    """Be a process that was started at this time and runs these words (used by itself)."""
+
+
 def repeated(lines: list[str], n: int, rng: np.random.Generator) -> list[str]:
-    """n lines: these ones again and again, with one word in ten replaced by any other word of the text."""
+    """n lines: the given ones in turn, with one word in ten replaced by another of the text."""
     words = np.array([line.split() for line in lines], dtype=object)
-    known = np.array([word for line in words for word in line], dtype=object)
-    found = []
+    vocabulary = np.array([word for line in words for word in line], dtype=object)
+    result = []
     for i in range(n):
         line = list(words[i % len(words)])
-        for place in np.flatnonzero(rng.random(len(line)) < 0.1):
-            line[place] = known[rng.integers(len(known))]
-        found.append(" ".join(line))
-    return found
+        for position in np.flatnonzero(rng.random(len(line)) < 0.1):
+            line[position] = vocabulary[rng.integers(len(vocabulary))]
+        result.append(" ".join(line))
+    return result
 
 
 def make_text(data: Path, folder: Path) -> None:
@@ -46,7 +75,8 @@ def make_text(data: Path, folder: Path) -> None:
     for language in ("en", "de"):
         lines = gzip.decompress((data / f"train.{language}.gz").read_bytes()).decode().splitlines()
         (folder / f"small.{language}").write_text("\n".join(lines) + "\n")
-        large = repeated(lines, SHARD, np.random.default_rng((SEED, len(language), ord(language[0]))))
+        rng = np.random.default_rng((SEED, len(language), ord(language[0])))
+        large = repeated(lines, SHARD, rng)
         (folder / f"large.{language}").write_text("\n".join(large) + "\n")
 
 
@@ -64,107 +94,79 @@ def repeat_ids(cache: Path, n_pairs: int) -> None:
             other[offsets[1:] - 1] = ids[offsets[1:] - 1]  # each side ends as it did
             file.write(other.tobytes())
         file.truncate()
-    repeated = [offsets[1:] + i * len(ids) for i in range(times)]
-    np.concatenate([[0], *repeated]).tofile(path.with_suffix(".offsets"))
+    ends = [offsets[1:] + i * len(ids) for i in range(times)]
+    np.concatenate([[0], *ends]).tofile(path.with_suffix(".offsets"))
 
 
-def train(folder: Path, size: str, run: str, updates: int) -> dict[str, Any]:
-    """One process that trains so many updates, and then saves a checkpoint amid the text."""
-    words = ["files", "--train-source", f"{folder}/{size}.en", "--train-target", f"{folder}/{size}.de"]
-    words += [
-        "--hold-out",
-        "500",
-        "--run",
-        f"{folder}/{run}",
-        "--cache",
-        f"{folder}/cache",
-        "--training.patience",
-        "99",
-    ]
-    command = [
-        sys.executable,
-        str(Path(__file__).parent),
-        "large_text",
-        "--inside",
-        str(time.time()),
-        str(updates),
-        *words,
-    ]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def train(size: str, run: str, x: Options, updates: int) -> dict[str, float]:
+    """One process that trains and then saves a checkpoint inside the text: what it measured."""
+    folder = x.folder
+    words = ["files", "--train-source", f"{folder}/{size}.en"]
+    words += ["--train-target", f"{folder}/{size}.de", "--hold-out", "500"]
+    words += ["--run", f"{folder}/{run}", "--cache", f"{folder}/cache", "--training.patience", "99"]
+    command = [sys.executable, *sys.argv, "--updates", str(updates)]
+    command += ["--recipe", str(time.time()), shlex.join(words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(result.stdout.splitlines()[-1])
 
 
-def inside(started: float, updates: int, words: list[str]) -> None:
-    """The process: the recipe, whose trainer is watched."""
+def run_recipe(start: float, words: str, updates: int) -> None:
+    """Run the recipe; after so many updates, save, print the measurements and exit."""
     from transduce.train.trainer import Trainer
 
     first: dict[str, float] = {}
-    times, tokens, own = list[float](), list[int](), list[int]()
+    times: list[float] = []
+    tokens: list[int] = []
+    kib: list[int] = []
     update = Trainer._update
 
-    def watched(self: Any, group: Any, *more: Any, **named: Any) -> None:
+    def measured_update(self: Any, group: Any, *args: Any, **options: Any) -> None:
         if len(times) == updates:
             self._read()
-            self.progress.epoch += 40  # amid the text, where there are so many pools
+            self.progress.epoch += 40  # inside the text, if it has so many pools
             self._save()
             rate = sum(tokens[2:]) / (times[-1] - times[1])
-            print(json.dumps({**first, "tokens_per_s": rate, "MiB": max(own) / 1024}), file=sys.__stdout__, flush=True)
+            results = {**first, "MiB": max(kib) / 1024, "tokens_per_s": rate}
+            print(json.dumps(results), file=sys.__stdout__, flush=True)
             os._exit(0)
-        update(self, group, *more, **named)
+        update(self, group, *args, **options)
         times.append(time.time())
         tokens.append(sum(batch.n_tokens for batch in group))
-        status = Path("/proc/self/status").read_text().splitlines()
-        own.append(next(int(line.split()[1]) for line in status if line.startswith("RssAnon")))
-        first.setdefault("seconds", times[0] - started)
+        kib.append(status_kib("RssAnon"))
+        first.setdefault("seconds", times[0] - start)
         first.setdefault("cpu_seconds", time.process_time())
 
-    Trainer._update = watched  # type: ignore[method-assign, assignment]
-    sys.path.insert(0, str(ROOT / "recipes"))
-    sys.argv = ["translation.py", *words]
-    runpy.run_path(str(ROOT / "recipes" / "translation.py"), run_name="__main__")
+    Trainer._update = measured_update  # type: ignore[method-assign, assignment]
+    sys.path.insert(0, str(RECIPE.parent))
+    sys.argv = [RECIPE.name, *shlex.split(words)]
+    runpy.run_path(str(RECIPE), run_name="__main__")
 
 
-def main() -> None:
-    """Make, measure, print."""
-    if sys.argv[1:2] == ["--inside"]:
-        return inside(float(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where text, ids and runs go, about 3 GB")
-    parser.add_argument("--data", type=Path, required=True, help="Multi30k")
-    parser.add_argument("--pairs", type=int, default=20 * SHARD)
-    parser.add_argument("--updates", type=int, default=20, help="of each process")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--prepare", action="store_true", help="only make the ids")
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    if not (asked.folder / "large.de").is_file():
-        make_text(asked.data, asked.folder)
-    if not list(asked.folder.glob("cache/*/*.ids")):
-        started = time.monotonic()
-        train(asked.folder, "large", "prepared", 3)
+def main(x: Group[Options]) -> None:
+    if x.recipe:
+        return run_recipe(*x.recipe, x.updates)
+    x.folder.mkdir(parents=True, exist_ok=True)
+    if not (x.folder / "large.de").is_file():
+        make_text(x.data, x.folder)
+    if not list(x.folder.glob("cache/*/*.ids")):
+        seconds = timed(lambda: train("large", "prepared", x, 3)).seconds
         print(
-            f"{SHARD:,} pairs read and tokenized, to the first update: {time.monotonic() - started:.0f} s", flush=True
+            f"{SHARD:,} pairs read and tokenized, to the first update: {seconds:.0f} s", flush=True
         )
-    repeat_ids(asked.folder / "cache", asked.pairs)
-    if asked.prepare:
+    repeat_ids(x.folder / "cache", x.pairs)
+    if x.prepare:
         return
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for round_ in range(asked.rounds):
-        for size in ("small", "large"):
-            for what in ("new", "resumed"):
-                result = train(asked.folder, size, f"{size}{round_}", asked.updates)
-                found.setdefault((size, what), []).append(result)
-                print(size, what, {name: round(value, 1) for name, value in result.items()}, flush=True)
-    print("| | seconds to the first update | CPU seconds | MiB of its own | target tokens/s |\n|---|---|---|---|---|")
-    for (size, what), results in found.items():
-        middle = [
-            statistics.median(r[name] for r in results) for name in ("seconds", "cpu_seconds", "MiB", "tokens_per_s")
-        ]
-        print(f"| {size}, {what} | " + " | ".join(f"{value:,.1f}" for value in middle) + " |")
-
-
-if __name__ == "__main__":
-    main()
+    turns: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    for i, size, kind in product(range(x.rounds), ("small", "large"), ("new", "resumed")):
+        result = train(size, f"{size}{i}", x, x.updates)
+        turns[size, kind].append(result)
+        print(size, kind, {name: round(value, 1) for name, value in result.items()}, flush=True)
+    print(
+        "| | seconds to the first update | CPU seconds | MiB without files | target tokens/s |\n"
+        "|---|---|---|---|---|"
+    )
+    for (size, kind), results in turns.items():
+        columns = zip(*(result.values() for result in results), strict=True)
+        medians = " | ".join(f"{statistics.median(column):,.1f}" for column in columns)
+        print(f"| {size}, {kind} | {medians} |")

@@ -1,6 +1,7 @@
-"""How much memory a stretch of code adds to this process (Linux), or to its share of a GPU, for the benchmarks."""
+"""Memory that code adds to this process (Linux), or to its share of a GPU, for the benchmarks."""
 
 import ctypes
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,21 +9,23 @@ import torch
 
 
 def added_by(action: Callable[[], object], device: str = "cpu") -> int:
-    """MiB between what is resident, or allocated on the GPU, before `action` and the peak during it."""
+    """MiB from what is resident (on a GPU: allocated) before `action` to the peak during it."""
     if device != "cpu":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         start = torch.cuda.memory_allocated(device)
         action()
         return round((torch.cuda.max_memory_allocated(device) - start) / 2**20)
-    ctypes.CDLL(None).malloc_trim(0)  # what was loaded and freed before would hide what comes
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _resident("VmRSS")
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory would hide what is added
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = status_kib("VmRSS")
     action()
-    return round((_resident("VmHWM") - before) / 1024)
+    return round((status_kib("VmHWM") - before) / 1024)
 
 
-def _resident(field: str) -> int:
-    """KiB of this process: VmRSS now, VmHWM at the peak."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1])
+def status_kib(field: str, process: int | str = "self") -> int:
+    """KiB of a process: VmRSS now, VmHWM at the peak, RssAnon without files."""
+    status = Path(f"/proc/{process}/status").read_text()
+    match = re.search(rf"^{field}:\s+(\d+)", status, re.MULTILINE)
+    assert match
+    return int(match[1])

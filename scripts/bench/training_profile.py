@@ -1,8 +1,9 @@
-"""Where an update of a recipe spends its time: PyTorch's operators by their own time, after a few updates.
+"""Where an update of a recipe spends its time: PyTorch's operators by their own time.
 
-    python scripts/bench training_profile --updates 3 recipes/translation.py multi30k --data DIR --run /tmp/run
+    python scripts/bench training_profile --updates 3 recipes/translation.py multi30k --run /tmp/run
 
-Prints how long an update takes, its share outside of operators (Python, and waiting), and the share and calls of each operator.
+After some updates to warm up, prints how long an update takes, its share outside of operators
+(Python, and waiting), and the share and calls of each operator.
 """
 
 import argparse
@@ -22,14 +23,18 @@ update = Trainer._update
 
 def main() -> None:
     """Run the recipe until enough updates are profiled."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python scripts/bench training_profile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=14)
     parser.add_argument("recipe", help="its file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the recipe")
-    x = parser.parse_args()
+    x = parser.parse_args(sys.argv[2:])
     torch.set_num_threads(x.threads)
     profiler = profile(activities=[ProfilerActivity.CPU])
     done = 0
@@ -39,10 +44,10 @@ def main() -> None:
         nonlocal done, seconds
         if done == x.warm_up:
             profiler.start()
-        began = time.perf_counter()
+        start = time.perf_counter()
         update(self, group, stop, idle=idle)
         if done >= x.warm_up:
-            seconds += time.perf_counter() - began
+            seconds += time.perf_counter() - start
         done += 1
         if done == x.warm_up + x.updates:
             profiler.stop()
@@ -58,11 +63,8 @@ def report(profiler: profile, seconds: float, n_updates: int, n_rows: int) -> No
     """Print the operators that take longest by themselves."""
     rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_time_total)
     inside = sum(row.self_cpu_time_total for row in rows) / 1e6
-    print(f"{1000 * seconds / n_updates:.0f} ms an update, {1 - inside / seconds:.0%} outside of operators")
+    outside = 1 - inside / seconds
+    print(f"{1000 * seconds / n_updates:.0f} ms an update, {outside:.0%} outside of operators")
     for row in rows[:n_rows]:
         share = row.self_cpu_time_total / 1e6 / seconds
         print(f"{share:6.1%}  {row.count / n_updates:6.0f} calls  {row.key}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,5 @@
-"""A plain PyTorch loop and ours, in turns: what the benchmarks of training share."""
+"""A plain PyTorch loop and the Trainer in turns: what the benchmarks of training share."""
 
-import argparse
 import contextlib
 import io
 import os
@@ -8,11 +7,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
 import torch
+from bench.turns import speed, take_turns
 from torch import nn
 
 from transduce.data.batch import Batch
@@ -24,22 +25,44 @@ from transduce.train.trainer import Trainer, TrainingConfig
 SMOOTHING = 0.1
 """Label smoothing of every system."""
 
+Epochs = Callable[[int], Sequence[Batch]]
+"""The number of an epoch to its batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnOptions:
+    """Options of a benchmark whose systems take turns."""
+
+    device: str = "cpu"
+    """cpu or cuda."""
+    threads: int = 2
+    """Threads of PyTorch."""
+    rounds: int = 3
+    """Turns of every system."""
+    updates: int = 8
+    """Updates of a turn."""
+    warm_up: int = 3
+    """Updates before the first turn."""
+    tiny: bool = False
+    """A model and corpus of seconds, to try the script."""
+
 
 def cpu_seconds() -> float:
-    """What this process and the compilers that it started have used: beside other work it says more than the clock."""
+    """CPU time of this process and of the compilers that it started."""
     return sum(os.times()[:4])
 
 
 class Clock(Sequence[Batch]):
-    """Batches whose tokens are noted when asked for, which may be ahead of use; the time runs from the first of a turn."""
+    """Batches that measure a turn, from the first batch that is read, which may be prefetched."""
 
-    def __init__(self, epoch: Callable[[int], Sequence[Batch]], device: str) -> None:
-        self.make, self.device = epoch, device
+    def __init__(self, epochs: Epochs, device: str) -> None:
+        self.epochs = epochs
+        self.device = device
         self.n_tokens: list[int] = []
         self.start = self.seconds = self.cpu_start = self.cpu_seconds = 0.0
 
     def epoch(self, n: int) -> "Clock":
-        self.batches = self.make(n)
+        self.batches = self.epochs(n)
         return self
 
     def __len__(self) -> int:
@@ -47,36 +70,63 @@ class Clock(Sequence[Batch]):
 
     def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
         if not self.start:
-            self.start, self.cpu_start = time.perf_counter(), cpu_seconds()
+            self.start = time.perf_counter()
+            self.cpu_start = cpu_seconds()
         batch = self.batches[i]
         self.n_tokens.append(batch.n_tokens)
         return batch
 
     def stop(self, n_updates: int) -> float:
-        """Target tokens per second of this turn of so many updates; the next batch begins a new one."""
+        """Target tokens/s of a turn of `n_updates`; the next batch begins a new turn."""
         if self.device != "cpu":
             torch.cuda.synchronize()
-        self.seconds, self.cpu_seconds = time.perf_counter() - self.start, cpu_seconds() - self.cpu_start
+        self.seconds = time.perf_counter() - self.start
+        self.cpu_seconds = cpu_seconds() - self.cpu_start
         rate = sum(self.n_tokens[:n_updates]) / self.seconds
-        self.n_tokens, self.start = [], 0.0
+        self.n_tokens = []
+        self.start = 0.0
         return rate
+
+
+def make_trainer(
+    objective: CrossEntropy,
+    data: object,
+    directory: Path,
+    config: TrainingConfig,
+    validate: Callable[[nn.Module], Validation] = lambda _: Validation({"loss": 0.0}, 0.0),
+) -> Trainer:
+    """A Trainer with the logs of every recipe; by default its validation computes nothing."""
+    return Trainer(
+        objective=objective,
+        data=data,
+        validate=validate,
+        config=config,
+        directory=directory,
+        sinks=standard_sinks(directory, config),
+    )
 
 
 class Ours:
     """Turns of `Trainer.run`, each of which resumes from the checkpoint of the one before."""
 
     def __init__(
-        self, objective: CrossEntropy, epoch: Callable[[int], Sequence[Batch]], x: argparse.Namespace, **how: object
+        self,
+        objective: CrossEntropy,
+        epochs: Epochs,
+        x: TurnOptions,
+        *,
+        precision: str,
+        compile: bool = False,
     ) -> None:
-        self.clock, self.rate, self.n_updates = Clock(epoch, x.device), 0.0, 0
+        self.clock = Clock(epochs, x.device)
         self.directory = tempfile.TemporaryDirectory()
-        config = TrainingConfig(validate_every=10**9, keep_last=1, keep_best=1, **how)  # type: ignore[arg-type]
+        config = TrainingConfig(
+            validate_every=10**9, keep_last=1, keep_best=1, precision=precision, compile=compile
+        )
         self.model = objective.model
-        self.trainer = Trainer(
-            objective=objective, data=self.clock, validate=self.validate, config=config,
-            directory=Path(self.directory.name),
-            sinks=standard_sinks(Path(self.directory.name), config),
-        )  # fmt: skip
+        self.trainer = make_trainer(
+            objective, self.clock, Path(self.directory.name), config, self.validate
+        )
 
     def validate(self, _: nn.Module) -> Validation:
         """Called right after the last update of a turn."""
@@ -85,23 +135,29 @@ class Ours:
 
     def __call__(self, n_updates: int) -> float:
         self.n_updates = n_updates
-        self.trainer.config = replace(self.trainer.config, max_updates=self.trainer.progress.update + n_updates)
-        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar amid the table
+        max_updates = self.trainer.progress.update + n_updates
+        self.trainer.config = replace(self.trainer.config, max_updates=max_updates)
+        with contextlib.redirect_stderr(io.StringIO()):  # no progress bar inside the table
             self.trainer.run()
         return self.rate
 
 
-def there(batch: Batch, device: str) -> Batch:
+def copy_to(batch: Batch, device: str) -> Batch:
     """As a tutorial copies: tensor by tensor, waiting for each."""
-    tensors = {f.name: t for f in fields(batch) if isinstance(t := getattr(batch, f.name), torch.Tensor)}
-    return replace(batch, **{name: t.to(device) for name, t in tensors.items()})
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    tensors = {
+        name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)
+    }
+    return replace(batch, **tensors)
 
 
 class Plain:
     """Turns of the loop that a tutorial writes, with a model that gives the loss of a batch."""
 
-    def __init__(self, model: nn.Module, epoch: Callable[[int], Sequence[Batch]], x: argparse.Namespace) -> None:
-        self.model, self.device, self.clock = model, x.device, Clock(epoch, x.device)
+    def __init__(self, model: nn.Module, epochs: Epochs, x: TurnOptions) -> None:
+        self.model = model
+        self.device = x.device
+        self.clock = Clock(epochs, x.device)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
         self.batches = self.endless()
 
@@ -112,7 +168,7 @@ class Plain:
     def __call__(self, n_updates: int) -> float:
         self.model.train()
         for batch in islice(self.batches, n_updates):
-            loss = self.model(there(batch, self.device))
+            loss = self.model(copy_to(batch, self.device))
             self.optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -121,45 +177,36 @@ class Plain:
         return self.clock.stop(n_updates)
 
 
-def check_sizes(ours: nn.Module, plain: nn.Module) -> None:
-    """Stop where the models are not equally large."""
-    sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, plain)]
-    if sizes[0] != sizes[1]:
-        raise SystemExit(f"both models must have as many parameters, but ours has {sizes[0]} and the plain {sizes[1]}")
+def check_sizes(ours: nn.Module, plain: nn.Module) -> int:
+    """The number of parameters of both models; ends the program where they differ."""
+    n_ours, n_plain = (sum(p.numel() for p in model.parameters()) for model in (ours, plain))
+    if n_ours != n_plain:
+        raise SystemExit(
+            f"both models must have as many parameters, but ours has {n_ours} and the plain one "
+            f"{n_plain}"
+        )
+    return n_ours
 
 
-def take_turns(systems: Mapping[str, Plain | Ours], x: argparse.Namespace) -> None:
-    """Print how long the first update of each took, and then the speed of each, as a ratio to the first one's."""
+def compare_training(systems: Mapping[str, Plain | Ours], x: TurnOptions) -> None:
+    """Print how long the first update of each took, and then the speed of each."""
+
+    def turn(run: Plain | Ours) -> tuple[float, float]:
+        return run(x.updates), 1000 * run.clock.cpu_seconds / x.updates
+
     for name, run in systems.items():
         run(1)
         print(
-            f"{name:24} {run.clock.seconds:7.1f} s for the first update, {run.clock.cpu_seconds:.1f} s of CPU",
+            f"{name:24} {run.clock.seconds:7.1f} s for the first update, "
+            f"{run.clock.cpu_seconds:.1f} s of CPU",
             flush=True,
         )
         if x.warm_up > 1:
             run(x.warm_up - 1)
-    rates: dict[str, list[float]] = {name: [] for name in systems}
-    times: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(x.rounds):
-        for name, run in systems.items():
-            rates[name].append(run(x.updates))
-            times[name].append(1000 * run.clock.cpu_seconds / x.updates)
-    middle = {name: statistics.median(rate) for name, rate in rates.items()}
-    first = middle[next(iter(systems))]
-    for name, rate in rates.items():
-        spread = f"{min(rate):,.0f} to {max(rate):,.0f}"
-        ratio, each = middle[name] / first, statistics.median(times[name])
-        print(
-            f"{name:24} {middle[name]:7,.0f} target tokens/s {ratio:6.2f} x  ({spread}), {each:,.0f} ms of CPU",
-            flush=True,
-        )
-
-
-def add_turns(parser: argparse.ArgumentParser) -> None:
-    """The options of a benchmark whose systems take turns."""
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3, help="turns of every system (default: 3)")
-    parser.add_argument("--updates", type=int, default=8, help="updates of a turn (default: 8)")
-    parser.add_argument("--warm-up", type=int, default=3, help="updates before the first turn (default: 3)")
-    parser.add_argument("--tiny", action="store_true", help="a model and corpus of seconds, to try the script")
+    turns = take_turns({name: partial(turn, run) for name, run in systems.items()}, x.rounds)
+    first = next(iter(systems))
+    baseline = [rate for rate, _ in turns[first]]
+    for name, results in turns.items():
+        rates, milliseconds = zip(*results, strict=True)
+        row = speed(rates, baseline, "target tokens/s", 0)
+        print(f"{name:24} {row}, {statistics.median(milliseconds):,.0f} ms of CPU", flush=True)
