@@ -14,11 +14,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from bench.subprocesses import transduce
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
 
@@ -34,7 +34,7 @@ class Options:
     """Where the models go."""
     general: Path
     """Text to learn the language from."""
-    own: Path
+    text: Annotated[Path, arg(name="own")]
     """The little text to fine-tune on."""
     valid: Path
     """Text like that, to measure with."""
@@ -144,7 +144,7 @@ def main(x: Group[Options]) -> None:
     }
     for name, (updates, flags) in runs.items():
         run = x.folder / name.replace(", ", "_")
-        command = ["train", "language-model", "text", "--train", x.own, "--valid", x.valid]
+        command = ["train", "language-model", "text", "--train", x.text, "--valid", x.valid]
         command += ["--run", run, "--batch-size", 16, "--training.max-updates", updates]
         command += ["--training.validate-every", max(1, updates // 20)]
         command += ["--training.optim.warmup-steps", 20, "--training.optim.schedule", "cosine"]

@@ -37,15 +37,15 @@ MODIFIER_OF = (
 )
 
 
-def spoken_words(text: str) -> list[str]:
+def word_list(text: str) -> list[str]:
     return re.findall(r"[\w']+", text)
 
 
 def repeats(en: str) -> bool:
     """Whether a sentence says a noun, a name, a number or an adjective twice, which nobody would."""
-    said = [word.lower().removesuffix("'s").rstrip("'") for word in spoken_words(en)]
-    said = [NOUN_OF.get(w, MODIFIER_OF.get(w, w)) for w in said if w not in MAY_REPEAT]
-    return len(said) != len(set(said))
+    lemmas = [word.lower().removesuffix("'s").rstrip("'") for word in word_list(en)]
+    lemmas = [NOUN_OF.get(w, MODIFIER_OF.get(w, w)) for w in lemmas if w not in MAY_REPEAT]
+    return len(lemmas) != len(set(lemmas))
 
 
 def home(noun: str, modifier: str) -> str:
@@ -56,9 +56,9 @@ def home(noun: str, modifier: str) -> str:
 
 def split_of(en: str) -> str | None:
     """The split a sentence belongs to, None if it mixes test and valid pairs."""
-    spoken = [word.lower() for word in spoken_words(en)]
-    nouns = [NOUN_OF[word] for word in spoken if word in NOUN_OF]
-    homes = {home(noun, MODIFIER_OF[word]) for noun in nouns for word in spoken if word in MODIFIER_OF} - {"train"}
+    words = [word.lower() for word in word_list(en)]
+    nouns = [NOUN_OF[word] for word in words if word in NOUN_OF]
+    homes = {home(noun, MODIFIER_OF[word]) for noun in nouns for word in words if word in MODIFIER_OF} - {"train"}
     return None if len(homes) > 1 else homes.pop() if homes else "train"
 
 
@@ -69,7 +69,7 @@ def make_corpus(seed: int = SEED) -> dict[str, list[tuple[str, str]]]:
     splits: dict[str, list[tuple[str, str]]] = {name: [] for name in SIZES}
     while any(len(splits[name]) < size * (1 if name == "train" else 1.5) for name, size in SIZES.items()):
         en, de = rng.choices(functions, weights)[0](rng)
-        if len(spoken_words(en)) > LONGEST or repeats(en):
+        if len(word_list(en)) > LONGEST or repeats(en):
             continue
         if en in german:
             assert german[en] == de, f"two translations of {en!r}: {german[en]!r} and {de!r}"
@@ -78,12 +78,12 @@ def make_corpus(seed: int = SEED) -> dict[str, list[tuple[str, str]]]:
         if split := split_of(en):
             splits[split].append((en, de))
     splits["train"] = splits["train"][: SIZES["train"]]
-    counts = [Counter(word for pair in splits["train"] for word in spoken_words(pair[side])) for side in (0, 1)]
+    counts = [Counter(word for pair in splits["train"] for word in word_list(pair[side])) for side in (0, 1)]
     for name in ("valid", "test"):
         common = [
             pair
             for pair in splits[name]
-            if all(counts[side][word] >= COMMON for side in (0, 1) for word in spoken_words(pair[side]))
+            if all(counts[side][word] >= COMMON for side in (0, 1) for word in word_list(pair[side]))
         ]
         splits[name] = common[: SIZES[name]]
     return splits

@@ -191,9 +191,9 @@ def claim(out: Path, setup: dict[str, object]) -> None:
     Raises:
         InputError: it holds something else.
     """
-    kept = out / SETUP
-    if kept.is_file():
-        if changed := differences(json.loads(kept.read_text()), setup):
+    setup_file = out / SETUP
+    if setup_file.is_file():
+        if changed := differences(json.loads(setup_file.read_text()), setup):
             raise InputError(
                 f"a folder holds what one command makes, but in {out} this differs: {', '.join(changed)}; "
                 "name another folder, or remove this one"
@@ -204,7 +204,7 @@ def claim(out: Path, setup: dict[str, object]) -> None:
             "name another folder"
         )
     out.mkdir(parents=True, exist_ok=True)
-    write_file(kept, json.dumps(setup, indent=1) + "\n")
+    write_file(setup_file, json.dumps(setup, indent=1) + "\n")
 
 
 def make(fsdd: Path, out: Path, sizes: dict[str, int], seed: int) -> None:
@@ -214,8 +214,8 @@ def make(fsdd: Path, out: Path, sizes: dict[str, int], seed: int) -> None:
         InputError: FSDD is not what it should be, OUT holds something else, or a size or the seed cannot be.
     """
     if min(sizes.values()) < 1 or seed < 0:
-        told = ", ".join(f"--{split} {n}" for split, n in sizes.items())
-        raise InputError(f"sizes must be at least 1 and the seed 0, but they are {told} and --seed {seed}")
+        flags = ", ".join(f"--{split} {n}" for split, n in sizes.items())
+        raise InputError(f"sizes must be at least 1 and the seed 0, but they are {flags} and --seed {seed}")
     train, test = read_corpus(fsdd)
     rngs = {split: np.random.default_rng((seed, number)) for number, split in enumerate(SPLITS)}
     train_left, valid = hold_out(train, rngs["valid"])

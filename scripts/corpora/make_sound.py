@@ -85,13 +85,13 @@ def words(sentence: str) -> list[str]:
 
 def vocabulary(held_out: list[list[str]], train: list[list[str]]) -> set[str]:
     """The N_WORDS words left when again and again the word goes that costs the fewest held-out sentences."""
-    kept = {word for sentence in held_out + train for word in sentence} - HOMOPHONES
+    vocabulary_left = {word for sentence in held_out + train for word in sentence} - HOMOPHONES
     while True:
-        held_out, train = ([s for s in side if kept.issuperset(s)] for side in (held_out, train))
-        if len(kept) == N_WORDS:
-            return kept
-        here, there = (Counter(w for s in side for w in set(s)) for side in (held_out, train))
-        kept.remove(min(kept, key=lambda word: (here[word], there[word], word)))
+        held_out, train = ([s for s in side if vocabulary_left.issuperset(s)] for side in (held_out, train))
+        if len(vocabulary_left) == N_WORDS:
+            return vocabulary_left
+        n_held_out, n_train = (Counter(w for s in side for w in set(s)) for side in (held_out, train))
+        vocabulary_left.remove(min(vocabulary_left, key=lambda word: (n_held_out[word], n_train[word], word)))
 
 
 def plan(seed: int) -> dict[str, list[Utterance]]:
@@ -134,16 +134,16 @@ def speak(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
     """
     with tempfile.TemporaryDirectory() as folder:
         wav = f"{folder}/said.wav"
-        how = ["-v", voice, "-s", str(speed), "-p", str(pitch), "-w", wav]
-        done = subprocess.run(["espeak-ng", *how, "--", text], capture_output=True, text=True)
-        if done.returncode or done.stderr:  # a voice that it does not know is told on stderr only
-            raise InputError(f"espeak-ng must speak as {voice}, but says {done.stderr.strip()!r}; try version 1.51")
-        said, rate = soundfile.read(wav, dtype="float32")
-    sound = resample(torch.from_numpy(said), rate, RATE).numpy()
+        options = ["-v", voice, "-s", str(speed), "-p", str(pitch), "-w", wav]
+        result = subprocess.run(["espeak-ng", *options, "--", text], capture_output=True, text=True)
+        if result.returncode or result.stderr:  # a voice that it does not know is told on stderr only
+            raise InputError(f"espeak-ng must speak as {voice}, but says {result.stderr.strip()!r}; try version 1.51")
+        samples, rate = soundfile.read(wav, dtype="float32")
+    sound = resample(torch.from_numpy(samples), rate, RATE).numpy()
     sound *= PEAK / np.abs(sound).max()
-    heard = np.flatnonzero(np.abs(sound) > QUIET * PEAK)
+    loud = np.flatnonzero(np.abs(sound) > QUIET * PEAK)
     margin = round(MARGIN * RATE)
-    return sound[max(heard[0] - margin, 0) : heard[-1] + margin]
+    return sound[max(loud[0] - margin, 0) : loud[-1] + margin]
 
 
 def opus(sound: np.ndarray, serial: int) -> bytes:
@@ -219,8 +219,8 @@ def main() -> int:
         write_manifest(x.output / f"{split}.tsv", recordings)
         seconds, size = (sum(r.seconds for r in recordings), sum(r.audio.stat().st_size for r in recordings))
         n_words = len({word for r in recordings for word in r.text.split()})
-        told = f"{len(recordings)} recordings, {seconds / 60:.1f} minutes, {size:,} bytes"
-        print(f"{split}: {told}, {n_words} words, {len({u.voice for u in utterances})} voices", flush=True)
+        counts = f"{len(recordings)} recordings, {seconds / 60:.1f} minutes, {size:,} bytes"
+        print(f"{split}: {counts}, {n_words} words, {len({u.voice for u in utterances})} voices", flush=True)
     return 0
 
 

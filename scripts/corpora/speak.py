@@ -57,10 +57,10 @@ def sentences(path: Path) -> list[str]:
         InputError: there is nothing.
     """
     lines = [r.text for r in read_manifest(path)] if path.suffix == ".tsv" else read_lines(path)
-    found = [" ".join(line.split()) for line in lines if line.strip()]
-    if not found:
+    texts = [" ".join(line.split()) for line in lines if line.strip()]
+    if not texts:
         raise InputError(f"text to speak must have a line that is not blank, but {path} has none; name another file")
-    return found
+    return texts
 
 
 def variants() -> list[str]:
@@ -87,14 +87,16 @@ def plan(texts: list[str], each: int, accents: list[str], seed: int) -> list[Sai
 
 def record(folder: Path, numbered: tuple[int, Said]) -> Recording:
     """The sound of one of them, unless it is there."""
-    number, said = numbered
-    name = f"{number:06}-{hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"  # said otherwise, it is another file
+    number, utterance = numbered
+    # with another voice, speed or pitch it is another file
+    name = f"{number:06}-{hashlib.sha256(repr(utterance).encode()).hexdigest()[:8]}"
     path = folder / f"{name}.flac"
     if not path.exists():
-        sound, beside = speak(said.text.lower(), said.voice, said.speed, said.pitch), path.with_suffix(".part")
-        soundfile.write(beside, sound, RATE, format="FLAC")
-        beside.replace(path)
-    return Recording(f"said-{name}", path, soundfile.info(path).frames / RATE, said.voice, said.text)
+        sound = speak(utterance.text.lower(), utterance.voice, utterance.speed, utterance.pitch)
+        part = path.with_suffix(".part")
+        soundfile.write(part, sound, RATE, format="FLAC")
+        part.replace(path)
+    return Recording(f"said-{name}", path, soundfile.info(path).frames / RATE, utterance.voice, utterance.text)
 
 
 def make(text: Path, out: Path, each: int, accents: list[str], beside: Path | None, seed: int) -> None:
@@ -110,13 +112,13 @@ def make(text: Path, out: Path, each: int, accents: list[str], beside: Path | No
     folder = out / "said"
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        spoken = list(
+        recordings = list(
             tqdm(pool.map(partial(record, folder), enumerate(planned)), total=len(planned), unit="file", mininterval=30)
         )
-    write_manifest(out / "train.tsv", [*others, *spoken])
-    hours, n_voices = sum(r.seconds for r in spoken) / 3600, len({r.speaker for r in spoken})
-    told = f"{out / 'train.tsv'}: {len(spoken):,} spoken, {hours:.2f} hours, {n_voices} voices"
-    print(told + (f"; and {len(others):,} recordings" if others else ""))
+    write_manifest(out / "train.tsv", [*others, *recordings])
+    hours, n_voices = sum(r.seconds for r in recordings) / 3600, len({r.speaker for r in recordings})
+    summary = f"{out / 'train.tsv'}: {len(recordings):,} spoken, {hours:.2f} hours, {n_voices} voices"
+    print(summary + (f"; and {len(others):,} recordings" if others else ""))
 
 
 def main(arguments: list[str] | None = None) -> int:

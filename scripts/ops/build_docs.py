@@ -97,8 +97,8 @@ def read_cells(text: str) -> list[Cell]:
                 if line.strip() and line != "#" and not line.startswith("# "):
                     raise ValueError(f'a line of Markdown begins with "# ", but line {number} is {line!r}')
             body = [line[2:] for line in body]
-        elif found := re.search(r"\[code (\d+)\]", lines[start]):
-            kind = found[1]
+        elif match := re.search(r"\[code (\d+)\]", lines[start]):
+            kind = match[1]
         elif "hide-input" in lines[start]:
             kind = "hidden"
         cells.append(Cell(kind, "\n".join(body).strip("\n"), start + 2))
@@ -151,9 +151,9 @@ def run(path: Path, page: Path) -> None:
                 continue
             code = fenced("python", cell.text)
             folded = f"<details>\n<summary>The code of this picture</summary>\n\n{code}\n\n</details>"
-            with redirect_stdout(io.StringIO()) as said:
+            with redirect_stdout(io.StringIO()) as printed:
                 exec(compile("\n" * (cell.line - 1) + cell.text, str(path), "exec"), names)
-            shown = [fenced("text", said.getvalue().rstrip())] if said.getvalue().strip() else []
+            shown = [fenced("text", printed.getvalue().rstrip())] if printed.getvalue().strip() else []
             for figure in map(plt.figure, plt.get_fignums()):
                 picture = page.with_name(f"{page.stem}_{number}_{figure.number}.png")
                 titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
@@ -178,8 +178,8 @@ def fenced(language: str, text: str) -> str:
 def place(path: Path, docs: Path) -> Path:
     """Where a file of the repository lies in the site: what is not in docs/ is in repository/, Python as a page."""
     if not path.is_relative_to(docs):
-        there = Path("repository") / path.relative_to(docs.parent)
-        return there.with_name(f"{there.name}.md") if path.suffix == ".py" else there
+        page = Path("repository") / path.relative_to(docs.parent)
+        return page.with_name(f"{page.name}.md") if path.suffix == ".py" else page
     inside = path.relative_to(docs)
     return inside.with_suffix(".md") if inside.parts[0] == "tutorials" and path.suffix == ".py" else inside
 
@@ -293,8 +293,8 @@ def module_page(name: str, imported: str) -> str:
             names = ", ".join(f"`{each}`" for each in get_args(thing) or thing)
             kinds["Values"].append(f".. py:data:: {where}\n\n   {names}")
     parts = [f"# {name}", inspect.getdoc(module) or "", fenced("python", imported)]
-    for kind, found in kinds.items():
-        parts += [f"## {kind}", fenced("{eval-rst}", "\n\n".join(found))] if found else []
+    for kind, entries in kinds.items():
+        parts += [f"## {kind}", fenced("{eval-rst}", "\n\n".join(entries))] if entries else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -347,16 +347,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the folder of the site")
     parser.add_argument("--builder", default="html", help="Sphinx's: html, linkcheck ...; or notebooks")
-    asked = parser.parse_args()
-    if asked.builder == "notebooks":
-        write_notebooks(ROOT / "docs", asked.out)
-        print(f"written: {asked.out}")
+    args = parser.parse_args()
+    if args.builder == "notebooks":
+        write_notebooks(ROOT / "docs", args.out)
+        print(f"written: {args.out}")
         return
     with TemporaryDirectory() as folder:
         write_pages(ROOT / "docs", Path(folder))
         write_reference(Path(folder) / "reference")
-        make_site(Path(folder), asked.out.resolve(), asked.builder)
-    print(f"written: {asked.out}")
+        make_site(Path(folder), args.out.resolve(), args.builder)
+    print(f"written: {args.out}")
 
 
 if __name__ == "__main__":

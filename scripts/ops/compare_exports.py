@@ -40,14 +40,14 @@ class Ours:
         if isinstance(task, td.Translator):
             self.rows = task.sources(lines)
             way: dict[str, Any] = {"beam_size": 1, "max_length": LENGTH, "length_extra": LENGTH}
-            found = task.translate(lines, token_scores=True, **way)
+            results = task.translate(lines, token_scores=True, **way)
             self.begin = [*self.tokenizer.required("bos_id"), *self.tokenizer.opening]
         else:
             self.rows = [task.encode(line) for line in lines]
-            found = task.generate(lines, td.GenerationConfig(max_length=LENGTH, temperature=0.0), token_scores=True)
+            results = task.generate(lines, td.GenerationConfig(max_length=LENGTH, temperature=0.0), token_scores=True)
             self.begin = []
-        self.outputs = [each[0].tokens for each in found]
-        self.log_probs = [each[0].token_scores.log_probs[: len(each[0].tokens)].numpy() for each in found]
+        self.outputs = [each[0].tokens for each in results]
+        self.log_probs = [each[0].token_scores.log_probs[: len(each[0].tokens)].numpy() for each in results]
         self.never = [*self.tokenizer.suppressed] if self.begin else [*task.suppressed]
 
     def ends(self, row: list[int]) -> list[int]:
@@ -69,14 +69,19 @@ def ctranslate2(ours: Ours, directory: Path) -> tuple[Judge, Writer]:
 
     if not ours.begin:
         generator = ctranslate2.Generator(str(directory))
-        how = {"max_length": LENGTH, "sampling_topk": 1, "include_prompt_in_result": False, "suppress_sequences": never}
+        options = {
+            "max_length": LENGTH,
+            "sampling_topk": 1,
+            "include_prompt_in_result": False,
+            "suppress_sequences": never,
+        }
 
         def judge(rows: Rows, outputs: Rows) -> list[np.ndarray]:
-            whole = [row + output for row, output in zip(rows, outputs, strict=True)]
-            found = generator.score_batch(tokens(whole))
-            return [np.array(each.log_probs[len(row) - 1 :]) for each, row in zip(found, rows, strict=True)]
+            joined = [row + output for row, output in zip(rows, outputs, strict=True)]
+            results = generator.score_batch(tokens(joined))
+            return [np.array(each.log_probs[len(row) - 1 :]) for each, row in zip(results, rows, strict=True)]
 
-        return judge, lambda rows: [each.sequences_ids[0] for each in generator.generate_batch(tokens(rows), **how)]
+        return judge, lambda rows: [each.sequences_ids[0] for each in generator.generate_batch(tokens(rows), **options)]
 
     translator = ctranslate2.Translator(str(directory))
     n_begin, bare = len(ours.begin) - 1, json.loads((directory / "config.json").read_text())["add_source_eos"]
@@ -85,15 +90,15 @@ def ctranslate2(ours: Ours, directory: Path) -> tuple[Judge, Writer]:
         return tokens([row[:-1] for row in rows] if bare else rows, source)
 
     def judge_pairs(rows: Rows, outputs: Rows) -> list[np.ndarray]:
-        found = translator.score_batch(read(rows), tokens([[*ours.begin[1:], *row] for row in outputs]))
-        return [np.array(each.log_probs[n_begin:-1]) for each in found]
+        results = translator.score_batch(read(rows), tokens([[*ours.begin[1:], *row] for row in outputs]))
+        return [np.array(each.log_probs[n_begin:-1]) for each in results]
 
     def write(rows: Rows) -> Rows:
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             read(rows), target_prefix=tokens([ours.begin[1:]] * len(rows)), beam_size=1, min_decoding_length=0,
             max_decoding_length=LENGTH + n_begin, suppress_sequences=never,
         )  # fmt: skip
-        return [[target.index(token) for token in each.hypotheses[0][n_begin:]] for each in found]
+        return [[target.index(token) for token in each.hypotheses[0][n_begin:]] for each in results]
 
     return judge_pairs, write
 
@@ -112,33 +117,35 @@ def onnx(ours: Ours, directory: Path) -> tuple[Judge, Writer]:
             names = ["memory_keys", "memory_values", "memory_lengths"]
             source = {"source": np.array([row]), "lengths": np.array([len(row)])}
             known = dict(zip(names, encoder.run(None, source), strict=True))
-        given, n = ours.begin or row, 0
+        prefix, n = ours.begin or row, 0
         keys = values = np.zeros((config["n_layers"], 1, config["n_kv_heads"], 0, config["d_head"]), dtype=np.float32)
-        token: int | None = given[0]
+        token: int | None = prefix[0]
         while token is not None:
             logits, keys, values = step.run(
                 None, {"tokens": np.array([token]), "keys": keys, "values": values, **known}
             )
             n += 1
-            token = given[n] if n < len(given) else choose(n - len(given), logits[0])
+            token = prefix[n] if n < len(prefix) else choose(n - len(prefix), logits[0])
 
     def judge(rows: Rows, outputs: Rows) -> list[np.ndarray]:
-        found: list[np.ndarray] = []
+        results: list[np.ndarray] = []
         for row, output in zip(rows, outputs, strict=True):
-            told: list[float] = []
+            scores: list[float] = []
 
-            def forced(i: int, logits: np.ndarray, output: list[int] = output, told: list[float] = told) -> int | None:
+            def force(
+                i: int, logits: np.ndarray, output: list[int] = output, scores: list[float] = scores
+            ) -> int | None:
                 if i == len(output):
                     return None
-                told.append(float(torch.from_numpy(logits).log_softmax(0)[output[i]]))
+                scores.append(float(torch.from_numpy(logits).log_softmax(0)[output[i]]))
                 return output[i]
 
-            steps(row, forced)
-            found.append(np.array(told))
-        return found
+            steps(row, force)
+            results.append(np.array(scores))
+        return results
 
     def write(rows: Rows) -> Rows:
-        found: Rows = []
+        results: Rows = []
         for row in rows:
             output: list[int] = []
 
@@ -148,8 +155,8 @@ def onnx(ours: Ours, directory: Path) -> tuple[Judge, Writer]:
                 return None if i + 1 == LENGTH or output[-1] == ours.tokenizer.eos_id else output[-1]
 
             steps(row, greedy)
-            found.append(ours.ends(output))
-        return found
+            results.append(ours.ends(output))
+        return results
 
     return judge, write
 
@@ -159,26 +166,26 @@ def transformers(ours: Ours, directory: Path) -> tuple[Judge, Writer]:
 
     kind = transformers.MarianMTModel if ours.begin else transformers.AutoModelForCausalLM
     model = kind.from_pretrained(directory).eval()
-    how: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": LENGTH, "max_length": None}
-    how |= {"suppress_tokens": [i for i in ours.never if i < model.config.vocab_size] or None}
+    options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": LENGTH, "max_length": None}
+    options |= {"suppress_tokens": [i for i in ours.never if i < model.config.vocab_size] or None}
     if (eos := ours.tokenizer.eos_id) is not None:
-        how |= {"eos_token_id": eos, "pad_token_id": eos}
+        options |= {"eos_token_id": eos, "pad_token_id": eos}
 
     @torch.no_grad()
     def judge(rows: Rows, outputs: Rows) -> list[np.ndarray]:
-        found = []
+        results = []
         for row, output in zip(rows, outputs, strict=True):
             first = ours.begin or row
             ids = {"decoder_input_ids" if ours.begin else "input_ids": torch.tensor([[*first, *output]])}
             logits = model(**({"input_ids": torch.tensor([row])} if ours.begin else {}), **ids).logits
             log_probs = logits[0, len(first) - 1 : -1].log_softmax(-1)
-            found.append(log_probs.gather(1, torch.tensor(output)[:, None])[:, 0].numpy())
-        return found
+            results.append(log_probs.gather(1, torch.tensor(output)[:, None])[:, 0].numpy())
+        return results
 
     @torch.no_grad()
     def write(rows: Rows) -> Rows:
-        found = [model.generate(torch.tensor([row]), **how)[0].tolist() for row in rows]
-        return [ours.ends(new[1 if ours.begin else len(row) :]) for new, row in zip(found, rows, strict=True)]
+        results = [model.generate(torch.tensor([row]), **options)[0].tolist() for row in rows]
+        return [ours.ends(new[1 if ours.begin else len(row) :]) for new, row in zip(results, rows, strict=True)]
 
     return judge, write
 
@@ -199,7 +206,9 @@ def main() -> None:
                 continue
             judge, write = {"ctranslate2": ctranslate2, "onnx": onnx}.get(kind, transformers)(ours, directory)
             pairs = zip(judge(ours.rows, ours.outputs), ours.log_probs, strict=True)
-            difference = max((float(np.abs(theirs - own).max()) for theirs, own in pairs if len(own)), default=0.0)
+            difference = max(
+                (float(np.abs(theirs - log_probs).max()) for theirs, log_probs in pairs if len(log_probs)), default=0.0
+            )
             same = sum(a == b for a, b in zip(write(ours.rows), ours.outputs, strict=True))
         print(f"{kind}: largest difference {difference:.1e}, {same} of {len(lines)} outputs are the same", flush=True)
 

@@ -18,10 +18,10 @@ def losses(run: Path) -> dict[int, float]:
         InputError: the run has not been validated.
     """
     path = run / "metrics.jsonl"
-    found = {line["update"]: line["loss"] for line in read_json_lines(path) if line["kind"] == "valid"}
-    if not found:
+    losses_by_update = {line["update"]: line["loss"] for line in read_json_lines(path) if line["kind"] == "valid"}
+    if not losses_by_update:
         raise InputError(f"a run to compare must have been validated, but {path} has no such line; train it first")
-    return found
+    return losses_by_update
 
 
 def main() -> int:

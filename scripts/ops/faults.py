@@ -144,9 +144,9 @@ class Started:
         moment: tuple[str, int] | None = None,
         before: Callable[[], object] | None = None,
     ) -> None:
-        there, say = os.pipe()
-        out, said = tempfile.mkstemp(dir=x.run.parents[1])
-        self.said = Path(said)
+        ready, say = os.pipe()
+        out, output = tempfile.mkstemp(dir=x.run.parents[1])
+        self.output_path = Path(output)
         sys.stdout.flush()
         self.pid = os.fork()
         if not self.pid:
@@ -166,11 +166,11 @@ class Started:
                 os._exit(status)
         os.close(say)
         os.close(out)
-        self.there = there
+        self.ready = ready
 
     def wait(self) -> None:
         """Until the moment is there, or the process has ended."""
-        os.read(self.there, 1)
+        os.read(self.ready, 1)
 
     def end(self, number: signal.Signals | None = None, after: float = 0.0) -> tuple[int, str]:
         """Exit status, negative for a signal, and what it said; a signal is sent when the moment is there.
@@ -178,12 +178,12 @@ class Started:
         Args:
             after: seconds from then on.
         """
-        if number is not None and os.read(self.there, 1):
+        if number is not None and os.read(self.ready, 1):
             time.sleep(after)
             os.kill(self.pid, number)
-        os.close(self.there)
+        os.close(self.ready)
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return status, self.said.read_text(errors="replace")
+        return status, self.output_path.read_text(errors="replace")
 
 
 def _announce(functions: list[tuple[Any, str]], nth: int, say: int) -> None:
@@ -204,36 +204,38 @@ def _announce(functions: list[tuple[Any, str]], nth: int, say: int) -> None:
 
 def differences(one: Path, other: Path) -> list[str]:
     """The files in which two run directories differ, whatever the clock said; leftovers, too."""
-    found = [_contents(one), _contents(other)]
-    return sorted(name for name in found[0].keys() | found[1].keys() if found[0].get(name) != found[1].get(name))
+    contents = [_contents(one), _contents(other)]
+    return sorted(
+        name for name in contents[0].keys() | contents[1].keys() if contents[0].get(name) != contents[1].get(name)
+    )
 
 
 def _contents(run: Path) -> dict[str, object]:
-    found: dict[str, object] = {}
+    contents: dict[str, object] = {}
     for path in run.rglob("*"):
         name = str(path.relative_to(run))
         if name.startswith("tensorboard"):
             continue
         if path.is_dir():
-            found[name] = "a folder"
+            contents[name] = "a folder"
         elif path.suffix == ".json":
             plain = json.loads(path.read_text())
             for clock in ("seconds", "state.json"):  # the manifest has the checksum of state.json
                 plain.pop(clock, None)
             for part in {"experiment", "specified"} & plain.keys():
                 plain[part] = {k: v for k, v in plain[part].items() if k not in ("run", "cache")}
-            found[name] = plain
+            contents[name] = plain
         elif path.suffix == ".jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            found[name] = [
+            contents[name] = [
                 {k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines
             ]
         elif path.name in (MODEL_CARD, REPORT):  # the card's last line has a hash of it
             clock = r"\b(seconds|tokens_per_second) [\w.+-]+|<time>[^<]*|wrote this card \(\w+\)"
-            found[name] = re.sub(clock, "", path.read_text())
+            contents[name] = re.sub(clock, "", path.read_text())
         else:
-            found[name] = path.read_bytes()
-    return found
+            contents[name] = path.read_bytes()
+    return contents
 
 
 class Farm:
@@ -247,24 +249,24 @@ class Farm:
         self.folder, self.rng, self.numbers = folder, rng, count(1)
         self.trainings = trainings(corpus(folder))
         self.made: Counter[str] = Counter()
-        self.wrong: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
         self.pair: Path | None = None  # the run of two processes that nothing disturbed
         log.learning_curve = validation.attention_map = dot  # type: ignore[assignment]
         log.EVERY = 1
-        self.whole = {name: self._undisturbed(name) for name in self.trainings}
+        self.undisturbed = {name: self._undisturbed(name) for name in self.trainings}
 
     def _undisturbed(self, name: str) -> Path:
         """The directory of a run without a fault. What it loaded is loaded here, too, for all that come after."""
         run, x = self.new(name)
         modules = self.folder / "modules"
 
-        def told(x: Any) -> None:
+        def run_and_list(x: Any) -> None:
             run(x)
             modules.write_text("\n".join(sys.modules))
 
-        status, said = Started(told, x).end()
+        status, output = Started(run_and_list, x).end()
         if status:
-            raise SystemExit(f"a training that nothing disturbs must end with 0, but it gave {status}: {said}")
+            raise SystemExit(f"a training that nothing disturbs must end with 0, but it gave {status}: {output}")
         for module in modules.read_text().splitlines():
             with suppress(Exception):  # some have names under which nobody can import them
                 importlib.import_module(module)
@@ -285,28 +287,28 @@ class Farm:
         """A training that Ctrl-C stopped in one of its validations but the first and the last: its name and experiment."""
         name = self.some()
         run, x = self.new(name)
-        status, said = Started(run, x, ("a validation", self.rng.randint(2, 3))).end(signal.SIGINT)
-        self.check("Ctrl-C in a validation", status == 130, f"exit code {status}: {said}")
+        status, output = Started(run, x, ("a validation", self.rng.randint(2, 3))).end(signal.SIGINT)
+        self.check("Ctrl-C in a validation", status == 130, f"exit code {status}: {output}")
         return name, x
 
-    def check(self, fault: str, right: bool, told: str) -> None:
-        """Count what went wrong, and tell it."""
+    def check(self, fault: str, right: bool, message: str) -> None:
+        """Count a failure and print it."""
         if not right:
-            self.wrong[fault] += 1
-            print(f"{fault}: {told}\n", file=sys.stderr)
+            self.failures[fault] += 1
+            print(f"{fault}: {message}\n", file=sys.stderr)
 
     def ends(self, faults: set[str], name: str, x: Any, before: Callable[[], object] | None = None) -> str:
         """Start it again: it must end as the undisturbed one did. Returns what it said."""
-        status, said = Started(self.trainings[name][0], x, before=before).end()
-        wrong = [f"exit code {status}: {said[-3000:]}"] if status else differences(x.run, self.whole[name])
-        wrong += [str(path) for path in x.run.parent.glob("cache/.*")]
+        status, output = Started(self.trainings[name][0], x, before=before).end()
+        failures = [f"exit code {status}: {output[-3000:]}"] if status else differences(x.run, self.undisturbed[name])
+        failures += [str(path) for path in x.run.parent.glob("cache/.*")]
         lines = [json.loads(line) for line in (x.run / "metrics.jsonl").read_text().splitlines()]
         seconds = [0, *(line["seconds"] for line in lines), 600]
-        wrong += [] if seconds == sorted(seconds) else [f"seconds are {seconds}"]
+        failures += [] if seconds == sorted(seconds) else [f"seconds are {seconds}"]
         for fault in faults:
-            self.check(fault, not wrong, f"{name}: {'; '.join(wrong)}")
+            self.check(fault, not failures, f"{name}: {'; '.join(failures)}")
         shutil.rmtree(x.run.parent)
-        return said
+        return output
 
     def kill(self, number: int) -> None:
         """So many SIGKILLs; what was killed is started again, and may be killed again."""
@@ -317,9 +319,9 @@ class Farm:
                 moment = self.rng.choice([m for m in MOMENTS if name == "speech" or m != "writing features"])
                 _, most, width = MOMENTS[moment]
                 started = Started(run, x, (moment, self.rng.randint(1, most)))
-                status, said = started.end(signal.SIGKILL, self.rng.uniform(0, width))
+                status, output = started.end(signal.SIGKILL, self.rng.uniform(0, width))
                 if status != -signal.SIGKILL:
-                    self.check(f"SIGKILL in {moment}", status == 0, f"exit code {status}: {said}")
+                    self.check(f"SIGKILL in {moment}", status == 0, f"exit code {status}: {output}")
                     break
                 faults.add(f"SIGKILL in {moment}")
                 self.made[f"SIGKILL in {moment}"] += 1
@@ -331,8 +333,8 @@ class Farm:
         run, x = self.new(name)
         moment = self.rng.choice(["a save", "a validation", *(["writing features"] if name == "speech" else [])])
         fault = f"Ctrl-C in {moment}"
-        status, said = Started(run, x, (moment, self.rng.randint(1, 3))).end(signal.SIGINT, self.rng.uniform(0, 0.02))
-        self.check(fault, status == 130 and said.endswith("stopped\n"), f"exit code {status}: {said}")
+        status, output = Started(run, x, (moment, self.rng.randint(1, 3))).end(signal.SIGINT, self.rng.uniform(0, 0.02))
+        self.check(fault, status == 130 and output.endswith("stopped\n"), f"exit code {status}: {output}")
         self.ends({fault}, name, x)
         return fault
 
@@ -341,15 +343,15 @@ class Farm:
         name, x = self.stopped()
         *_, newest = sorted((x.run / "checkpoints").iterdir())
         file = newest / self.rng.choice(["model.safetensors", "optimizer.safetensors", "state.json"])
-        how, content = self.rng.choice(["cut short", "garbled", "gone"]), bytearray(file.read_bytes())
+        kind, content = self.rng.choice(["cut short", "garbled", "gone"]), bytearray(file.read_bytes())
         at = self.rng.randrange(len(content))
         content[at] ^= self.rng.randint(1, 255)
-        file.write_bytes(content[:at] if how == "cut short" else content)
-        if how == "gone":
+        file.write_bytes(content[:at] if kind == "cut short" else content)
+        if kind == "gone":
             file.unlink()
-        said = self.ends({fault := f"newest checkpoint {how}"}, name, x)
+        output = self.ends({fault := f"newest checkpoint {kind}"}, name, x)
         self.check(
-            fault, said.count(f"{newest} is damaged: {file.name} is missing or not as it was written") == 1, said
+            fault, output.count(f"{newest} is damaged: {file.name} is missing or not as it was written") == 1, output
         )
         return fault
 
@@ -357,21 +359,21 @@ class Farm:
         """A disk (tmpfs) with less room than the run needs; then it has more."""
         name = self.some()
         run, x = self.new(name)
-        size = sum(-(-path.stat().st_size // 4096) for path in self.whole[name].rglob("*"))
+        size = sum(-(-path.stat().st_size // 4096) for path in self.undisturbed[name].rglob("*"))
         words = ["mount", "-t", "tmpfs", "-o", f"size={4 * self.rng.randint(4, size)}k", "tmpfs", str(x.run.parent)]
         if subprocess.run(words, capture_output=True).returncode:
             return ""
         try:
-            status, said = Started(run, x).end()
-            told = "no space is left on the disk" in said.splitlines()[-1] and "Traceback" not in said
-            self.check("full disk", status == 2 and told, f"exit code {status}: {said}")
+            status, output = Started(run, x).end()
+            as_expected = "no space is left on the disk" in output.splitlines()[-1] and "Traceback" not in output
+            self.check("full disk", status == 2 and as_expected, f"exit code {status}: {output}")
             subprocess.run(["mount", "-o", "remount,size=64m", str(x.run.parent)], check=True)
-            kept = self.folder / f"{x.run.parent.name}.kept"
-            shutil.copytree(x.run.parent, kept)
+            backup = self.folder / f"{x.run.parent.name}.kept"
+            shutil.copytree(x.run.parent, backup)
         finally:
             subprocess.run(["umount", str(x.run.parent)], check=True)
         x.run.parent.rmdir()
-        kept.rename(x.run.parent)
+        backup.rename(x.run.parent)
         self.ends({"full disk"}, name, x)
         return "full disk"
 
@@ -379,11 +381,11 @@ class Farm:
         """A limit of the size of files (ulimit -f), which one of them exceeds."""
         name = self.some()
         run, x = self.new(name)
-        most = max(path.stat().st_size for path in (self.whole[name] / "checkpoints").rglob("*"))
+        most = max(path.stat().st_size for path in (self.undisturbed[name] / "checkpoints").rglob("*"))
         limit = self.rng.randrange(4000, most)
-        status, said = Started(run, x, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))).end()
-        told = os.strerror(errno.EFBIG) in said.splitlines()[-1] and "Traceback" not in said
-        self.check("file size limit", status == 2 and told, f"exit code {status}: {said}")
+        status, output = Started(run, x, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))).end()
+        as_expected = os.strerror(errno.EFBIG) in output.splitlines()[-1] and "Traceback" not in output
+        self.check("file size limit", status == 2 and as_expected, f"exit code {status}: {output}")
         self.ends({"file size limit"}, name, x)
         return "file size limit"
 
@@ -401,11 +403,12 @@ class Farm:
         for path in (x.run.parent, *x.run.parent.rglob("*")):
             path.chmod(0o777)
         folder.chmod(0o555)
-        status, said = Started(self.trainings[name][0], x, before=_no_root).end()
-        told = (
-            f"transduce: {folder}/" in said.splitlines()[-1] and "may not be read or written" in said.splitlines()[-1]
+        status, output = Started(self.trainings[name][0], x, before=_no_root).end()
+        as_expected = (
+            f"transduce: {folder}/" in output.splitlines()[-1]
+            and "may not be read or written" in output.splitlines()[-1]
         )
-        self.check(fault, status == 2 and told and "Traceback" not in said, f"exit code {status}: {said}")
+        self.check(fault, status == 2 and as_expected and "Traceback" not in output, f"exit code {status}: {output}")
         folder.chmod(0o777)
         self.ends({fault}, name, x)
         return fault
@@ -417,12 +420,12 @@ class Farm:
         first = Started(run, x, ("a save", self.rng.randint(1, 4)))
         first.wait()
         os.kill(first.pid, signal.SIGSTOP)  # else it may end before the second is that far
-        status, said = Started(run, x).end()
+        status, output = Started(run, x).end()
         os.kill(first.pid, signal.SIGCONT)
-        told = f"{x.run} is held by process {first.pid} on {socket.gethostname()} since " in said
-        self.check("two starts", status == 2 and told, f"exit code {status}: {said}")
-        status, said = first.end()
-        self.check("two starts", status == 0, f"exit code {status}: {said}")
+        as_expected = f"{x.run} is held by process {first.pid} on {socket.gethostname()} since " in output
+        self.check("two starts", status == 2 and as_expected, f"exit code {status}: {output}")
+        status, output = first.end()
+        self.check("two starts", status == 0, f"exit code {status}: {output}")
         self.ends({"two starts"}, name, x)
         return "two starts"
 
@@ -450,12 +453,14 @@ class Farm:
     def one_of_two(self) -> str:
         """SIGKILL of one of two processes under torchrun, which starts both again."""
         if self.pair is None:
-            self.pair, status, said, _ = self._together(killed=False)
+            self.pair, status, output, _ = self._together(killed=False)
             if status:
-                raise SystemExit(f"two processes that nothing disturbs must end with 0, but gave {status}: {said}")
-        run, status, said, killed = self._together(killed=True)
-        wrong = [name for name in differences(run, self.pair) if name.endswith(".safetensors")]
-        self.check("SIGKILL of one of two", not status and not wrong, f"{wrong}, exit code {status}: {said[-3000:]}")
+                raise SystemExit(f"two processes that nothing disturbs must end with 0, but gave {status}: {output}")
+        run, status, output, killed = self._together(killed=True)
+        failures = [name for name in differences(run, self.pair) if name.endswith(".safetensors")]
+        self.check(
+            "SIGKILL of one of two", not status and not failures, f"{failures}, exit code {status}: {output[-3000:]}"
+        )
         shutil.rmtree(run.parent)
         return "SIGKILL of one of two" if killed else ""
 
@@ -470,17 +475,17 @@ class Farm:
         after, late = self.rng.randint(0, 4), self.rng.uniform(0, 0.5)
         with out.open("w") as file:
             agent = subprocess.Popen([sys.executable, *words], stdout=file, stderr=file)
-            found: list[str] = []
-            while killed and not found and agent.poll() is None:
+            children: list[str] = []
+            while killed and not children and agent.poll() is None:
                 time.sleep(0.01)
                 if len(list(x.run.glob("checkpoints/0*"))) >= after:
                     time.sleep(late)
                     with suppress(OSError):
-                        found = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+                        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
                     with suppress(OSError):
-                        os.kill(int(self.rng.choice(found)), signal.SIGKILL) if found else None
+                        os.kill(int(self.rng.choice(children)), signal.SIGKILL) if children else None
             status = agent.wait()
-        return x.run, status, out.read_text(errors="replace"), bool(found)
+        return x.run, status, out.read_text(errors="replace"), bool(children)
 
 
 OTHERS = (
@@ -501,22 +506,22 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300, help="how many processes are killed (default: 300)")
     parser.add_argument("--others", type=int, default=10, help="how many of every other fault (default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="of what is random (default: 1)")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        farm = Farm(folder, random.Random(given.seed))
-        farm.kill(given.kills)
+        farm = Farm(folder, random.Random(args.seed))
+        farm.kill(args.kills)
         for make in OTHERS:
-            farm.made.update(filter(None, (make(farm) for _ in range(given.others))))
+            farm.made.update(filter(None, (make(farm) for _ in range(args.others))))
     width = max(map(len, farm.made))
     for fault, number in farm.made.items():
-        wrong = farm.wrong[fault]
-        print(f"{fault:{width}}  {number:4}  {f'{wrong} WRONG' if wrong else 'the same bytes'}")
+        failures = farm.failures[fault]
+        print(f"{fault:{width}}  {number:4}  {f'{failures} WRONG' if failures else 'the same bytes'}")
     print(f"{sum(farm.made.values())} faults in {time.monotonic() - started:.0f} s")
-    return int(bool(farm.wrong))
+    return int(bool(farm.failures))
 
 
 if __name__ == "__main__":

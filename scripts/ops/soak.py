@@ -44,28 +44,28 @@ def main() -> int:
     sound.add_argument("manifest", type=Path, help="what is joined, again and again")
     sound.add_argument("--hours", type=float, default=2.0)
     sound.set_defaults(call=soak_sound)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        return int(not asked.call(asked, Path(folder)))
+        return int(not args.call(args, Path(folder)))
 
 
-def soak_text(asked: argparse.Namespace, folder: Path) -> bool:
+def soak_text(args: argparse.Namespace, folder: Path) -> bool:
     """Whether every line came out, in its place."""
     rng = random.Random(1)
-    lines = [random_line(rng) for _ in range(asked.lines)]
+    lines = [random_line(rng) for _ in range(args.lines)]
     (folder / "in").write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="")
-    arguments = ["translate", str(asked.run), str(folder / "in"), "--greedy", "--workers", "1"]
+    arguments = ["translate", str(args.run), str(folder / "in"), "--greedy", "--workers", "1"]
     seconds, code = watched(arguments, folder / "out")
-    found = (folder / "out").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    some = rng.sample(range(len(lines)), min(asked.alone, len(lines)))
-    translator = td.load_translator(asked.run)
-    differing = [i for i in some if translator([lines[i]], beam_size=1) != found[i : i + 1]]
-    blank = [i for i, line in enumerate(lines) if not line.strip() and found[i : i + 1] != [""]]
-    print(f"exit code {code}; {len(lines):,} lines in, {len(found):,} out, {seconds:.0f} s")
+    outputs = (folder / "out").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    some = rng.sample(range(len(lines)), min(args.alone, len(lines)))
+    translator = td.load_translator(args.run)
+    differing = [i for i in some if translator([lines[i]], beam_size=1) != outputs[i : i + 1]]
+    blank = [i for i, line in enumerate(lines) if not line.strip() and outputs[i : i + 1] != [""]]
+    print(f"exit code {code}; {len(lines):,} lines in, {len(outputs):,} out, {seconds:.0f} s")
     print(
         f"translated alone, {len(differing)} of {len(some)} differ: {differing[:5]}; blank lines not blank: {len(blank)}"
     )
-    return code == 0 and len(found) == len(lines) and not differing and not blank
+    return code == 0 and len(outputs) == len(lines) and not differing and not blank
 
 
 def random_line(rng: random.Random) -> str:
@@ -79,12 +79,12 @@ def random_line(rng: random.Random) -> str:
     return " ".join(words).replace("\n", " ")
 
 
-def soak_sound(asked: argparse.Namespace, folder: Path) -> bool:
+def soak_sound(args: argparse.Namespace, folder: Path) -> bool:
     """Whether a long recording is transcribed."""
-    recordings, rng = read_manifest(asked.manifest), np.random.default_rng(1)
+    recordings, rng = read_manifest(args.manifest), np.random.default_rng(1)
     rate, done, n = soundfile.info(recordings[0].audio).samplerate, 0, 0
     with soundfile.SoundFile(folder / "long.flac", "w", rate, 1) as file:
-        while done < asked.hours * 3600 * rate:
+        while done < args.hours * 3600 * rate:
             samples = read_audio(recordings[n % len(recordings)].audio, rate).numpy()
             pause = 1e-3 * rng.standard_normal(int(rate * rng.uniform(*PAUSE)))  # seconds of faint noise
             file.write(samples)
@@ -92,11 +92,11 @@ def soak_sound(asked: argparse.Namespace, folder: Path) -> bool:
             done, n = done + len(samples) + len(pause), n + 1
     hours = done / rate / 3600
     print(f"{n:,} recordings, {hours:.2f} hours")
-    seconds, code = watched(["transcribe", str(asked.run), str(folder / "long.flac")], folder / "out")
-    text, said = (folder / "out").read_text(), " ".join(recordings[i % len(recordings)].text for i in range(n))
-    share = len(text.split()) / len(said.split())
+    seconds, code = watched(["transcribe", str(args.run), str(folder / "long.flac")], folder / "out")
+    text, reference = (folder / "out").read_text(), " ".join(recordings[i % len(recordings)].text for i in range(n))
+    share = len(text.split()) / len(reference.split())
     print(f"exit code {code}; {seconds:.0f} s, real-time factor {seconds / hours / 3600:.4f}")
-    print(f"{share:.1%} as many words as were said; WER {jiwer.wer(said, text):.1%}")
+    print(f"{share:.1%} as many words as were said; WER {jiwer.wer(reference, text):.1%}")
     return code == 0 and 0.9 < share < 1.1
 
 

@@ -234,8 +234,8 @@ def middle(act: Action, *, please: bool = False, negative: bool = False) -> str:
     return words(*early, bitte, *late[:-1], act.time[1], *late[-1:], act.goal[1])
 
 
-def imperative(act: Action, **how: bool) -> str:
-    return words(act.verb.imperative, middle(act, **how), act.verb.prefix) + act.object.rel_de
+def imperative(act: Action, **options: bool) -> str:
+    return words(act.verb.imperative, middle(act, **options), act.verb.prefix) + act.object.rel_de
 
 
 def past(act: Action, subject: Phrase, *, question: bool, first: str = "") -> str:

@@ -49,7 +49,7 @@ farm = faults.Farm(Path(sys.argv[1]), random.Random(1))
 farm.kill(2)
 for make in (farm.interrupt, farm.damage):
     farm.made[make()] += 1
-print(sum(farm.made.values()), sum(farm.wrong.values()))
+print(sum(farm.made.values()), sum(farm.failures.values()))
 """
 
 
