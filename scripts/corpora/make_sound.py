@@ -2,9 +2,9 @@
 
     python scripts/corpora/make_sound.py
 
-What is said. Sentences of 3 to 8 words whose words all belong to a vocabulary of 110, so that every word is said often.
+The sentences have 3 to 8 words of a vocabulary of 110, so that every word is spoken often.
 The sentences of a split come from the same split of the text: no noun and modifier that meet in test meet in training.
-Who says it. A voice is an accent with a variant of espeak-ng. No variant is in two splits, and the accents of test are
+A voice is an accent with a variant of espeak-ng. No variant is in two splits, and the accents of test are
 in no other. Speed and pitch change from sentence to sentence.
 
 Who says what, how fast and how high is a function of the seed; so is every byte, if espeak-ng and libsndfile are the
@@ -136,7 +136,7 @@ def speak(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
         wav = f"{folder}/said.wav"
         options = ["-v", voice, "-s", str(speed), "-p", str(pitch), "-w", wav]
         result = subprocess.run(["espeak-ng", *options, "--", text], capture_output=True, text=True)
-        if result.returncode or result.stderr:  # a voice that it does not know is told on stderr only
+        if result.returncode or result.stderr:  # for an unknown voice it writes to stderr only
             raise InputError(f"espeak-ng must speak as {voice}, but says {result.stderr.strip()!r}; try version 1.51")
         samples, rate = soundfile.read(wav, dtype="float32")
     sound = resample(torch.from_numpy(samples), rate, RATE).numpy()

@@ -335,7 +335,7 @@ def make_site(source: Path, out: Path, builder: str = "html") -> None:
     """Have Sphinx build what lies in `source`; every warning, such as a broken link, is an error.
 
     Raises:
-        CalledProcessError: there was one; Sphinx has said which.
+        CalledProcessError: there was one, which Sphinx has printed.
     """
     words = ["-W", "--keep-going", "-q", "-b", builder, "-d", str(source / ".doctrees"), str(source), str(out)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}

@@ -3,7 +3,7 @@
     python scripts/ops/compare_exports.py RUN lines.txt [--to ctranslate2 onnx marian gpt2 llama] [--n 100]
 
 Lines are translated, or gone on from. For each kind prints the largest difference of a token's log-probability, given
-the tokens before it, and how many outputs are the same. What cannot be exported is told with its reason.
+the tokens before it, and how many outputs are the same. For what cannot be exported, the reason is printed.
 """
 
 import argparse

@@ -173,7 +173,7 @@ class Started:
         os.read(self.ready, 1)
 
     def end(self, number: signal.Signals | None = None, after: float = 0.0) -> tuple[int, str]:
-        """Exit status, negative for a signal, and what it said; a signal is sent when the moment is there.
+        """Exit status, negative for a signal, and output; a signal is sent when the moment has come.
 
         Args:
             after: seconds from then on.
@@ -203,7 +203,7 @@ def _announce(functions: list[tuple[Any, str]], nth: int, say: int) -> None:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """The files in which two run directories differ, whatever the clock said; leftovers, too."""
+    """The files in which two run directories differ but for times; leftovers, too."""
     contents = [_contents(one), _contents(other)]
     return sorted(
         name for name in contents[0].keys() | contents[1].keys() if contents[0].get(name) != contents[1].get(name)
@@ -298,7 +298,7 @@ class Farm:
             print(f"{fault}: {message}\n", file=sys.stderr)
 
     def ends(self, faults: set[str], name: str, x: Any, before: Callable[[], object] | None = None) -> str:
-        """Start it again: it must end as the undisturbed one did. Returns what it said."""
+        """Start it again: it must end as the undisturbed one did. Returns its output."""
         status, output = Started(self.trainings[name][0], x, before=before).end()
         failures = [f"exit code {status}: {output[-3000:]}"] if status else differences(x.run, self.undisturbed[name])
         failures += [str(path) for path in x.run.parent.glob("cache/.*")]
@@ -465,7 +465,7 @@ class Farm:
         return "SIGKILL of one of two" if killed else ""
 
     def _together(self, *, killed: bool) -> tuple[Path, int, str, bool]:
-        """A training by torchrun: its directory, exit status, what it said, and whether one of its processes was killed."""
+        """A training by torchrun: its directory, exit status, output, and whether one of its processes was killed."""
         _, x = self.new("translation")
         x = replace(x, training=replace(x.training, accumulate=2))
         config, out = x.run.parent / "x.json", x.run.parent / "said"
