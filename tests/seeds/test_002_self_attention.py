@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.seeds.figures import assert_prints, attended, config, prints, weights_of
 from transduce.model.attention import SelfAttention
+from transduce.model.cache import Context
 from transduce.model.inputs import Distances, rotary
 
 B, T, WIDTH, HEAD, HEADS = 2, 4, 64, 16, 4
@@ -155,5 +156,5 @@ def test_attention_of_nanochat(rng):
         scores = turned(query[..., part]) @ turned(key[..., shared]).transpose(-1, -2) / math.sqrt(HEAD)
         odds = torch.tril(scores.exp())
         outputs.append(odds / odds.sum(dim=-1, keepdim=True) @ value[..., shared])
-    got = module(x, distances=Distances(rotary(0, T, HEAD, 10000.0)))
+    got = module(x, Context(distances=Distances(rotary(0, T, HEAD, 10000.0))))
     torch.testing.assert_close(got, module.output(torch.cat(outputs, dim=-1)), rtol=0, atol=1e-5)
