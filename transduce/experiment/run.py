@@ -201,8 +201,7 @@ def train(
     """
     done = max((int(path.name) for path in checkpoints(x.run)), default=0)
     x, specified = _with_updates(x, done), _with_updates(specified or x, done)
-    resolved = {**to_dict(x), "data": fingerprint}
-    run = processor.as_run(objective.model, resolved, to_dict(specified))
+    run = processor.as_run(objective.model, to_dict(x) | {"data": fingerprint}, to_dict(specified))
     here = world()  # of several processes, the first alone writes in the directory
     former = load_run(x.run).experiment.get("training", {}) if (x.run / CONFIG).exists() else {}
     with here.exchanging(COLLECTIVE), open_run(x.run, run) if here.first else nullcontext():
