@@ -58,7 +58,7 @@ MOMENTS: dict[str, tuple[list[tuple[Any, str]], int, float]] = {
     "a save": ([(Store, "save")], 3, 0.02),
     "a rename": ([(Path, "rename"), (Path, "replace")], 30, 0.001),
     "a validation": ([(Trainer, "validation")], 4, 0.05),
-    "writing features": ([(ex.FeatureCache, "_compute")], 20, 0.005),
+    "writing features": ([(ex.FeatureCache, "get")], 20, 0.005),
     "the end": ([(training, "finish")], 1, 0.05),
     "any moment": ([(Trainer, "__init__")], 1, 1.0),
 }
