@@ -309,6 +309,7 @@ assert (
 
 # %%
 from transduce.model.attention import attend
+from transduce.model.cache import Context
 
 n_heads, n_kv_heads, length = 4, 2, 6
 q = torch.randn(1, n_heads, length, width)
@@ -390,7 +391,8 @@ with torch.no_grad():
     x = model.target_input(ids_of([line]))[0][0]
     x = model.decoder.layers[0].attention_sublayer.norm(x)
     mine, shares = by_hand(block, x)
-    ours = block(x[None], distances=model.decoder.positions.distances(0, len(line)))[0]
+    context = Context(distances=model.decoder.positions.distances(0, len(line)))
+    ours = block(x[None], context)[0]
 print(f"largest difference: {(mine - ours).abs().max():.1e}")
 assert torch.allclose(mine, ours, atol=1e-5)
 

@@ -47,9 +47,10 @@ def without_work(function):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_line_parses(page, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("{}")  # which a page writes by --print-config
     for place, _ in COMMANDS.values():
         module, name = place.split(":")
-        if module != "train":
+        if name != "_train":  # recipes are called, with --print-config
             there = importlib.import_module(f"transduce.cli.{module}")
             monkeypatch.setattr(there, name, without_work(getattr(there, name)))
     for words in commands(page):
