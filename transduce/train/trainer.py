@@ -211,7 +211,8 @@ class Trainer:
         sums = [torch.stack([each[name] for each in losses]).sum() for name in names]
         numbers = torch.stack([torch.full((), float(n_tokens), device=self.device), *sums])
         seconds = time.monotonic() - self.started if self.world.first else 0.0
-        names, numbers = self.parallel.exchange(names, numbers, [self.stop.requested, seconds])
+        more = [float(self.stop.requested), seconds]
+        names, numbers = self.parallel.exchange(names, numbers, more)
         self.scaler.unscale_(self.optimizer)
         norm = self.parallel.clip(self.config.optim.clip_norm)
         numbers = torch.cat([norm[None], scale, numbers])
