@@ -99,7 +99,7 @@ def test_relative_positions_of_one_half_are_not_exported_either(tmp_path, half, 
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (None, "it must be a string, but it is null @ $.feed_forward_proj"),
         (3, "it must be a string, but it is 3 @ $.feed_forward_proj"),
@@ -107,11 +107,11 @@ def test_relative_positions_of_one_half_are_not_exported_either(tmp_path, half, 
         ("glu-gelu", " or 'gated-swish', but in {}/theirs it is 'glu-gelu'"),
     ],
 )
-def test_a_feed_forward_layer_that_t5_has_not_is_refused(tmp_path, value, told, capsys):
+def test_a_feed_forward_layer_that_t5_has_not_is_refused(tmp_path, value, message, capsys):
     rival(tmp_path / "theirs", 0, "T5", gated=False)
     changed(tmp_path / "theirs", feed_forward_proj=value)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
-    assert told.format(tmp_path) in capsys.readouterr().err
+    assert message.format(tmp_path) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"junk"])
