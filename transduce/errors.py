@@ -20,6 +20,15 @@ class InputError(ValueError):
     """
 
 
+@contextmanager
+def errors_of(name: object) -> Iterator[None]:
+    """Put a name, such as that of a file, before the message of an InputError of these lines."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
 def require(library: str, feature: str, extra: str, way_out: str = "") -> None:
     """Raise InputError unless a library is installed that a feature needs.
 

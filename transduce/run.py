@@ -21,7 +21,7 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import FILES, side_files, stored_tokenizer, write_tokenizers
 from transduce.decode.phrases import LEXICON
 from transduce.device import Device, torch_device
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.files import (
     check_undamaged,
     held,
@@ -231,10 +231,8 @@ def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor 
         raise InputError(
             f"mean and std must be finite numbers of float32, but in {path} they are not"
         )
-    try:
+    with errors_of(path):
         return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
@@ -260,10 +258,8 @@ def read_model(directory: Path, config: TransformerConfig, device: Device) -> Tr
     if path.parent != directory:
         check_undamaged(path)
     weights = read_weights(path)
-    try:
+    with errors_of(directory / CONFIG):
         n_configured = n_parameters(config)
-    except InputError as error:
-        raise InputError(f"{directory / CONFIG}: {error}") from error
     n_stored = sum(tensor.numel() for tensor in weights.values())
     if n_configured > 2 * n_stored:  # below that, the error lists names and shapes that do not fit
         raise InputError(

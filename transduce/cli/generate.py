@@ -29,7 +29,7 @@ from transduce.cli.common import (
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
 from transduce.config import Common
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.tasks.config import LONGEST, GenerationConfig
 from transduce.tasks.formats import json_line, plain_output
 
@@ -208,8 +208,6 @@ class Generation(SearchJob):
 
 def _encodable(generator: "Generator", prompt: str, number: int) -> str:
     """Return a prompt that the tokenizer can read, or raise InputError with its number."""
-    try:
+    with errors_of(f"prompt {number + 1}"):
         generator.tokenizer.encode([prompt])
-    except InputError as error:
-        raise InputError(f"prompt {number + 1}: {error}") from error
     return prompt

@@ -15,7 +15,7 @@ from transduce.cli.common import STDIN, Columns, lines_or_errors, side_name
 from transduce.data.config import BY_FFMPEG
 from transduce.data.manifest import manifest_audio
 from transduce.data.sound_lists import LIST, SOUND
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.tasks.formats import ENDINGS
 
 if TYPE_CHECKING:
@@ -102,10 +102,8 @@ def listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
                 raise InputError(
                     f"{line}; with --prefix or --require, a FILE is a list that names sound"
                 )
-            try:
+            with errors_of(side_name(file)):
                 name, _, _ = columns.split(line, number)
-            except InputError as error:
-                raise InputError(f"{side_name(file)}: {error}") from error
             if not name.strip():
                 raise InputError(
                     f"{side_name(file)}: line {number} must begin with the name of a sound; add "

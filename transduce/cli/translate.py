@@ -29,7 +29,7 @@ from transduce.cli.common import (
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
 from transduce.config import Common
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import json_line, plain_output
 
@@ -166,10 +166,8 @@ class Translation(SearchJob):
         translator = self.load()
         for file in files:
             text = "".join(f"{line}\n" for line in read_side(file))
-            try:
+            with errors_of(side_name(file)):
                 sys.stdout.write(translate_markup(translator, text, self.output.format))
-            except InputError as error:
-                raise InputError(f"{side_name(file)}: {error}") from error
 
     def answer(self, translator: "Translator", line: str, number: int) -> None:
         """Print the translation of a line at once.

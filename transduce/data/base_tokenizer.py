@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 
 AnyTokenizer = TypeVar("AnyTokenizer", bound="Tokenizer")  # beartype takes no Self in a method
 END = "<|endoftext|>"
@@ -89,10 +89,8 @@ class Tokenizer(ABC):
         Raises:
             InputError: it holds something else; the message names it.
         """
-        try:
+        with errors_of(f"{path} holds no tokenizer of this kind"):
             return cls(Path(path).read_bytes())
-        except InputError as error:
-            raise InputError(f"{path} holds no tokenizer of this kind: {error}") from error
 
     def save(self, path: Path | str) -> None:
         """Write the tokenizer to one file."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transduce.data.audio import change_speed, read_audio, sound_status
 from transduce.data.config import FeatureConfig, VectorConfig
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.files import write_file
 
 FORMULA = 2
@@ -298,10 +298,8 @@ class FeatureCache:
             if log_mel is None:
                 if waveform is None:
                     waveform = read_audio(path, config.sample_rate)
-                try:
+                with errors_of(f"{path} cannot be used at speed {speed}"):
                     log_mel = features.log_mel(change_speed(waveform, speed))
-                except InputError as error:
-                    raise InputError(f"{path} cannot be used at speed {speed}: {error}") from error
                 content = io.BytesIO()
                 np.save(content, log_mel.numpy(), allow_pickle=False)
                 self.directory.mkdir(parents=True, exist_ok=True)

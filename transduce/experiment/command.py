@@ -19,7 +19,7 @@ import yaml
 
 from transduce.arguments import HELP_ALL, call, help_texts
 from transduce.config import Config, changed, to_dict, without_removed
-from transduce.errors import InputError, command_process, exit_code
+from transduce.errors import InputError, command_process, errors_of, exit_code
 from transduce.experiment.config import Experiment, ExperimentT, resolved
 from transduce.process import keep_memory, limit_omp_spin
 
@@ -255,10 +255,8 @@ def with_files(config: Config, paths: Sequence[Path | str]) -> Config:
     """
     for path in paths:
         plain = _read_fields(path)
-        try:
+        with errors_of(path):
             config = changed(config, plain)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
     return config
 
 

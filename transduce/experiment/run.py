@@ -17,7 +17,7 @@ from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.phrases import save_lexicon
 from transduce.device import full_speed, torch_device, trains_in
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.experiment.config import Experiment, SpeechExperiment
 from transduce.experiment.start import take_weights
 from transduce.experiment.validation import Validator, draw_attention
@@ -100,12 +100,10 @@ def teacher_run(path: Path) -> Run:
     Raises:
         InputError: it is no run, or has no weights yet.
     """
-    try:
+    with errors_of("training.teachers"):
         directory = on_disk(path)
         run = load_run(directory)
         weights_path(directory)
-    except InputError as error:
-        raise InputError(f"training.teachers: {error}") from error
     return run
 
 

@@ -16,7 +16,7 @@ from transduce.data.pronunciations import PronunciationTokenizer, read_dictionar
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig, cells
 from transduce.data.tokenizer_files import load_tokenizer
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.experiment.config import SpeechExperiment
 from transduce.files import weights_of
 from transduce.model.transformer import Transformer
@@ -90,10 +90,8 @@ def _check_tokenizer(
     tokenizer: Tokenizer, path: Path, needs: Sequence[str], lowercase: bool | None
 ) -> None:
     """Raise InputError where a tokenizer lacks what is needed."""
-    try:
+    with errors_of(path):
         tokenizer.required(*needs)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
     if lowercase is None:
         return
     folds = tokenizer.decode(tokenizer.encode(["A"])) == ["a"]

@@ -16,7 +16,7 @@ from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.decode.phrases import load_lexicon
 from transduce.device import Device, DType, torch_dtype
 from transduce.engine.select import engine_for
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.run import CONFIG, Run, load_run, on_disk, read_model
@@ -101,11 +101,9 @@ def load_lm(
             "check the path"
         )
     if path.is_file():
-        try:
-            tokens = tokenizer.tokens(range(tokenizer.vocab_size))
+        tokens = tokenizer.tokens(range(tokenizer.vocab_size))
+        with errors_of(path):
             ngrams = NGrams(each_line(path), tokens, bos_id=bos, eos_id=eos, device=device)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
         return LanguageModel(partial(NGramScorer, ngrams))
     generator = load_generator(path, device, dtype)
     if (
@@ -194,10 +192,8 @@ def _task(directory: Path, run: Run, model: Transformer) -> AnyTask:
         return FillMask(model, target)
     decoding = run_decoding(directory, run, SearchConfig)
     for tokenizer in filter(None, (run.source_tokenizer, target)):
-        try:
+        with errors_of(directory):
             tokenizer.required("bos_id", "eos_id")
-        except InputError as error:
-            raise InputError(f"{directory}: {error}") from error
     if run.feature_extractor is not None:
         lexicon = load_lexicon(directory)
         return Transcriber(model, target, run.feature_extractor, decoding, lexicon)

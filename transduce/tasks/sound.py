@@ -4,7 +4,6 @@ transcript."""
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedIOBase
 from itertools import chain, islice, pairwise
@@ -21,7 +20,7 @@ from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.manifest import Recording
 from transduce.data.segments import levels, segments as cut, split_segments
 from transduce.decode.phrases import required, text_prefix
-from transduce.errors import InputError
+from transduce.errors import InputError, errors_of
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import (
     Request,
@@ -146,22 +145,13 @@ def segment_audio(
         again = iter(first) if len(first) == 1 else read()  # a single block is still in memory
         waveforms = split_segments(again, spans, str(name))
         for (start, stop), waveform in zip(spans, waveforms, strict=True):
-            with errors_of(name):
+            with errors_of(f"{name} cannot be transcribed"):
                 frames = feature_extractor(waveform / divisor)
             if not waveform.any():
                 frames = frames[:0].clone()
             yield AudioSegment(start / rate, stop / rate, frames)
 
     return [feature_extractor.config.n_frames(b - a) for a, b in spans], extracted()
-
-
-@contextmanager
-def errors_of(name: Path | str) -> Iterator[None]:
-    """Name the sound in an InputError of these lines."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{name} cannot be transcribed: {error}") from error
 
 
 def group_by_duration(items: Iterable[ItemT], least: float) -> Iterator[list[ItemT]]:
@@ -278,7 +268,7 @@ class SoundTask(Seq2SeqTask[Audio]):
         """The stretches of one sound; an error ends them."""
         try:
             n_frames, segments = segment_audio(audio, name, self.feature_extractor, config)
-            with errors_of(name):
+            with errors_of(f"{name} cannot be transcribed"):
                 n_positions = self.model.config.frames.out_lengths(max(n_frames))
                 check_positions(
                     "a segment", n_positions, self.engines, source=True, way_out="lower max_seconds"
