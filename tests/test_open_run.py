@@ -61,7 +61,7 @@ def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_p
     path.write_text(json.dumps(plain))
     with open_run(tmp_path / "run", Run(tiny(encoder=frames), {"training": {}, "decoding": {}}, None, None)):
         pass
-    assert run_decoding(tmp_path / "run", load_run(tmp_path / "run"), SearchConfig) == SearchConfig()
+    assert run_decoding(load_run(tmp_path / "run"), SearchConfig) == SearchConfig()
     plain["model"]["encoder"]["input"]["conv_dims"] = 2
     path.write_text(json.dumps(plain))
     with pytest.raises(ValueError) as caught:
@@ -84,7 +84,7 @@ def test_a_run_whose_training_had_a_field_of_an_earlier_version_is_used_and_not_
         pass
     path = tmp_path / "run" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"experiment": experiment}))
-    assert run_decoding(tmp_path / "run", load_run(tmp_path / "run"), SearchConfig) == SearchConfig()
+    assert run_decoding(load_run(tmp_path / "run"), SearchConfig) == SearchConfig()
     with pytest.raises(ValueError, match=r"bpe_dropout"), open_run(tmp_path / "run", Run(tiny(), {}, None, None)):
         pass
     with pytest.raises(ValueError, match=r" must have bpe_dropout=0, as this version has no such field, but "):

@@ -81,6 +81,8 @@ class Run:
     """How sound becomes frames, where the source is not text."""
     specified: dict[str, Any] = field(default_factory=dict)
     """The experiment as the user specified it, without what followed from the data."""
+    directory: Path = Path()
+    """Where it was read: of a run on the hub, its download."""
 
     def resume_key(self) -> dict[str, Any]:
         """Everything that a resumed run must have in common with its beginning, by dotted name.
@@ -135,7 +137,7 @@ def on_disk(directory: Path | str) -> Path:
     return download(directory, PUBLISHED) if str(directory).startswith(PREFIX) else Path(directory)
 
 
-def load_run(directory: Path) -> Run:
+def load_run(directory: Path | str) -> Run:
     """Read what `save_run` wrote.
 
     Raises:
@@ -155,6 +157,7 @@ def load_run(directory: Path) -> Run:
         feature_extractor=_read_feature_extractor(plain["features"], directory)
         if "features" in plain
         else None,
+        directory=directory,
     )
     _check_sizes(path, run)
     return run
@@ -247,31 +250,30 @@ def load_model(directory: Path | str, device: Device = "cpu") -> Transformer:
     Raises:
         InputError: the directory is not a whole run, or this machine has no such device.
     """
-    directory = on_disk(directory)
-    return read_model(directory, load_run(directory).model, device)
+    return read_model(load_run(directory), device)
 
 
-def read_model(directory: Path, config: TransformerConfig, device: Device) -> Transformer:
-    """The model of a run whose configuration is already read; otherwise as `load_model`."""
+def read_model(run: Run, device: Device) -> Transformer:
+    """The model of a run that was read; otherwise as `load_model`."""
     device = torch_device(device)
-    path = weights_path(directory)
-    if path.parent != directory:
+    path = weights_path(run.directory)
+    if path.parent != run.directory:
         check_undamaged(path)
     weights = read_weights(path)
-    with errors_of(directory / CONFIG):
-        n_configured = n_parameters(config)
+    with errors_of(run.directory / CONFIG):
+        n_configured = n_parameters(run.model)
     n_stored = sum(tensor.numel() for tensor in weights.values())
     if n_configured > 2 * n_stored:  # below that, the error lists names and shapes that do not fit
         raise InputError(
             f"weights must fit the configuration, but it describes {n_configured:,} and {path} has "
             f"{n_stored:,}; copy the whole run directory again"
         )
-    check_fits(config, device)
-    model = filled_transformer(config, weights, str(path), device)
+    check_fits(run.model, device)
+    model = filled_transformer(run.model, weights, str(path), device)
     if infinite := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise InputError(
             f"weights must be finite, but in {path} {', '.join(infinite[:3])} are not; take an "
-            f"earlier checkpoint: transduce average {directory} --best 1"
+            f"earlier checkpoint: transduce average {run.directory} --best 1"
         )
     return model
 

@@ -49,10 +49,10 @@ def describe(run: Run, *, all: Flag = False) -> None:
     from transduce.files import read_weights
     from transduce.kernels import origin
     from transduce.report.documents import facts, fields_of, scores, shown_first
-    from transduce.run import checkpoints, load_run, on_disk, weights_path
+    from transduce.run import checkpoints, load_run, weights_path
 
-    directory = on_disk(run)
-    contents = load_run(directory)
+    contents = load_run(run)
+    directory = contents.directory
     weights = weights_path(directory)
     n_parameters = sum(tensor.numel() for tensor in read_weights(weights).values())
     updates = [str(int(path.name)) for path in checkpoints(directory)]
@@ -260,15 +260,13 @@ def export(
             raise InputError("argos must know the languages; add --languages SOURCE TARGET (en de)")
         if others := [code for code in languages if not code.replace("-", "").isalnum()]:
             raise InputError(f"a language is a code such as en or pt-BR, but not {others[0]!r}")
-    if not _exported(run, contents, directory, to, languages):
+    if not _exported(contents, directory, to, languages):
         kind = type(contents.target_tokenizer).__name__
         to_stderr(f"{to} has no place for a {kind}, which was not written")
     print(directory)
 
 
-def _exported(
-    run: Path, contents: "Contents", directory: Path, to: Format, languages: tuple[str, str]
-) -> bool:
+def _exported(run: "Contents", directory: Path, to: Format, languages: tuple[str, str]) -> bool:
     """Write a run as another library reads it; False where that has no place for its tokenizer."""
     from transduce.cli.web import export_page
     from transduce.config import to_dict
@@ -277,11 +275,11 @@ def _exported(
     from transduce.tasks.config import GenerationConfig, SearchConfig
     from transduce.tasks.load import run_decoding
 
-    model = read_model(run, contents.model, "cpu")
-    source, target = contents.source_tokenizer, contents.target_tokenizer
+    model = read_model(run, "cpu")
+    source, target = run.source_tokenizer, run.target_tokenizer
     assert target is not None
-    kind: type[Any] = GenerationConfig if contents.model.encoder is None else SearchConfig
-    decoding = to_dict(run_decoding(run, contents, kind))
+    kind: type[Any] = GenerationConfig if model.config.encoder is None else SearchConfig
+    decoding = to_dict(run_decoding(run, kind))
     match to:
         case "ctranslate2":
             ctranslate2.export_ctranslate2(model, directory, source=source, target=target)
@@ -293,12 +291,12 @@ def _exported(
             suppress = decoding.get("suppress", ())
             onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
         case "web":
-            about = (run.resolve().name, *languages)
+            about = (run.directory.resolve().name, *languages)
             export_page(
                 model, directory, source=source, target=target, search=decoding, about=about
             )
         case "whisper":
-            features = contents.feature_extractor
+            features = run.feature_extractor
             whisper.export_whisper(
                 model, directory, tokenizer=target, features=features, decoding=decoding
             )

@@ -256,7 +256,7 @@ def load_served(
     Raises:
         InputError: one of them cannot be, or names or languages are wrong.
     """
-    from transduce.run import load_run, on_disk
+    from transduce.run import load_run
     from transduce.serve.app import serve_run
     from transduce.serve.translation import languages_of
     from transduce.tasks.transcribe import Transcriber
@@ -273,6 +273,7 @@ def load_served(
                 "directory"
             )
         task = machine.load(object, run)
+        contents = load_run(directories[0])
         if weight := getattr(getattr(task, "decoding", None), "lm_weight", 0.0):
             raise InputError(
                 f"a server has no language model beside a run, but {run} has lm_weight={weight}; "
@@ -282,8 +283,8 @@ def load_served(
             task.decoding = task.decoding.changed(beam_size=beam_size)
         pairs: tuple[Languages, ...] = ()
         if isinstance(task, Translator):
-            pairs = languages_of(load_run(directories[0]).experiment, codes.pop(0) if codes else "")
-        served.append(serve_run(name, task, limits, pairs, on_disk(directories[0])))
+            pairs = languages_of(contents.experiment, codes.pop(0) if codes else "")
+        served.append(serve_run(name, task, limits, pairs, contents.directory))
     if codes:
         raise InputError(
             f"--languages are those of runs that translate, but {', '.join(codes)} are too many; "

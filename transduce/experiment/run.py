@@ -34,7 +34,6 @@ from transduce.run import (
     checkpoint_weights,
     checkpoints,
     load_run,
-    on_disk,
     open_run,
     read_model,
     serialize,
@@ -101,9 +100,8 @@ def teacher_run(path: Path) -> Run:
         InputError: it is no run, or has no weights yet.
     """
     with errors_of("training.teachers"):
-        directory = on_disk(path)
-        run = load_run(directory)
-        weights_path(directory)
+        run = load_run(path)
+        weights_path(run.directory)
     return run
 
 
@@ -117,7 +115,7 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
     taught = processor.as_run(student, {}, {})
     for path in x.training.teachers:
         run = teacher_run(path)
-        teacher = read_model(on_disk(path), run.model, student.device).requires_grad_(False)
+        teacher = read_model(run, student.device).requires_grad_(False)
         if differing := _differing(run, taught):
             raise InputError(
                 "a teacher must do what its student does, with the same tokens and features, but "

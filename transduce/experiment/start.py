@@ -20,7 +20,7 @@ from transduce.errors import InputError, errors_of
 from transduce.experiment.config import SpeechExperiment
 from transduce.files import weights_of
 from transduce.model.transformer import Transformer
-from transduce.run import CONFIG, load_run, on_disk, read_model
+from transduce.run import CONFIG, load_run, read_model
 
 TABLES = {
     "source_input.weight": "source",
@@ -192,7 +192,7 @@ def take_weights(
         InputError: the directory is no run with weights, or none of them fits.
     """
     run = load_run(directory)
-    other = read_model(on_disk(directory), run.model, "cpu")
+    other = read_model(run, "cpu")
     old_weights: dict[str, Tensor] = other.state_dict()  # what is shared, under each of its names
     weights = weights_of(model)
     tokenizers = {

@@ -177,22 +177,23 @@ def plain(value: object) -> str:
     return Path(text).name if Path(text).is_absolute() else text[:200]
 
 
-def about(directory: Path, run: Run) -> dict[str, Any]:
+def about(run: Run) -> dict[str, Any]:
     """What card and report page tell of a run."""
     recipe = recipe_of(run)
+    version = read_json(run.directory / CONFIG).get("transduce")
     return {
-        "name": directory.absolute().name,
+        "name": run.directory.absolute().name,
         "recipe": recipe,
         "about": f"A Transformer that {recipe.does}: {n_parameters(run.model):,} parameters, "
         "made with transduce.",
-        "scores": scores(directory),
+        "scores": scores(run.directory),
         "how_to_read": HOW_TO_READ,
         "facts": facts(run),
         "fields": fields_of(run),
         "imported": run.experiment.get("imported"),
         "again": f"transduce train {recipe.name} --config {CONFIG} --run NEW",
         "again_elsewhere": AGAIN_ELSEWHERE,
-        "made_with": f"Made with transduce {plain(read_json(directory / CONFIG).get('transduce'))}",
+        "made_with": f"Made with transduce {plain(version)}",
     }
 
 
@@ -202,7 +203,7 @@ def model_card(directory: Path) -> str:
     Raises:
         InputError: the directory is no run.
     """
-    known = about(directory, load_run(directory))
+    known = about(load_run(directory))
     fields = known["fields"]
     sides = dict.fromkeys(fields.get(f"corpus.{side}") for side in ("source", "target"))
     text = templates.get_template("card.md").render(
@@ -259,7 +260,7 @@ def page(directory: Path) -> str:
     Raises:
         InputError: the directory is no run.
     """
-    known = about(directory, load_run(directory))
+    known = about(load_run(directory))
     metrics = read_metrics(directory)
     updates, clock = progress(directory, metrics)
     return templates.get_template("page.html").render(

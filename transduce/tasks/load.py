@@ -170,27 +170,28 @@ def _load(directory: Path, device: Device, dtype: torch.dtype) -> AnyTask:
     if run.target_tokenizer is None:
         raise InputError(f"text needs a tokenizer to come out, but {directory} has none")
     int8 = dtype == torch.int8
-    model = read_model(directory, run.model, device).to(torch.float32 if int8 else dtype)
+    model = read_model(run, device).to(torch.float32 if int8 else dtype)
     experiment = run.experiment
     ctc_column = experiment.get("ctc_column")
     of_another_text = ctc_column and ctc_column != experiment.get("corpus", {}).get("target_column")
     if experiment.get("ctc_weight") == 0 or of_another_text:  # untrained, or of no use to a search
         model.ctc = None
         model.config = replace(model.config, ctc=False, ctc_layers=())
-    task = _task(directory, run, model)
+    task = _task(run, model)
     task.engines = (engine_for(model.eval().requires_grad_(False), int8=int8),)
     return task
 
 
-def _task(directory: Path, run: Run, model: Transformer) -> AnyTask:
+def _task(run: Run, model: Transformer) -> AnyTask:
     """What a run was trained to be."""
     target = run.target_tokenizer
+    directory = run.directory
     assert target is not None
     if run.model.encoder is None:
-        return Generator(model, target, run_decoding(directory, run, GenerationConfig))
+        return Generator(model, target, run_decoding(run, GenerationConfig))
     if run.model.decoder is None:
         return FillMask(model, target)
-    decoding = run_decoding(directory, run, SearchConfig)
+    decoding = run_decoding(run, SearchConfig)
     for tokenizer in filter(None, (run.source_tokenizer, target)):
         with errors_of(directory):
             tokenizer.required("bos_id", "eos_id")
@@ -209,14 +210,14 @@ def _task(directory: Path, run: Run, model: Transformer) -> AnyTask:
     return Translator(model, run.source_tokenizer, target, decoding)
 
 
-def run_decoding(directory: Path, run: Run, kind: type[ConfigT]) -> ConfigT:
+def run_decoding(run: Run, kind: type[ConfigT]) -> ConfigT:
     """How a run searches where nothing else is said.
 
     Raises:
         InputError: its configuration does not say it as it should.
     """
     plain = run.experiment.get("decoding", {})
-    return from_dict(kind, plain, f"decoding in {directory / CONFIG}")
+    return from_dict(kind, plain, f"decoding in {run.directory / CONFIG}")
 
 
 def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | VectorReader) -> bool:
