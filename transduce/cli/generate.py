@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,7 +27,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
-from transduce.config import Common
+from transduce.config import Common, frozen
 from transduce.errors import InputError, errors_of
 from transduce.tasks.config import LONGEST, GenerationConfig
 from transduce.tasks.formats import json_line, plain_output
@@ -47,7 +46,7 @@ class GenerationSettings(Overrides):
     WITHOUT = ("forbid",)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GenerationOptions:
     """How to go on, where the run's own way does not suit."""
 
@@ -67,7 +66,7 @@ class GenerationOptions:
         return self.settings | forbidden(self.forbid)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GenerationInput:
     """Prompts that are in no file."""
 
@@ -84,7 +83,7 @@ class GenerationInput:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GenerationOutput:
     """What is written of texts."""
 
@@ -147,7 +146,7 @@ def generate(
     carry_out(job, prompts, division, inputs=files)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Generation(SearchJob):
     """Prompts to go on from."""
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transduce.cli.common import Machine, each_run, to_stderr
-from transduce.config import to_dict
+from transduce.config import frozen, to_dict
 from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
@@ -51,7 +51,7 @@ class Rows:
     errors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Job(ABC):
     """A task for every input of a list: plain data that is sent to workers, without a model."""
 
@@ -104,7 +104,7 @@ class Job(ABC):
         return key, n, cost
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SearchJob(Job):
     """A job that searches with settings of its own."""
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,7 +32,7 @@ from transduce.cli.recordings import (
     stems_of,
     version_of,
 )
-from transduce.config import Common, differences
+from transduce.config import Common, differences, frozen
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import ENDINGS, HEAD, STREAM, WRITE, as_line, srt
@@ -64,7 +64,7 @@ class TranscriptionSettings(Overrides):
     HINT = "(the run's)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TranscriptionSearch(SearchOptions):
     """How to search for transcripts."""
 
@@ -79,7 +79,7 @@ class TranscriptionSearch(SearchOptions):
         return super().overrides(files) | known
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TranscriptionOutput:
     """What is written of a transcript."""
 
@@ -137,7 +137,7 @@ class TranscriptionOutput:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Live:
     """Transcription of speech as it comes."""
 
@@ -256,7 +256,7 @@ def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
     end(n_bad, len(files), job.UNUSABLE)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Transcription(SearchJob):
     """Sound files to transcribe, or lines of lists of them with columns."""
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -28,7 +27,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
-from transduce.config import Common
+from transduce.config import Common, frozen
 from transduce.errors import InputError, errors_of
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import json_line, plain_output
@@ -57,14 +56,14 @@ class TranslationSettings(Overrides):
     HINT = "(the run's)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TranslationSearch(SearchOptions):
     """How to search for translations."""
 
     settings: Group[TranslationSettings]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TranslationOutput:
     """What is written of a translation."""
 
@@ -147,7 +146,7 @@ def translate(
     carry_out(job, lines, division, inputs=files)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Translation(SearchJob):
     """Lines to translate, each a text or the error that there is in place of one."""
 

@@ -1,9 +1,8 @@
 """The configuration of features, vectors, augmentation and masking, which is read without torch."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from transduce.config import at_least, check_choices, within
+from transduce.config import at_least, check_choices, frozen, within
 from transduce.errors import InputError
 
 LogMel = Literal["plain", "kaldi", "whisper"]
@@ -19,7 +18,7 @@ HIGHEST_SNR = 60.0
 """Decibels. Noise at this ratio is that of a quiet room and a good microphone."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class FeatureConfig:
     """The settings of MFCC; the defaults are usual for speech at 16 kHz.
 
@@ -131,7 +130,7 @@ class FeatureConfig:
         return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class VectorConfig:
     """The content of a .npy file of shape (frames, n_features), and its normalization."""
 
@@ -153,7 +152,7 @@ class VectorConfig:
         return n_frames * self.hop
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Augmentation:
     """Changes of an utterance in training; with speeds=(1.0,), no masks and vtlp=0 there are
     none."""
@@ -218,7 +217,7 @@ class Augmentation:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MaskingConfig:
     """Corruption of a text for masked language modelling. The chosen tokens that are not
     replaced stay unchanged.

@@ -3,7 +3,7 @@ texts."""
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.config import frozen
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
 from transduce.data.config import Augmentation
@@ -32,7 +33,7 @@ logger = logging.getLogger("transduce")
 SHORTER, LONGER = "shorter than its manifest says", "longer than its manifest says"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SpeechPairsConfig:
     """The choice of recordings, and how they become batches."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from transduce.config import differences, to_dict
+from transduce.config import differences, frozen, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.tokenizer_files import same_tokens
@@ -52,7 +52,7 @@ from transduce.train.trackers import TRACKERS
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Processor:
     """The tokenizers and the features of a model; a side without text has no tokenizer."""
 

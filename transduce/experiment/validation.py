@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from transduce.config import frozen
 from transduce.data.batch import IGNORE, Batch
 from transduce.data.frame_reader import FrameReader
 from transduce.data.language import Stream
@@ -44,7 +45,7 @@ SAMPLE_TOKENS = 32
 """The most tokens of one, where texts are windows."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Validator:
     """Computes the loss of a model on held-out batches, and looks at its outputs.
 

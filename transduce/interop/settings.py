@@ -1,12 +1,13 @@
 """The settings of config.json by model_type, with the types and defaults of transformers."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import dataclass_transform
 
+from transduce.config import frozen
 from transduce.errors import InputError
 
 
@@ -16,7 +17,7 @@ def one_of(values: Collection[Any]) -> str:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Stored:
     """What a JSON file of a directory says. Every subclass becomes a frozen dataclass whose
     arguments have keywords."""
@@ -24,7 +25,7 @@ class Stored:
     directory: Path = field(default=Path(), compare=False)
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
+        frozen(cls)
 
     def require(self, name: str, *allowed: Any) -> None:
         """Raise InputError unless a setting has one of the allowed values."""

@@ -1,10 +1,9 @@
 """The input of a half of the Transformer: token ids, or vectors such as frames of sound."""
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from transduce.config import at_least, check_choices
+from transduce.config import at_least, check_choices, frozen
 from transduce.errors import InputError
 
 ConvActivation = Literal["relu", "gelu", "glu"]
@@ -17,7 +16,7 @@ else:  # torch takes seconds to import, and --help does without
     LengthsT = TypeVar("LengthsT")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Tokens:
     """The input is token ids; an embedding table turns them into vectors."""
 
@@ -41,7 +40,7 @@ class Tokens:
         return lengths
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Frames:
     """The input is vectors, `stack` consecutive ones per position, or convolutions over them.
 

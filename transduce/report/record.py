@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.config import flatten, from_dict
+from transduce.config import flatten, from_dict, frozen
 from transduce.errors import InputError
 from transduce.files import read_json, regular
 from transduce.plot import NAMES, Points, curves, spread
@@ -44,7 +44,7 @@ class Sample:
     """Pairs of update and text."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class HeldOut:
     """A score on held-out data: an object in test.json."""
 

@@ -4,7 +4,7 @@ COMET."""
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import estimate_ci
 
+from transduce.config import frozen
 from transduce.errors import InputError, require
 from transduce.score.score import (
     SEED,
@@ -85,7 +86,7 @@ CHUNK = 200
 """Lines whose n-grams are in memory at a time: as many as fit into a CPU's caches."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TranslationMeasure(Measure):
     """A corpus measure of sacrebleu for plain, untokenized text; case counts unless `lowercase`.
 
@@ -130,7 +131,7 @@ class TranslationMeasure(Measure):
         return float(mean - half), float(mean + half)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class BleuMeasure(TranslationMeasure):
     """Corpus BLEU with exponential smoothing.
 
@@ -199,7 +200,7 @@ Source: Snover et al. (2006), A study of translation edit rate.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class CometMeasure(Measure):
     """The mean judgement of all lines, times 100; `with_sources` names the sources.
 

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.config import frozen
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import bucket, pad, pad_frames
 from transduce.decode.phrases import Prefix
@@ -39,7 +40,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which stands for a byte that was no UTF-8."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Request:
     """What one source asks of a search, beyond the configuration."""
 
@@ -62,7 +63,7 @@ class Request:
         return bool(self.prefix or any(self.require))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Details:
     """What outputs carry besides their text."""
 
