@@ -1,4 +1,4 @@
-"""Mistakes of a user, as opposed to faults of this package, and how they end a program."""
+"""Mistakes of a user, as opposed to faults of this package: how they end a program. Warnings."""
 
 import errno
 import io
@@ -9,6 +9,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+
+logger = logging.getLogger("transduce")
+"""Receives warnings for whoever uses the package; commands write them to stderr."""
 
 
 class InputError(ValueError):

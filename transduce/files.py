@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import logging
 import os
 import re
 import secrets
@@ -24,9 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from transduce.errors import InputError
-
-logger = logging.getLogger("transduce")
+from transduce.errors import InputError, logger
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

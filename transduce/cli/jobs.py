@@ -26,9 +26,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transduce.cli.common import Machine, each_run, to_stderr
 from transduce.config import frozen, to_dict
-from transduce.errors import InputError
-
-logger = logging.getLogger("transduce")
+from transduce.errors import InputError, logger
 
 Progress = Callable[[int, int], object]
 """Called with how much is done, and how much more there is to do than was known."""

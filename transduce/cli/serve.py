@@ -20,13 +20,11 @@ from tyro.conf import Positional, arg
 from transduce.arguments import Group
 from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run, to_stderr
 from transduce.config import Common, frozen, within
-from transduce.errors import InputError, require
+from transduce.errors import InputError, logger, require
 from transduce.serve import ServeConfig
 
 if TYPE_CHECKING:
     from transduce.serve.http import Languages, Served
-
-logger = logging.getLogger("transduce")
 
 LIBRARIES = ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometheus_client")
 

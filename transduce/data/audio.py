@@ -1,7 +1,6 @@
 """Recordings of any libsndfile format as one channel at one rate; errors name the file that cannot
 be used."""
 
-import logging
 import math
 import os
 import re
@@ -24,9 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.config import BY_FFMPEG
-from transduce.errors import InputError, require
-
-logger = logging.getLogger("transduce")
+from transduce.errors import InputError, logger, require
 
 BLOCK = 2**20
 """Samples decoded at once. A header may promise any length, so memory is taken block by block for

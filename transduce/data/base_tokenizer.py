@@ -1,7 +1,6 @@
 """The interface of every tokenizer, and the smallest of them: one id per character."""
 
 import json
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from transduce.errors import InputError, errors_of
+from transduce.errors import InputError, errors_of, logger
 
 AnyTokenizer = TypeVar("AnyTokenizer", bound="Tokenizer")  # beartype takes no Self in a method
 END = "<|endoftext|>"
@@ -37,7 +36,6 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")
 TAG = re.compile(r"<2([^<>\s]+)>")
 """The tag in front of a source of a multilingual model, for the language to translate into:
 <2de>."""
-logger = logging.getLogger("transduce")
 
 
 def tag_of(language: str) -> str:

@@ -3,7 +3,6 @@ memory may not hold it."""
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -15,10 +14,8 @@ import numpy as np
 from transduce.data.base_tokenizer import TAG
 from transduce.data.lines import each_line, in_step, is_blank, lines_fingerprint
 from transduce.data.tables import each_cell_row
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.process import Bar
-
-logger = logging.getLogger("transduce")
 
 POOL = 1 << 18
 """Pairs of a training text that are in memory at a time; a text that has no more is kept there."""

@@ -1,7 +1,6 @@
 """Recordings as training data: frames that are augmented anew in every epoch, and the ids of their
 texts."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -26,9 +25,7 @@ from transduce.data.frame_reader import (
 from transduce.data.lines import lines_fingerprint
 from transduce.data.manifest import Recording
 from transduce.data.sound_lists import FRAME, SHORTFALL, VECTORS
-from transduce.errors import InputError
-
-logger = logging.getLogger("transduce")
+from transduce.errors import InputError, logger
 
 SHORTER, LONGER = "shorter than its manifest says", "longer than its manifest says"
 

@@ -1,6 +1,5 @@
 """Rules that read what tokens write: phrases that are forbidden or likelier, and known words."""
 
-import logging
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,9 +21,7 @@ from transduce.decode.phrases import (
     vocabulary,
 )
 from transduce.decode.rules import Rule, behind_prompt
-from transduce.errors import InputError
-
-logger = logging.getLogger("transduce")
+from transduce.errors import InputError, logger
 
 StateT = TypeVar("StateT", bound=Hashable)
 

@@ -1,17 +1,13 @@
 """Which engine computes: the layers themselves, or C++ on a CPU."""
 
-import logging
 import os
 
 import torch
 
 from transduce.engine.cpu import CPUEngine
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.kernels import library, origin
 from transduce.model.transformer import Transformer
-
-logger = logging.getLogger("transduce")
-
 
 Engine = Transformer | CPUEngine
 """What computes a model; a Transformer's own layers are the engine whose name is "layers"."""

@@ -6,18 +6,15 @@ A setting that would change outputs, and has no equal here, is refused by its na
 """
 
 import json
-import logging
 from collections.abc import Collection
 from dataclasses import field
 from typing import Any
 
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.files import read_json
 from transduce.interop.pretrained import CONFIG, known_fields
 from transduce.interop.settings import EncoderDecoderSettings, Settings, Stored, WhisperSettings
 from transduce.model.config import TransformerConfig
-
-logger = logging.getLogger("transduce")
 
 GENERATION = "generation_config.json"
 

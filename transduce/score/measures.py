@@ -1,7 +1,6 @@
 """Every measure by its name: BLEU, chrF and TER by sacrebleu, whose signatures say how, and
 COMET."""
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
@@ -16,7 +15,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import estimate_ci
 
 from transduce.config import frozen
-from transduce.errors import InputError, require
+from transduce.errors import InputError, logger, require
 from transduce.score.score import (
     SEED,
     Lines,
@@ -27,8 +26,6 @@ from transduce.score.score import (
     check_lines,
 )
 from transduce.score.wer import cer, per, wer
-
-logger = logging.getLogger("transduce")
 
 Tokenization = Literal["13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "flores200", "none"]
 """Names of sacrebleu: how text becomes the tokens whose n-grams BLEU counts."""

@@ -1,7 +1,6 @@
 """The thread of a model, which computes queued requests in batches, and streams beside them."""
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
@@ -14,10 +13,8 @@ from typing import Any
 import anyio
 from starlette.exceptions import HTTPException
 
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.serve import ServeConfig
-
-logger = logging.getLogger("transduce")
 
 END = object()
 """Comes to a client behind the last piece of an output."""

@@ -1,6 +1,5 @@
 """What all tasks share: requests and their checks, and forward passes in batches."""
 
-import logging
 import re
 import sys
 from collections import deque
@@ -27,12 +26,10 @@ from transduce.decode.scorer import Scorer, at_least_float32
 from transduce.decode.text_rules import spellings
 from transduce.engine.cpu import CPUEngine
 from transduce.engine.select import Engine
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.kernels import required
 from transduce.model.transformer import Memory, Transformer
 from transduce.process import cancel_with
-
-logger = logging.getLogger("transduce")
 
 InputT = TypeVar("InputT")
 

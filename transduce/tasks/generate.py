@@ -1,6 +1,5 @@
 """A prompt in, what follows it out: a decoder alone as something one calls."""
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Generator as Pieces, Iterator, Sequence
 from dataclasses import fields, replace
@@ -19,14 +18,12 @@ from transduce.decode.phrases import Prefix, vocabulary
 from transduce.decode.rules import Constraints
 from transduce.decode.sample import Sampler
 from transduce.decode.scorer import ModelScorer, Scorer, combined
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import Task, check_list, check_positions, last_position, token_log_probs
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.outputs import Output, TokenScores, with_scores
 from transduce.tasks.search import check_suppressed, phrase_rules
-
-logger = logging.getLogger("transduce")
 
 
 class Generator(Task):

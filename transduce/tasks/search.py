@@ -1,6 +1,5 @@
 """Search by encoder-decoder models: from sources to hypotheses, and from these to outputs."""
 
-import logging
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from transduce.decode.rules import LEAST, Constraints, Rule, Timestamps
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
 from transduce.decode.scorer import ModelScorer, Scorer, combined
 from transduce.decode.text_rules import biased, by_sentence, forbidden, lexicon
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.base import (
     LanguageModel,
@@ -33,8 +32,6 @@ from transduce.tasks.base import (
 from transduce.tasks.config import AUTO, SearchConfig
 from transduce.tasks.formats import one_line
 from transduce.tasks.outputs import Output
-
-logger = logging.getLogger("transduce")
 
 GREEDY = SearchConfig(beam_size=1)
 

@@ -1,7 +1,6 @@
 """Sound as a transcriber takes it: cut into segments, lazily, with or without speech, and its
 transcript."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.manifest import Recording
 from transduce.data.segments import levels, segments as cut, split_segments
 from transduce.decode.phrases import required, text_prefix
-from transduce.errors import InputError, errors_of
+from transduce.errors import InputError, errors_of, logger
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import (
     Request,
@@ -33,8 +32,6 @@ from transduce.tasks.config import AUTO, SearchConfig
 from transduce.tasks.outputs import Output
 from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
 from transduce.tasks.speech import detect_language, detects_speech
-
-logger = logging.getLogger("transduce")
 
 Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
 """A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats

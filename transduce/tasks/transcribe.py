@@ -1,6 +1,5 @@
 """Sound in, text out."""
 
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.decode.beam import Hypothesis, loops
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.tasks.base import (
     PLAIN,
     Details,
@@ -37,8 +36,6 @@ from transduce.tasks.outputs import (
 from transduce.tasks.search import bias_of, outputs_of, timestamps
 from transduce.tasks.sound import CHUNK, Audio, AudioSegment, Sound, SoundTask, group_by_duration
 from transduce.tasks.speech import attention_starts, ctc_words, no_speech_prob
-
-logger = logging.getLogger("transduce")
 
 BLOCK = 4
 """The no_repeat_ngram of the second search where the first one looped."""

@@ -1,6 +1,5 @@
 """Text in, its translation out."""
 
-import logging
 import math
 import re
 from collections import defaultdict
@@ -17,7 +16,7 @@ from transduce.data.glossary import Glossary, at_word
 from transduce.data.lines import is_blank
 from transduce.decode.config import BeamConfig
 from transduce.decode.phrases import text_prefix
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import (
     PLAIN,
@@ -34,8 +33,6 @@ from transduce.tasks.config import SearchConfig
 from transduce.tasks.outputs import Output, TokenScores, WordAlignment, word_alignment, word_spans
 from transduce.tasks.search import bias_of, outputs_of
 from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
-
-logger = logging.getLogger("transduce")
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*""")
 """The end of a sentence, closing quotes and brackets included, and the space behind it."""
