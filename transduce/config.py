@@ -24,6 +24,9 @@ from transduce.errors import InputError
 Config = TypeVar("Config")
 T = TypeVar("T")
 
+Json = dict[str, Any]
+"""An object of JSON."""
+
 COMMON = "common"
 Common = Annotated[T, COMMON]
 """A field that --help shows; all the others are shown by --help-all alone."""
@@ -60,9 +63,9 @@ def _exactly(value: Any, kind: type) -> Any:
     raise InputError(f"it must be {NAMES[kind]}, but it is {shown_value}")
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: Any) -> Json:
     """Convert a dataclass, nested ones included, to values that JSON can hold."""
-    plain: dict[str, Any] = json.loads(json.dumps(_converter().unstructure(config)))
+    plain: Json = json.loads(json.dumps(_converter().unstructure(config)))
     return plain
 
 
@@ -93,9 +96,9 @@ def _reason(error: BaseException, kind: Any) -> str:
     return format_exception(error, kind).removeprefix("unknown error ")
 
 
-def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(plain: Json, prefix: str = "") -> Json:
     """Turn {"a": {"b": 1}} into {"a.b": 1}."""
-    flat: dict[str, Any] = {}
+    flat: Json = {}
     for key, value in plain.items():
         if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{key}.")
@@ -122,9 +125,7 @@ TRAINED_WITH = ("interctc_column", "compile_layers", "bpe_dropout", "ema")
 """Those that only a training reads."""
 
 
-def without_removed(
-    plain: dict[str, Any], origin: str, *, is_trained: bool = False
-) -> dict[str, Any]:
+def without_removed(plain: Json, origin: str, *, is_trained: bool = False) -> Json:
     """A configuration without the fields of earlier versions.
 
     Args:
@@ -183,7 +184,7 @@ def shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def differences(old: Json, new: Json) -> list[str]:
     """List the fields that differ, a line each: "training.seed: 1 -> 2"."""
     before, after = flatten(old), flatten(new)
     pairs = {
@@ -276,14 +277,14 @@ def changed(config: Config, plain: Any, prefix: str = "") -> Config:
     return replace(config, **checked(config, plain, prefix))  # type: ignore[type-var]
 
 
-def checked(config: Any, plain: Any, prefix: str = "") -> dict[str, Any]:
+def checked(config: Any, plain: Any, prefix: str = "") -> Json:
     """The values of an object as the fields of a configuration hold them.
 
     Raises:
         InputError: a field has a wrong name or a value that does not fit.
     """
     hints = _type_hints(config.__class__)
-    changes: dict[str, Any] = {}
+    changes: Json = {}
     for name, value in _checked_object(plain, prefix).items():
         if name not in hints:
             if ours := our_names(str(name), flatten(to_dict(config))):
@@ -326,7 +327,7 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
     )
 
 
-def _checked_object(plain: Any, name: str) -> dict[str, Any]:
+def _checked_object(plain: Any, name: str) -> Json:
     if not isinstance(plain, dict):
         actual = json.dumps(plain, default=str)
         raise InputError(

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -23,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from transduce.config import Json
 from transduce.errors import InputError, logger
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -300,7 +300,7 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """Read the object in a JSON file of any origin.
 
     Raises:
@@ -325,7 +325,7 @@ def _not_finite(number: str) -> float:
     raise InputError(f"it has {number}")
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[Json]:
     """Read the lines of a file that are JSON objects, without one that a crash has torn."""
     objects = []
     for line in regular(path).read_text(encoding="utf-8", errors="replace").split("\n"):

@@ -4,12 +4,13 @@ import io
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.config import Json
 from transduce.errors import require
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ MAX_LABELS = 100
 ItemT = TypeVar("ItemT")
 
 
-def curves(metrics: list[dict[str, Any]]) -> dict[str, tuple[Points, Points]]:
+def curves(metrics: list[Json]) -> dict[str, tuple[Points, Points]]:
     """The points of training and of validation by metric, the loss first, without what is no
     number."""
     points: dict[str, tuple[Points, Points]] = {"loss": ([], [])}
@@ -78,7 +79,7 @@ def _plot_curves(axes: "Axes", name: str, lines: tuple[Points, Points]) -> None:
         axes.legend(frameon=False)
 
 
-def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
+def learning_curve(metrics: list[Json], path: Path) -> None:
     """Plot training and validation loss, and every other validation metric, against updates."""
     from matplotlib.figure import Figure
 

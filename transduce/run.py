@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from transduce.config import differences, flatten, from_dict, to_dict, without_removed
+from transduce.config import Json, differences, flatten, from_dict, to_dict, without_removed
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.features import FeatureExtractor, VectorReader
@@ -73,18 +72,18 @@ class Run:
     """A run without its weights: configurations, tokenizers and the feature extractor."""
 
     model: TransformerConfig
-    experiment: dict[str, Any]
+    experiment: Json
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer | None
     """The only tokenizer of a decoder alone; the source's own where source and target share one."""
     feature_extractor: FeatureExtractor | VectorReader | None = None
     """How sound becomes frames, where the source is not text."""
-    specified: dict[str, Any] = field(default_factory=dict)
+    specified: Json = field(default_factory=dict)
     """The experiment as the user specified it, without what followed from the data."""
     directory: Path = Path()
     """Where it was read: of a run on the hub, its download."""
 
-    def resume_key(self) -> dict[str, Any]:
+    def resume_key(self) -> Json:
         """Everything that a resumed run must have in common with its beginning, by dotted name.
 
         Tokenizers are represented by a hash. What training data there is, the experiment says by a
@@ -163,7 +162,7 @@ def load_run(directory: Path | str) -> Run:
     return run
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> Json:
     """The content of config.json, in a format that this version reads."""
     directory = path.parent
     if not path.is_file():
@@ -238,7 +237,7 @@ def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor 
         return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
 
 
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
+def read_metrics(directory: Path) -> list[Json]:
     """The lines of metrics.jsonl, oldest first; none where there is no such file."""
     path = directory / METRICS
     return read_json_lines(path) if path.is_file() else []

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group, Overrides
-from transduce.config import Common, frozen
+from transduce.config import Common, Json, frozen
 from transduce.data.glossary import parse_glossary
 from transduce.data.lines import bounded_lines, decode_line, raw_lines
 from transduce.errors import InputError
@@ -123,7 +123,7 @@ class SearchOptions:
     are: names and terms that may be said."""
     settings: Group[Overrides]
 
-    def overrides(self, files: Sequence[Path] = ()) -> dict[str, Any]:
+    def overrides(self, files: Sequence[Path] = ()) -> Json:
         """The settings that the command line names, beside files of the input.
 
         Raises:
@@ -156,7 +156,7 @@ def check_token_scores(token_scores: bool, format: str) -> None:
         )
 
 
-def forbidden(file: Path | None) -> dict[str, Any]:
+def forbidden(file: Path | None) -> Json:
     """The setting that forbids the phrases of a file, one a line."""
     return {"forbid": [*filter(str.strip, read_side(file))]} if file else {}
 

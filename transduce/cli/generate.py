@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import UseAppendAction, arg
 
@@ -27,7 +27,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
-from transduce.config import Common, frozen
+from transduce.config import Common, Json, frozen
 from transduce.errors import InputError, errors_of
 from transduce.tasks.config import LONGEST, GenerationConfig
 from transduce.tasks.formats import json_line, plain_output
@@ -55,7 +55,7 @@ class GenerationOptions:
     either end of one is the end of a word."""
     settings: Group[GenerationSettings]
 
-    def overrides(self, files: Sequence[Path]) -> dict[str, Any]:
+    def overrides(self, files: Sequence[Path]) -> Json:
         """The settings that the command line names, beside files of the input.
 
         Raises:

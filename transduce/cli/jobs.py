@@ -25,7 +25,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transduce.cli.common import Machine, each_run, to_stderr
-from transduce.config import frozen, to_dict
+from transduce.config import Json, frozen, to_dict
 from transduce.errors import InputError, logger
 
 Progress = Callable[[int, int], object]
@@ -79,7 +79,7 @@ class Job(ABC):
         """How much work an input is."""
         return 1
 
-    def key(self, items: Iterable[Any]) -> tuple[dict[str, Any], int, int]:
+    def key(self, items: Iterable[Any]) -> tuple[Json, int, int]:
         """All that decides the output: settings, hashes of the run and of the inputs; how many
         inputs there are, and their cost."""
         n = 0
@@ -108,7 +108,7 @@ class SearchJob(Job):
 
     TASK: ClassVar[str]
     """The class in tasks/ that does it."""
-    settings: dict[str, Any]
+    settings: Json
     """Those that the command line names, instead of the run's."""
 
     def load(self) -> Any:

@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, OptionalFile, to_stderr
 from transduce.cli.jobs import Chunk, Job, cut, default_workers, results
-from transduce.config import Common, at_least, differences, from_dict, frozen, to_dict
+from transduce.config import Common, Json, at_least, differences, from_dict, frozen, to_dict
 from transduce.errors import InputError
 
 
@@ -74,7 +74,7 @@ class Division:
 class Done:
     """How much of a job stands in a file of rows, as JSON beside it."""
 
-    job: dict[str, Any]
+    job: Json
     """All that decides the output: settings, hashes of the run and of the whole input."""
     n_total: int
     """The inputs of all parts."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import UseAppendAction, arg
 
@@ -32,7 +32,7 @@ from transduce.cli.recordings import (
     stems_of,
     version_of,
 )
-from transduce.config import Common, differences, frozen
+from transduce.config import Common, Json, differences, frozen
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import ENDINGS, HEAD, STREAM, WRITE, as_line, srt
@@ -73,7 +73,7 @@ class TranscriptionSearch(SearchOptions):
     recording."""
     settings: Group[TranscriptionSettings]
 
-    def overrides(self, files: Sequence[Path] = ()) -> dict[str, Any]:
+    def overrides(self, files: Sequence[Path] = ()) -> Json:
         """See SearchOptions; with the language."""
         known = {"target_language": self.language} if self.language else {}
         return super().overrides(files) | known

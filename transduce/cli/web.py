@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.cli.data import RUNTIME, get
-from transduce.config import to_dict
+from transduce.config import Json, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError, require
@@ -37,7 +37,7 @@ def export_page(
     *,
     source: Tokenizer | None,
     target: Tokenizer,
-    search: dict[str, Any],
+    search: Json,
     about: tuple[str, str, str],
 ) -> None:
     """Write a model in ONNX, the page of `transduce serve`, and what runs both in a browser.

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from tokenizers import (
     AddedToken,
@@ -18,7 +17,7 @@ from tokenizers import (
     trainers,
 )
 
-from transduce.config import within
+from transduce.config import Json, within
 from transduce.data.base_tokenizer import END, LARGEST, SPECIAL, Tokenizer, warn_if_smaller
 from transduce.errors import InputError
 
@@ -210,10 +209,10 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
     """
     from transduce.files import read_json  # it loads torch, for which --help does not wait
 
-    def read(name: str) -> dict[str, Any]:
+    def read(name: str) -> Json:
         return read_json(directory / name) if (directory / name).is_file() else {}
 
-    settings: dict[str, Any] = {
+    settings: Json = {
         name: value.get("content") if isinstance(value, dict) else value
         for name, value in (read("special_tokens_map.json") | read("tokenizer_config.json")).items()
     }

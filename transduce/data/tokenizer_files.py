@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import sentencepiece
 
+from transduce.config import Json
 from transduce.data.base_tokenizer import CharTokenizer, Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.pronunciations import PronunciationTokenizer
@@ -120,7 +121,7 @@ class ImportedTokenizer(Tokenizer):
     @classmethod
     def of(
         cls,
-        tokenizer: dict[str, Any],
+        tokenizer: Json,
         *,
         size: int,
         special: dict[str, int],
@@ -217,7 +218,7 @@ class ImportedTokenizer(Tokenizer):
         return [self._tokenizer.tokens([i])[0] if i < n else "" for i in ids]
 
 
-def _to_json(plain: dict[str, Any]) -> bytes:
+def _to_json(plain: Json) -> bytes:
     return json.dumps(plain, ensure_ascii=False).encode()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from transduce.config import differences, frozen, to_dict
+from transduce.config import Json, differences, frozen, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor, VectorReader
 from transduce.data.tokenizer_files import same_tokens
@@ -62,9 +62,7 @@ class Processor:
     lexicon: Sequence[str] = ()
     """The words of the training's texts, to which a search can be bound."""
 
-    def as_run(
-        self, model: Transformer, experiment: dict[str, Any], specified: dict[str, Any]
-    ) -> Run:
+    def as_run(self, model: Transformer, experiment: Json, specified: Json) -> Run:
         """A run of this model, without its weights."""
         tokenizers = self.source, self.target
         return Run(model.config, experiment, *tokenizers, self.features, specified)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
@@ -52,9 +53,7 @@ def export_ctranslate2(
     config = model.config
     special = {"bos_token": target.bos_id, "eos_token": target.eos_id, "unk_token": target.unk_id}
     vocabulary = vocabulary_of(target, config.vocab_size)
-    settings: dict[str, Any] = {
-        name: "" if i is None else vocabulary[i] for name, i in special.items()
-    }
+    settings: Json = {name: "" if i is None else vocabulary[i] for name, i in special.items()}
     source_vocabulary = None
     if config.encoder is not None and source is not None:
         assert isinstance(config.encoder.input, Tokens)
@@ -72,7 +71,7 @@ def write_ctranslate2(
     target: Sequence[str],
     *,
     source: Sequence[str] | None = None,
-    settings: dict[str, Any],
+    settings: Json,
 ) -> None:
     """Write a model whose tokens have these names, by id.
 

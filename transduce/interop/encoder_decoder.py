@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
@@ -233,7 +234,7 @@ def _tokenizers(
     return source, target
 
 
-def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
+def _without_ids_from(size: int, plain: Json) -> Json:
     """A tokenizer.json without tokens for which a model has no vector, as bart-large-cnn has none
     for <mask>."""
     if isinstance(vocab := plain["model"]["vocab"], dict):
@@ -266,7 +267,7 @@ def export_marian(
     *,
     source: Tokenizer | None,
     target: Tokenizer,
-    decoding: dict[str, Any] | None = None,
+    decoding: Json | None = None,
 ) -> bool:
     """Write what MarianMTModel.from_pretrained reads, and, with SentencePiece,
     MarianTokenizer.from_pretrained.
@@ -308,7 +309,7 @@ def export_marian(
     return True
 
 
-def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> Json:
     """Translate our fields into the settings of config.json, as far as it has them.
 
     Raises:

@@ -8,8 +8,8 @@ A setting that would change outputs, and has no equal here, is refused by its na
 import json
 from collections.abc import Collection
 from dataclasses import field
-from typing import Any
 
+from transduce.config import Json
 from transduce.errors import InputError, logger
 from transduce.files import read_json
 from transduce.interop.pretrained import CONFIG, known_fields
@@ -111,7 +111,7 @@ UNSAID = (
 )
 """Our fields that no setting is equal to, unless they are 0, false or empty."""
 
-NEUTRAL: dict[str, Any] = {
+NEUTRAL: Json = {
     **dict.fromkeys(
         (
             "constraints",
@@ -141,7 +141,7 @@ NEUTRAL: dict[str, Any] = {
 }
 """The value, beside null, that a setting without an equal may have: it changes nothing."""
 
-DRAWN: dict[str, Any] = {
+DRAWN: Json = {
     "epsilon_cutoff": 0,
     "eta_cutoff": 0,
     "top_h": 1,
@@ -186,7 +186,7 @@ def read_decoding(
     n_prefix: int = 1,
     n_forced: int = 0,
     n_positions: int | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """The fields of SearchConfig by which an encoder-decoder model is searched as in `generate`.
 
     Where no max_length is named, lengths are bounded as always here: transformers would cut after
@@ -236,7 +236,7 @@ def _check_search(g: Generation, beam: bool) -> None:
     )
 
 
-def read_sampling(g: Generation, config: TransformerConfig) -> dict[str, Any]:
+def read_sampling(g: Generation, config: TransformerConfig) -> Json:
     """The fields of GenerationConfig by which a decoder alone goes on as in `generate`.
 
     Raises:
@@ -262,7 +262,7 @@ def read_sampling(g: Generation, config: TransformerConfig) -> dict[str, Any]:
     return ours
 
 
-def _read_rules(g: Generation, vocab_size: int) -> dict[str, Any]:
+def _read_rules(g: Generation, vocab_size: int) -> Json:
     """Fields of RulesConfig.
 
     Raises:
@@ -288,9 +288,7 @@ def _read_rules(g: Generation, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def generation_settings(
-    decoding: dict[str, Any], suppressed: Collection[int], *, n_prefix: int = 1
-) -> dict[str, Any]:
+def generation_settings(decoding: Json, suppressed: Collection[int], *, n_prefix: int = 1) -> Json:
     """Translate the rules and the search of a run, and warn of what transformers cannot do.
 
     Args:
@@ -326,7 +324,7 @@ def generation_settings(
     return theirs
 
 
-def sampling_settings(decoding: dict[str, Any], suppressed: Collection[int]) -> dict[str, Any]:
+def sampling_settings(decoding: Json, suppressed: Collection[int]) -> Json:
     """Translate the rules of a decoder alone, and how it draws; not its beam, nor its rule of
     n-grams.
 

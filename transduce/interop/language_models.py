@@ -7,12 +7,13 @@ transposed. OPT and XGLM come from fairseq, and their layers are those of its BA
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
+from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
@@ -109,7 +110,7 @@ def _our_config(settings: Settings) -> TransformerConfig:
     return our_config(settings, ours)
 
 
-def _rotation(settings: LlamaLikeSettings) -> dict[str, Any]:
+def _rotation(settings: LlamaLikeSettings) -> Json:
     """How positions rotate: older files have rope_scaling, newer ones rope_parameters, and of both
     transformers takes the first."""
     rope = settings.rope_scaling or settings.rope_parameters or {}
@@ -179,7 +180,7 @@ def export_language_model(
     to: Literal["gpt2", "llama"],
     *,
     tokenizer: Tokenizer | None = None,
-    decoding: dict[str, Any] | None = None,
+    decoding: Json | None = None,
 ) -> bool:
     """Write what GPT2LMHeadModel reads; or LlamaForCausalLM, or the class of Qwen2, Qwen3 or
     Mistral, if the model has their parts.
@@ -260,7 +261,7 @@ def _their_weights(model: Transformer, to: str) -> dict[str, Tensor]:
     return weights
 
 
-def _llama_settings(config: TransformerConfig) -> dict[str, Any]:
+def _llama_settings(config: TransformerConfig) -> Json:
     """Translate our fields into the settings of config.json, as far as it has them."""
     kind = "llama"
     if config.qk_norm and not config.attention_bias:

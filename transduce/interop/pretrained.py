@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from transduce.config import differences, from_dict, to_dict
+from transduce.config import Json, differences, from_dict, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor
 from transduce.data.tokenizer_files import ImportedTokenizer
@@ -98,7 +98,7 @@ FIXED: dict[str, Collection[Any]] = {
 LLAMA = {"norm": "rms", "gated": True, "positions": "rotary", "scale_embeddings": False}
 BIASLESS = LLAMA | {"bias": False}
 T5 = {"norm": "rms", "positions": "relative", "bias": False, "scale_embeddings": False}
-BLOCKS: dict[str, dict[str, Any]] = {
+BLOCKS: dict[str, Json] = {
     "gpt2": {"positions": "learned", "scale_embeddings": False, "init": "gpt2"},
     "llama": LLAMA,
     "qwen2": BIASLESS | {"qkv_bias": True},
@@ -156,7 +156,7 @@ def read_settings(directory: Path) -> Settings:
     return settings
 
 
-def known_fields(kind: type[StoredT], plain: dict[str, Any], path: Path) -> StoredT:
+def known_fields(kind: type[StoredT], plain: Json, path: Path) -> StoredT:
     """The dataclass of what a file says, whose other settings are ignored.
 
     Raises:
@@ -170,7 +170,7 @@ def known_fields(kind: type[StoredT], plain: dict[str, Any], path: Path) -> Stor
     return from_dict(kind, values, str(path))
 
 
-def our_fields(settings: Settings) -> dict[str, Any]:
+def our_fields(settings: Settings) -> Json:
     """Translate settings into fields of TransformerConfig, as far as all models have them alike."""
     values = {
         FIELDS[name]: value
@@ -178,7 +178,7 @@ def our_fields(settings: Settings) -> dict[str, Any]:
         if name in FIELDS and value is not None
     }
     tokens = {"vocab_size": settings.vocab_size}
-    ours: dict[str, Any] = {"dropout": 0.0, "norm_position": "pre"}
+    ours: Json = {"dropout": 0.0, "norm_position": "pre"}
     ours |= values | BLOCKS[settings.model_type]
     ours["decoder"] = {"input": tokens, "n_layers": ours.pop("n_layers")}
     ours["activation"] = (ACTIVATIONS | GATED)[ours["activation"]]
@@ -190,7 +190,7 @@ def our_fields(settings: Settings) -> dict[str, Any]:
     return ours
 
 
-def our_config(settings: Settings, ours: dict[str, Any]) -> TransformerConfig:
+def our_config(settings: Settings, ours: Json) -> TransformerConfig:
     """The configuration that these settings of config.json describe by these fields.
 
     Raises:
@@ -199,7 +199,7 @@ def our_config(settings: Settings, ours: dict[str, Any]) -> TransformerConfig:
     return from_dict(TransformerConfig, ours, str(settings.directory / CONFIG))
 
 
-def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> dict[str, Any]:
+def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> Json:
     """Translate fields of TransformerConfig into settings, the other way of `our_fields`."""
     assert config.decoder is not None
     # of two names, the first one counts
@@ -229,24 +229,24 @@ class Imported(NamedTuple):
     model: Transformer
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer
-    decoding: dict[str, Any]
+    decoding: Json
     """How the model is searched by default: fields of SearchConfig, or, of a decoder alone, of
     GenerationConfig."""
     feature_extractor: FeatureExtractor | None = None
     """How sound becomes frames, where the source is no text."""
 
 
-def read_optional(path: Path) -> dict[str, Any]:
+def read_optional(path: Path) -> Json:
     """The object of a JSON file; an empty one where there is no file."""
     return read_json(path) if path.is_file() else {}
 
 
-def write_settings(path: Path, settings: dict[str, Any]) -> None:
+def write_settings(path: Path, settings: Json) -> None:
     """Write an object as JSON, for people to read."""
     write_file(path, json.dumps(settings, indent=2) + "\n")
 
 
-def write_model(directory: Path, theirs: dict[str, Any], weights: dict[str, Tensor]) -> None:
+def write_model(directory: Path, theirs: Json, weights: dict[str, Tensor]) -> None:
     """Write config.json and model.safetensors into a directory, which is made."""
     directory.mkdir(parents=True, exist_ok=True)
     write_settings(directory / CONFIG, theirs)
@@ -255,7 +255,7 @@ def write_model(directory: Path, theirs: dict[str, Any], weights: dict[str, Tens
 
 
 def write_tokenizer_settings(
-    directory: Path, kind: str, max_positions: int, settings: dict[str, Any]
+    directory: Path, kind: str, max_positions: int, settings: Json
 ) -> None:
     """Write tokenizer_config.json.
 
@@ -320,7 +320,7 @@ TRAINING = {
 
 
 def check_same(
-    theirs: dict[str, Any],
+    theirs: Json,
     read_config: Callable[[Any], TransformerConfig],
     config: TransformerConfig,
     *free: str,

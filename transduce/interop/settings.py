@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import dataclass_transform
 
-from transduce.config import frozen
+from transduce.config import Json, frozen
 from transduce.errors import InputError
 
 
@@ -90,8 +90,8 @@ class LlamaLikeSettings(LanguageModelSettings):
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
-    rope_parameters: dict[str, Any] | None = None
-    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: Json | None = None
+    rope_scaling: Json | None = None
     tie_word_embeddings: bool = False
 
 

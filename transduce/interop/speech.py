@@ -7,11 +7,10 @@ everything that reads from the residual stream or writes to it is reordered.
 
 import json
 import re
-from typing import Any
 
 import torch
 
-from transduce.config import at_least
+from transduce.config import Json, at_least
 from transduce.data.config import FeatureConfig
 from transduce.data.features import FeatureExtractor
 from transduce.data.json_tokenizer import JSONTokenizer
@@ -129,7 +128,7 @@ def speech_config(settings: SpeechSettings) -> TransformerConfig:
     return our_config(settings, ours)
 
 
-def _convolutions(settings: Speech2TextSettings) -> dict[str, Any]:
+def _convolutions(settings: Speech2TextSettings) -> Json:
     """The fields of Frames of a Speech2Text."""
     kernels = settings.conv_kernel_sizes
     if len({*kernels}) != 1 or settings.input_channels != 1:

@@ -4,12 +4,12 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.features import FeatureExtractor, VectorReader
@@ -50,7 +50,7 @@ def export_whisper(
     *,
     tokenizer: Tokenizer,
     features: FeatureExtractor | VectorReader | None,
-    decoding: dict[str, Any],
+    decoding: Json,
 ) -> None:
     """Write what WhisperForConditionalGeneration and WhisperProcessor read with from_pretrained.
 
@@ -92,7 +92,7 @@ def export_whisper(
 
 def _write_tokenizer(
     directory: Path,
-    stored: dict[str, Any],
+    stored: Json,
     tokenizer: Tokenizer,
     max_positions: int,
     opening: dict[str, str],
@@ -114,9 +114,9 @@ def _write_tokenizer(
 
 def _write_generation(
     directory: Path,
-    theirs: dict[str, Any],
+    theirs: Json,
     tokenizer: Tokenizer,
-    decoding: dict[str, Any],
+    decoding: Json,
     opening: dict[str, str],
 ) -> None:
     """Write generation_config.json.
@@ -146,7 +146,7 @@ def _write_generation(
     write_settings(directory / GENERATION, settings)
 
 
-def _their_settings(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _their_settings(config: TransformerConfig, tokenizer: Tokenizer) -> Json:
     """Translate our fields into the settings of config.json.
 
     Raises:
@@ -168,7 +168,7 @@ def _their_settings(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str
     return theirs
 
 
-def _their_features(features: FeatureConfig | VectorConfig | None) -> dict[str, Any]:
+def _their_features(features: FeatureConfig | VectorConfig | None) -> Json:
     """The settings of preprocessor_config.json.
 
     Raises:

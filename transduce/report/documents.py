@@ -6,12 +6,11 @@ import re
 from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from transduce.config import flatten, to_dict
+from transduce.config import Json, flatten, to_dict
 from transduce.errors import InputError
 from transduce.files import read_json, regular, write_file
 from transduce.model.meta import n_parameters
@@ -157,13 +156,13 @@ def facts(run: Run) -> list[str]:
     return lines
 
 
-def fields_of(run: Run) -> dict[str, Any]:
+def fields_of(run: Run) -> Json:
     """Every field of the experiment by its dotted name, with the model as it became."""
     experiment = {name: value for name, value in run.experiment.items() if name != "model"}
     return flatten({**experiment, "model": to_dict(run.model)})
 
 
-def shown_first(fields: dict[str, Any]) -> dict[str, Any]:
+def shown_first(fields: Json) -> Json:
     """The fields that are neither off nor empty, those of FIRST first."""
     first = {name: fields[name] for name in FIRST if fields.get(name) is not None}
     return first | {name: x for name, x in fields.items() if x not in (None, "", 0, False, [], ())}
@@ -177,7 +176,7 @@ def plain(value: object) -> str:
     return Path(text).name if Path(text).is_absolute() else text[:200]
 
 
-def about(run: Run) -> dict[str, Any]:
+def about(run: Run) -> Json:
     """What card and report page tell of a run."""
     recipe = recipe_of(run)
     version = read_json(run.directory / CONFIG).get("transduce")

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from transduce.config import flatten, from_dict, frozen
+from transduce.config import Json, flatten, from_dict, frozen
 from transduce.errors import InputError
 from transduce.files import read_json, regular
 from transduce.plot import NAMES, Points, curves, spread
@@ -92,7 +91,7 @@ def record(directory: Path) -> Record:
     )
 
 
-def progress(directory: Path, metrics: list[dict[str, Any]]) -> tuple[str, str]:
+def progress(directory: Path, metrics: list[Json]) -> tuple[str, str]:
     """How far a training is: the update and the epoch, and what a clock says."""
     if not metrics:
         return "", ""

@@ -15,6 +15,7 @@ from fastapi import APIRouter, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from transduce.config import Json
 from transduce.data.audio import audio_blocks
 from transduce.errors import InputError
 from transduce.serve import ServeConfig
@@ -22,7 +23,6 @@ from transduce.serve.engine import Busy, Pieces, Request
 from transduce.serve.http import (
     ANY_SPEECH_MODEL,
     TOKEN,
-    Json,
     OpenAIError,
     PlainError,
     Served,

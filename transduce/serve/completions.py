@@ -13,12 +13,12 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 
+from transduce.config import Json
 from transduce.errors import InputError
 from transduce.serve import ServeConfig
 from transduce.serve.engine import Pieces, Request
 from transduce.serve.http import (
     TOKEN,
-    Json,
     OpenAIError,
     Served,
     State,

@@ -22,14 +22,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
+from transduce.config import Json
 from transduce.errors import InputError
 from transduce.serve import ServeConfig
 from transduce.serve.engine import Engine
 from transduce.tasks.generate import Generator
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
-
-Json = dict[str, Any]
 
 ANY_SPEECH_MODEL = "whisper-1"
 """OpenAI's name of a model, which stands for the first run that transcribes."""

@@ -12,12 +12,12 @@ import fastapi
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from transduce.config import Json
 from transduce.data.glossary import Terms
 from transduce.errors import InputError
 from transduce.serve.engine import Pieces, Request
 from transduce.serve.http import (
     TOKEN,
-    Json,
     Languages,
     PlainError,
     ServerState,
@@ -283,7 +283,7 @@ async def translate_line(http: fastapi.Request, state: State) -> Json:
     }
 
 
-def languages_of(experiment: dict[str, Any], option: str = "") -> tuple[Languages, ...]:
+def languages_of(experiment: Json, option: str = "") -> tuple[Languages, ...]:
     """The pairs of languages that a run translates.
 
     Args:

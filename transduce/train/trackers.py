@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from transduce.config import flatten
+from transduce.config import Json, flatten
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.train.log import Sink, as_table
@@ -24,10 +24,10 @@ class Tracker(Sink):
 
     name = ""
     """Of the library, and of the extra that brings it."""
-    log: Callable[[dict[str, Any], int], object]
+    log: Callable[[Json, int], object]
     finish: Callable[[], object]
 
-    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, config: Json) -> None:
         self.directory = directory
         self.config = config
 
