@@ -10,7 +10,7 @@ import shutil
 import socket
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BufferedIOBase
@@ -26,6 +26,9 @@ from transduce.config import Json
 from transduce.errors import InputError, logger
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+Weights = dict[str, Tensor]
+"""Tensors by their names."""
 
 LOCK = ".lock"
 HOLDER = ".lock.holder"
@@ -202,7 +205,7 @@ def numbered(directory: Path) -> list[Path]:
     return sorted(filter(Path.is_dir, paths), key=lambda path: int(path.name))
 
 
-def weights_of(module: nn.Module) -> dict[str, Tensor]:
+def weights_of(module: nn.Module) -> Weights:
     """All parameters and persistent buffers; a shared one stands under its first name alone."""
     state = module.state_dict(keep_vars=True)
     first = {id(tensor): name for name, tensor in reversed(state.items())}
@@ -214,7 +217,7 @@ def save_weights(path: Path, module: nn.Module) -> None:
     save_tensors(path, weights_of(module))
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: Weights) -> None:
     """Write tensors by name as safetensors.
 
     Raises:
@@ -231,7 +234,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> Weights:
     """Read tensors by name.
 
     Raises:
@@ -246,7 +249,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} is not a whole safetensors file: {error}") from error
 
 
-def set_weights(module: nn.Module, weights: dict[str, Tensor], name: str) -> None:
+def set_weights(module: nn.Module, weights: Weights, name: str) -> None:
     """Copy weights into a module; errors call their origin `name`.
 
     Raises:
@@ -255,7 +258,7 @@ def set_weights(module: nn.Module, weights: dict[str, Tensor], name: str) -> Non
     copy_weights(weights_of(module), weights, name)
 
 
-def copy_weights(targets: dict[str, Tensor], weights: dict[str, Tensor], name: str) -> None:
+def copy_weights(targets: Weights, weights: Weights, name: str) -> None:
     """Copy weights into the tensors of the same names; errors call their origin `name`.
 
     Raises:
@@ -267,7 +270,7 @@ def copy_weights(targets: dict[str, Tensor], weights: dict[str, Tensor], name: s
             tensor.copy_(weights[n])
 
 
-def check_weights(targets: Mapping[str, Tensor], weights: Mapping[str, Tensor], name: str) -> None:
+def check_weights(targets: Weights, weights: Weights, name: str) -> None:
     """Check that weights can be copied into the tensors of the same names; see `copy_weights`."""
     pairs = [(n, tensor, weights[n]) for n, tensor in targets.items() if n in weights]
     problems = [f"{n} is missing" for n in targets if n not in weights]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save as serialize
-from torch import Tensor
 
 from transduce.config import Json, differences, flatten, from_dict, to_dict, without_removed
 from transduce.data.base_tokenizer import Tokenizer
@@ -22,6 +21,7 @@ from transduce.decode.phrases import LEXICON
 from transduce.device import Device, torch_device
 from transduce.errors import InputError, errors_of
 from transduce.files import (
+    Weights,
     check_undamaged,
     held,
     numbered,
@@ -349,7 +349,7 @@ def weights_path(directory: Path) -> Path:
     raise InputError(f"a run needs weights, but {directory} {reason}")
 
 
-def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+def average(paths: Sequence[Path]) -> Weights:
     """The mean of several weight files, summed in float64.
 
     Source: Vaswani et al. (2017), section 6.1, "checkpoint averaging".

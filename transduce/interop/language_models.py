@@ -11,14 +11,13 @@ from typing import Literal
 
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor
 
 from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
-from transduce.files import write_file
+from transduce.files import Weights, write_file
 from transduce.interop.generation import (
     GENERATION,
     Generation,
@@ -247,7 +246,7 @@ def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
     return {role: i for role, i in ids.items() if i is not None}
 
 
-def _their_weights(model: Transformer, to: str) -> dict[str, Tensor]:
+def _their_weights(model: Transformer, to: str) -> Weights:
     """The weights by the names that they have there."""
     config = model.config
     weights = named_weights(model, LLAMA if to == "llama" else GPT2)

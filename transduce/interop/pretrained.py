@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from safetensors.torch import save as serialize
-from torch import Tensor
 
 from transduce.config import Json, differences, from_dict, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
-from transduce.files import read_json, regular, write_file
+from transduce.files import Weights, read_json, regular, write_file
 from transduce.interop.settings import (
     SETTINGS,
     BARTSettings,
@@ -246,7 +245,7 @@ def write_settings(path: Path, settings: Json) -> None:
     write_file(path, json.dumps(settings, indent=2) + "\n")
 
 
-def write_model(directory: Path, theirs: Json, weights: dict[str, Tensor]) -> None:
+def write_model(directory: Path, theirs: Json, weights: Weights) -> None:
     """Write config.json and model.safetensors into a directory, which is made."""
     directory.mkdir(parents=True, exist_ok=True)
     write_settings(directory / CONFIG, theirs)

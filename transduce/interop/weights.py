@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.files import copy_weights, read_json, read_weights, regular
+from transduce.files import Weights, copy_weights, read_json, read_weights, regular
 from transduce.interop.pretrained import CONFIG, WEIGHTS
 from transduce.model.config import Sinusoids, TransformerConfig
 from transduce.model.inputs import TokenInput, sinusoidal
@@ -165,13 +165,13 @@ CTRANSLATE2: Names = {
 """CTranslate2's names of specifications, with slashes, and of their weights."""
 
 
-def named_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
+def named_weights(model: Transformer, names: Names) -> Weights:
     """The parameters of a model under the names of a family; they share memory with the model's.
 
     Rows that only fill up a table of tokens are left out. A table that is tied stands under each of
     its names. GPT-2's linear maps are stored transposed.
     """
-    theirs: dict[str, Tensor] = {}
+    theirs: Weights = {}
     n_rows = {"target_input.weight": model.vocab_size, "output": model.vocab_size}
     if isinstance(model.source_input, TokenInput):
         n_rows["source_input.weight"] = model.source_input.tokens.vocab_size
@@ -195,7 +195,7 @@ def named_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
     return theirs
 
 
-def reordered_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
+def reordered_weights(model: Transformer, names: Names) -> Weights:
     """The same of a copy whose residual stream has all sines first, then all cosines."""
     model = deepcopy(model)
     order = residual_order(model.config.d_model, model.config.sinusoids)
@@ -203,9 +203,7 @@ def reordered_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
     return named_weights(model, names)
 
 
-def read_tensors(
-    directory: Path, prefix: str = "model.", *, without_position: int = 0
-) -> dict[str, Tensor]:
+def read_tensors(directory: Path, prefix: str = "model.", *, without_position: int = 0) -> Weights:
     """Read the weights by name, from one file or from the shards that an index lists.
 
     Args:
@@ -249,7 +247,7 @@ def _shards(index: Path) -> list[str]:
     return sorted({*names.values()})
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def _read_pickle(path: Path) -> Weights:
     """Read tensors by name from a pickle, of which nothing is run."""
     try:
         tensors = torch.load(regular(path), map_location="cpu", weights_only=True)
@@ -277,7 +275,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 def fill_transformer(
     config: TransformerConfig,
     names: Names,
-    weights: dict[str, Tensor],
+    weights: Weights,
     directory: Path,
     *,
     optional: str = "$^",
@@ -319,9 +317,7 @@ def fill_transformer(
     return model
 
 
-def _share_tables(
-    weights: dict[str, Tensor], ours: dict[str, Tensor], directory: Path
-) -> dict[str, Tensor]:
+def _share_tables(weights: Weights, ours: Weights, directory: Path) -> Weights:
     """The same weights, where a tied table has all of its names; a file may store it under one of
     them, or as the table that encoder and decoder share.
 

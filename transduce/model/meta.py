@@ -1,14 +1,12 @@
 """Models on the device meta, without memory: counted, or filled with given weights; the operations
 of a training."""
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from transduce.device import memory
 from transduce.errors import InputError
-from transduce.files import check_weights, weights_of
+from transduce.files import Weights, check_weights, weights_of
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.inputs import Positions
 from transduce.model.transformer import Transformer
@@ -105,7 +103,7 @@ def flops_per_token(model: Transformer) -> float:
 
 
 def filled_transformer(
-    config: TransformerConfig, weights: Mapping[str, Tensor], name: str, device: torch.device
+    config: TransformerConfig, weights: Weights, name: str, device: torch.device
 ) -> Transformer:
     """A Transformer in evaluation mode with a copy of these weights, in the type of new models.
 
@@ -138,7 +136,7 @@ def _on_meta(config: TransformerConfig) -> Transformer:
         return Transformer(config)
 
 
-def _assign(model: Transformer, weights: dict[str, Tensor]) -> Transformer:
+def _assign(model: Transformer, weights: Weights) -> Transformer:
     """Give a model on the device meta its weights; a shared one stands under its first name."""
     empty = model.state_dict(keep_vars=True)
     parameters = {id(empty[name]): nn.Parameter(weight) for name, weight in weights.items()}

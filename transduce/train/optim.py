@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from transduce.device import computes_bf16
 from transduce.errors import InputError
-from transduce.files import weights_of
+from transduce.files import Weights, weights_of
 from transduce.train.config import LoRAConfig, OptimConfig
 
 
@@ -149,7 +149,7 @@ def merge(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def merged(model: nn.Module) -> dict[str, Tensor]:
+def merged(model: nn.Module) -> Weights:
     """The weights that the model would have after `merge`, by name."""
     weights = {name: weight for name, weight in weights_of(model).items() if not is_part(name)}
     return weights | {f"{name}.weight": module.weight for name, module in adapted(model).items()}
