@@ -39,13 +39,15 @@ MANIFEST = "manifest.json"
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
-    """Open a file that becomes `path` once the `with` ends well, and is removed otherwise.
+    """Open a file that becomes `path` once the `with` ends well, and is removed otherwise; its
+    folder is made where there is none.
 
     Args:
         durable: wait for the disk; otherwise a power cut may still tear the file.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary, file = _open_temporary(path)
     try:
         with file:

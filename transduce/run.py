@@ -102,7 +102,6 @@ class Run:
 
 def save_run(directory: Path, run: Run) -> None:
     """Write config.json and tokenizers; one file where both sides share one."""
-    directory.mkdir(parents=True, exist_ok=True)
     write_tokenizers(
         directory, run.source_tokenizer, run.target_tokenizer, alone=run.model.encoder is None
     )

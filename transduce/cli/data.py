@@ -240,7 +240,6 @@ def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
     path = pieces / f"{os.path.normpath(f'/{name}')[1:]}.flac"  # in this folder, whatever the name
     if path.exists() and path.read_bytes() != flac.getvalue():
         raise InputError(f"a segment whose file in {pieces} has other sound; name another folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, flac.getvalue(), durable=False)
     return path
 
@@ -251,7 +250,6 @@ def _write(path: Path, recordings: Iterable[Recording], root: Path | None = None
         raise InputError(
             f"a manifest needs a recording, but there is none for {path}; --help has the layouts"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_manifest(path, recordings, root=root)
     length = timedelta(seconds=round(sum(r.seconds for r in recordings)))
     speakers = {r.speaker for r in recordings}

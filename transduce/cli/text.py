@@ -363,7 +363,6 @@ def _write_tokenizer(
             if left <= 0:
                 break
         tokenizer = train_tokenizer(kind, texts, vocab_size=vocab_size)
-    output.mkdir(parents=True, exist_ok=True)
     for path in existing:  # perhaps of another kind
         path.unlink()
     path = output / tokenizer.file_name

@@ -331,7 +331,6 @@ class Transcription(SearchJob):
         from transduce.files import write_file
 
         for format, path in self.files(Path(transcript.path)).items():
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, HEAD.get(format, "") + WRITE[format](transcript))
 
 
@@ -370,7 +369,6 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
             "an --output-dir must be new or empty, or the one of an earlier transcription, but "
             f"{directory} has other files; name another"
         )
-    directory.mkdir(parents=True, exist_ok=True)
     write_file(record, json.dumps({**key, "sounds": sounds}, indent=2) + "\n")
 
     def is_done(sound: Path) -> bool:

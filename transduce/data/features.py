@@ -302,7 +302,6 @@ class FeatureCache:
                     log_mel = features.log_mel(change_speed(waveform, speed))
                 content = io.BytesIO()
                 np.save(content, log_mel.numpy(), allow_pickle=False)
-                self.directory.mkdir(parents=True, exist_ok=True)
                 # not durable: a torn one is computed anew
                 write_file(file, content.getvalue(), durable=False)
             log_mels.append(log_mel)

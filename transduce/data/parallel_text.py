@@ -265,7 +265,6 @@ def _survey(files: PairFiles, folder: Path) -> None:
             n_pairs += len(pairs)
             n_blank += len(block) - len(pairs)
             bar.update(len(block))
-    folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "sample.jsonl", "".join(json.dumps(pair) + "\n" for pair in sample))
     both = hashlib.sha256("".join(side.hexdigest() for side in digests).encode())
     counts = {"n_pairs": n_pairs, "n_blank": n_blank, "digest": both.hexdigest()}

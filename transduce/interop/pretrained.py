@@ -247,7 +247,6 @@ def write_settings(path: Path, settings: Json) -> None:
 
 def write_model(directory: Path, theirs: Json, weights: Weights) -> None:
     """Write config.json and model.safetensors into a directory, which is made."""
-    directory.mkdir(parents=True, exist_ok=True)
     write_settings(directory / CONFIG, theirs)
     contiguous = {name: weight.cpu().contiguous() for name, weight in weights.items()}
     write_file(directory / WEIGHTS, serialize(contiguous, metadata={"format": "pt"}))
