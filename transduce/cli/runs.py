@@ -340,10 +340,7 @@ def import_run(
     run.mkdir(parents=True, exist_ok=True)
     save_weights(run / WEIGHTS, model)  # before config.json, without which this is no run yet
     save_run(run, Run(model.config, experiment, source, target, features))
-    print(
-        f"{run}: {sum(p.numel() for p in model.parameters()):,} parameters, {target.vocab_size} "
-        "tokens"
-    )
+    print(f"{run}: {model.n_parameters:,} parameters, {target.vocab_size} tokens")
 
 
 def check_new(directory: Path) -> None:

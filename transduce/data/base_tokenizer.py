@@ -216,6 +216,16 @@ class Tokenizer(ABC):
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The tokens one by one, readable, for pictures and reports."""
 
+    @property
+    def all_tokens(self) -> list[str]:
+        """The tokens of the whole vocabulary, by their ids."""
+        return self.tokens(range(self.vocab_size))
+
+    @property
+    def token_ids(self) -> dict[str, int]:
+        """The id of each of them."""
+        return {token: i for i, token in enumerate(self.all_tokens)}
+
 
 class CharTokenizer(Tokenizer):
     """Characters (code points) in the order of their code points. No id begins or ends a text."""

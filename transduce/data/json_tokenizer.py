@@ -158,10 +158,7 @@ class JSONTokenizer(Tokenizer):
         if not self._byte_level:
             return super().surfaces
         special = {*self.suppressed, self.eos_id}
-        names = (
-            "" if i in special else name
-            for i, name in enumerate(self.tokens(range(self.vocab_size)))
-        )
+        names = ("" if i in special else name for i, name in enumerate(self.all_tokens))
         return [
             bytes(map(LETTERS.index, name)) if {*name} <= {*LETTERS} else name.encode()
             for name in names

@@ -84,8 +84,7 @@ def new_model(x: Experiment, processor: Processor) -> Transformer:
     torch.manual_seed(x.training.seed)
     model = Transformer(x.model).to(device)
     numbers = trains_in(x.training.precision, device)
-    size = sum(p.numel() for p in model.parameters())
-    print(f"model: {size:,} parameters on {model.device}, trained in {numbers}")
+    print(f"model: {model.n_parameters:,} parameters on {model.device}, trained in {numbers}")
     if x.start_from is not None and not checkpoints(x.run):
         take_weights(model, x.start_from, processor.source, processor.target)
     return model
@@ -120,7 +119,7 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
                 f"that of {path} differs in {differing}; train with --tokenizer and its tokenizer "
                 f"file, or start from it (--start-from {path})"
             )
-        print(f"teacher: {path}, {sum(p.numel() for p in teacher.parameters()):,} parameters")
+        print(f"teacher: {path}, {teacher.n_parameters:,} parameters")
         teachers.append(teacher)
     losses = LossConfig(
         label_smoothing=x.training.label_smoothing,

@@ -261,6 +261,5 @@ def _take(
 
 def _shared_rows(before: Tokenizer, now: Tokenizer) -> list[tuple[int, int]]:
     """The old and the new id of every token that is written the same in two vocabularies."""
-    ids = {token: i for i, token in enumerate(before.tokens(range(before.vocab_size)))}
-    tokens = enumerate(now.tokens(range(now.vocab_size)))
-    return [(ids[token], i) for i, token in tokens if token in ids]
+    ids = before.token_ids
+    return [(ids[token], i) for i, token in enumerate(now.all_tokens) if token in ids]

@@ -155,7 +155,7 @@ def check_ctranslate2(config: TransformerConfig) -> None:
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> list[str]:
     """The names of the ids below `size`, ids without a token have names of their own."""
-    names = [*tokenizer.tokens(range(tokenizer.vocab_size)), *[""] * (size - tokenizer.vocab_size)]
+    names = [*tokenizer.all_tokens, *[""] * (size - tokenizer.vocab_size)]
     return [name or f"<unused {i}>" for i, name in enumerate(names)]
 
 

@@ -341,7 +341,7 @@ def _write_tokenizers(
 ) -> None:
     """Write SentencePiece models, tables of their ids and tokenizer_config.json."""
     tables = {
-        name: side.tokens(range(side.vocab_size))
+        name: side.all_tokens
         for name, side in {"vocab.json": source, "target_vocab.json": target}.items()
     }
     separate = tables["target_vocab.json"] != tables["vocab.json"]

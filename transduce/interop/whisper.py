@@ -126,7 +126,7 @@ def _write_generation(
         opening: the language and the task of texts where a call names none.
     """
     n_prefix = len(tokenizer.opening) + 1 - decoding["timestamps"]
-    ids = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
+    ids = tokenizer.token_ids
     search = generation_settings(decoding, tokenizer.suppressed, n_prefix=n_prefix)
     most = theirs["max_target_positions"]
     settings = {name: theirs[name] for name in theirs if name.endswith("token_id")} | {

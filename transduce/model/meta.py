@@ -61,8 +61,7 @@ def _sizes(config: TransformerConfig) -> tuple[int, int]:
             "a model must fit into memory, but one weight of this one has 2**63 bytes or more; "
             "take smaller layers"
         ) from error
-    n = sum(parameter.numel() for parameter in model.parameters())
-    return n, sum(buffer.numel() for buffer in model.buffers())
+    return model.n_parameters, sum(buffer.numel() for buffer in model.buffers())
 
 
 def _gib(n_bytes: int) -> str:
@@ -89,7 +88,7 @@ def flops_per_token(model: Transformer) -> float:
     if stack is None or not isinstance(stack.input, Tokens) or config.encoder is not None:
         raise InputError(f"flops_per_token() takes a decoder alone, but the model is {config}")
     config = config.for_stack(stack)
-    n = sum(p.numel() for p in model.parameters())
+    n = model.n_parameters
     if config.positions == "learned":
         n -= config.max_positions * config.d_model
     if config.tie == "none":

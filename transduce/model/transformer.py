@@ -295,6 +295,11 @@ class Transformer(nn.Module):
         return Cache(len(self.decoder.layers), self.config.window)
 
     @property
+    def n_parameters(self) -> int:
+        """The number of its parameters; a shared table counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type of the weights."""
         return next(self.parameters()).dtype

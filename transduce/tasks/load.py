@@ -101,9 +101,9 @@ def load_lm(
             "check the path"
         )
     if path.is_file():
-        tokens = tokenizer.tokens(range(tokenizer.vocab_size))
+        words = tokenizer.all_tokens
         with errors_of(path):
-            ngrams = NGrams(each_line(path), tokens, bos_id=bos, eos_id=eos, device=device)
+            ngrams = NGrams(each_line(path), words, bos_id=bos, eos_id=eos, device=device)
         return LanguageModel(partial(NGramScorer, ngrams))
     generator = load_generator(path, device, dtype)
     if (

@@ -273,7 +273,7 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
                 f"and target_language={config.target_language}; leave one of them out, in the "
                 "run's config.json, too"
             )
-        known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
+        known = tokenizer.token_ids
         if unknown := [name for name in names if name not in known]:
             raise InputError(
                 f"begin_with takes tokens of the vocabulary, but {unknown[0]!r} is none; leave it "
