@@ -14,7 +14,7 @@ from safetensors.torch import save as serialize
 from transduce.config import Json, differences, flatten, from_dict, to_dict, without_removed
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
-from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.features import FeatureExtractor, Features, VectorReader
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import FILES, side_files, stored_tokenizer, write_tokenizers
 from transduce.decode.phrases import LEXICON
@@ -76,7 +76,7 @@ class Run:
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer | None
     """The only tokenizer of a decoder alone; the source's own where source and target share one."""
-    feature_extractor: FeatureExtractor | VectorReader | None = None
+    feature_extractor: Features | None = None
     """How sound becomes frames, where the source is not text."""
     specified: Json = field(default_factory=dict)
     """The experiment as the user specified it, without what followed from the data."""
@@ -115,14 +115,9 @@ def save_run(directory: Path, run: Run) -> None:
     extractor = run.feature_extractor
     if extractor is not None:
         plain["features"] = to_dict(extractor.config)
-    if (
-        isinstance(extractor, FeatureExtractor)
-        and extractor.mean is not None
-        and extractor.std is not None
-    ):
-        write_file(
-            directory / STATISTICS, serialize({"mean": extractor.mean, "std": extractor.std})
-        )
+        if extractor.mean is not None and extractor.std is not None:
+            statistics = {"mean": extractor.mean, "std": extractor.std}
+            write_file(directory / STATISTICS, serialize(statistics))
     write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
 
 
@@ -212,7 +207,7 @@ def _check_sizes(path: Path, run: Run) -> None:
             )
 
 
-def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor | VectorReader:
+def _read_feature_extractor(plain: object, directory: Path) -> Features:
     name = str(directory / CONFIG)
     if not isinstance(plain, dict) or "sample_rate" not in plain:
         return VectorReader(from_dict(VectorConfig, plain, name))

@@ -213,6 +213,9 @@ def normalized(
 class VectorReader:
     """Reads and normalizes the vectors that a VectorConfig describes."""
 
+    mean = std = None
+    """Nothing is known of the training data."""
+
     def __init__(self, config: VectorConfig) -> None:
         self.config = config
 
@@ -251,6 +254,10 @@ class VectorReader:
             return frames
         double = frames.double()  # squares of large values would not fit into float32
         return normalized(double, double.mean(dim=0), double.var(dim=0, correction=0)).float()
+
+
+Features = FeatureExtractor | VectorReader
+"""What makes the frames of a recording."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from transduce.data.config import HIGHEST_SNR, Augmentation, FeatureConfig, VectorConfig
-from transduce.data.features import FeatureCache, FeatureExtractor, VectorReader, statistics
+from transduce.data.features import (
+    FeatureCache,
+    FeatureExtractor,
+    Features,
+    VectorReader,
+    statistics,
+)
 from transduce.data.manifest import Recording
 from transduce.errors import InputError
 from transduce.files import remove_leftovers
@@ -202,7 +208,7 @@ class FrameReader:
     """Reads the frames of a file: MFCC of sound, by way of the cache, or the vectors of a .npy
     file."""
 
-    feature_extractor: FeatureExtractor | VectorReader
+    feature_extractor: Features
     cache: FeatureCache
 
     @property
@@ -317,7 +323,7 @@ def make_feature_extractor(
     workers: int,
     *,
     max_seconds: float = math.inf,
-) -> FeatureExtractor | VectorReader:
+) -> Features:
     """The feature extractor of a config. Where it needs statistics, they are those of the
     recordings.
 

@@ -13,7 +13,7 @@ import torch
 
 from transduce.config import Json, differences, frozen, to_dict
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.features import Features
 from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.phrases import save_lexicon
 from transduce.device import full_speed, torch_device, trains_in
@@ -58,7 +58,7 @@ class Processor:
 
     source: Tokenizer | None = None
     target: Tokenizer | None = None
-    features: FeatureExtractor | VectorReader | None = None
+    features: Features | None = None
     lexicon: Sequence[str] = ()
     """The words of the training's texts, to which a search can be bound."""
 

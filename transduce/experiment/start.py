@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig
-from transduce.data.features import FeatureCache, FeatureExtractor, VectorReader
+from transduce.data.features import FeatureCache, Features
 from transduce.data.frame_reader import FrameReader, make_feature_extractor
 from transduce.data.manifest import Recording
 from transduce.data.pronunciations import PronunciationTokenizer, read_dictionary
@@ -128,7 +128,7 @@ def speech_tokenizer(x: SpeechExperiment, recordings: Sequence[Recording]) -> To
 
 def speech_features(
     x: SpeechExperiment, recordings: Sequence[Recording], cache: FeatureCache
-) -> FeatureExtractor | VectorReader:
+) -> Features:
     """The feature extractor of a speech experiment.
 
     Statistics of training data are those that the weights know: of the run that was begun here, or

@@ -12,7 +12,7 @@ from torch import Tensor
 from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
-from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.features import Features
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
@@ -49,7 +49,7 @@ def export_whisper(
     directory: Path,
     *,
     tokenizer: Tokenizer,
-    features: FeatureExtractor | VectorReader | None,
+    features: Features | None,
     decoding: Json,
 ) -> None:
     """Write what WhisperForConditionalGeneration and WhisperProcessor read with from_pretrained.

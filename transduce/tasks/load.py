@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from transduce.config import from_dict
-from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.features import Features
 from transduce.data.lines import each_line
 from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.ngram import NGrams, NGramScorer
@@ -220,12 +220,10 @@ def run_decoding(run: Run, kind: type[ConfigT]) -> ConfigT:
     return from_dict(kind, plain, f"decoding in {run.directory / CONFIG}")
 
 
-def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | VectorReader) -> bool:
+def same_features(a: Features, b: Features) -> bool:
     """Whether sound becomes the same frames for both."""
     if a.config != b.config:
         return False
-    if not isinstance(a, FeatureExtractor) or not isinstance(b, FeatureExtractor):
-        return True
     pairs = ((a.mean, b.mean), (a.std, b.std))  # where the configurations are equal, both or none
     return all(x is None or y is None or torch.equal(x, y) for x, y in pairs)
 

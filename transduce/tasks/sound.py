@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.data.audio import audio_blocks, read_samples, scale
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.features import FeatureExtractor, VectorReader
+from transduce.data.features import Features, VectorReader
 from transduce.data.manifest import Recording
 from transduce.data.segments import levels, segments as cut, split_segments
 from transduce.decode.phrases import required, text_prefix
@@ -110,7 +110,7 @@ TaskT = TypeVar("TaskT", bound="SoundTask")
 def segment_audio(
     audio: Audio,
     name: Path | str,
-    feature_extractor: FeatureExtractor | VectorReader,
+    feature_extractor: Features,
     decoding: SearchConfig,
 ) -> tuple[list[int], Iterator[AudioSegment]]:
     """Cut sound in its pauses: the frames of every segment, and the segments, for which it is read
@@ -204,7 +204,7 @@ class SoundTask(Seq2SeqTask[Audio]):
         self,
         model: Transformer,
         tokenizer: Tokenizer,
-        feature_extractor: FeatureExtractor | VectorReader,
+        feature_extractor: Features,
         decoding: SearchConfig | None = None,
         lexicon: Sequence[str] = (),
     ) -> None:
