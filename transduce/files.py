@@ -326,6 +326,16 @@ def read_json(path: Path) -> Json:
     return plain
 
 
+def read_optional(path: Path) -> Json:
+    """The object of a JSON file; an empty one where there is no file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def write_json(path: Path, plain: Json) -> None:
+    """Write an object as JSON, for people to read."""
+    write_file(path, json.dumps(plain, indent=2) + "\n")
+
+
 def _not_finite(number: str) -> float:
     raise InputError(f"it has {number}")
 

@@ -1,7 +1,6 @@
 """A run directory: config.json, tokenizers, weights, and checkpoints while training goes on."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from transduce.files import (
     read_weights,
     remove_leftovers,
     write_file,
+    write_json,
 )
 from transduce.hub import CARD, PREFIX, download
 from transduce.model.config import Frames, Tokens, TransformerConfig
@@ -118,7 +118,7 @@ def save_run(directory: Path, run: Run) -> None:
         if extractor.mean is not None and extractor.std is not None:
             statistics = {"mean": extractor.mean, "std": extractor.std}
             write_file(directory / STATISTICS, serialize(statistics))
-    write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
+    write_json(directory / CONFIG, plain)
 
 
 def on_disk(directory: Path | str) -> Path:

@@ -1,6 +1,5 @@
 """`transduce transcribe RUN FILE ...`: recordings to text, TSV, JSON lines or subtitles."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
@@ -341,7 +340,7 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
         InputError: the directory has other files, or was begun with other settings, or with other
             sounds of the same names.
     """
-    from transduce.files import read_json, write_file
+    from transduce.files import read_json, write_json
 
     key, _, _ = job.key(())
     del key["inputs"], key["stems"], key["output"]["format"], key["output"]["output_dir"]
@@ -369,7 +368,7 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
             "an --output-dir must be new or empty, or the one of an earlier transcription, but "
             f"{directory} has other files; name another"
         )
-    write_file(record, json.dumps({**key, "sounds": sounds}, indent=2) + "\n")
+    write_json(record, {**key, "sounds": sounds})
 
     def is_done(sound: Path) -> bool:
         return os.path.isfile(sound) and all(

@@ -10,8 +10,8 @@ from transduce.config import Json, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError, require
+from transduce.files import write_json
 from transduce.interop.onnx import export_onnx
-from transduce.interop.pretrained import write_settings
 from transduce.kernels import cache_folder
 from transduce.tasks.config import SearchConfig
 
@@ -80,4 +80,4 @@ def export_page(
     for name, stack in (("max_source_length", config.encoder), ("max_length", config.decoder)):
         bound = config.for_stack(stack).max_positions
         search[name] = min(search[name] or bound, bound)
-    write_settings(directory / "web.json", {"about": about, "shared": shared, "search": search})
+    write_json(directory / "web.json", {"about": about, "shared": shared, "search": search})

@@ -204,18 +204,20 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
     Raises:
         InputError: a token has another id than the next one.
     """
-    from transduce.files import read_json  # it loads torch, for which --help does not wait
-
-    def read(name: str) -> Json:
-        return read_json(directory / name) if (directory / name).is_file() else {}
+    from transduce.files import read_optional  # it loads torch, for which --help does not wait
 
     settings: Json = {
         name: value.get("content") if isinstance(value, dict) else value
-        for name, value in (read("special_tokens_map.json") | read("tokenizer_config.json")).items()
+        for name, value in (
+            read_optional(directory / "special_tokens_map.json")
+            | read_optional(directory / "tokenizer_config.json")
+        ).items()
     }
     names = [value for name, value in settings.items() if name.endswith("_token")]
     special = {*filter(None, map(str, [*names, *settings.get("additional_special_tokens", [])]))}
-    for name, i in sorted(read("added_tokens.json").items(), key=lambda item: item[1]):
+    for name, i in sorted(
+        read_optional(directory / "added_tokens.json").items(), key=lambda item: item[1]
+    ):
         tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special)])
         if tokenizer.token_to_id(name) != i:
             raise InputError(

@@ -1,6 +1,5 @@
 """Validation: the loss on held-out batches, measures of the model's outputs, and samples."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from transduce.data.parallel_text import ParallelText
 from transduce.data.speech_batches import SpeechPairs
 from transduce.data.text_batches import MaskedBatches
 from transduce.errors import InputError
-from transduce.files import write_file
+from transduce.files import write_json
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
 from transduce.report.documents import write_reports
@@ -344,8 +343,6 @@ def held_out_report(
         prefix = which and f"{which}."
         values |= {f"{prefix}loss": loss, f"{prefix}{second}": value}
         print(f"  {which or 'loss'} {loss:.4f} nats per token, {second} {value:.3f}{unit}")
-    write_file(
-        directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n"
-    )
+    write_json(directory / f"{name}.json", {**values, "tokens": n_tokens})
     write_reports(directory)
     return values

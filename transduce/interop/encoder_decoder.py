@@ -21,7 +21,7 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
-from transduce.files import write_file
+from transduce.files import read_optional, write_file, write_json
 from transduce.interop.generation import (
     GENERATION,
     Generation,
@@ -35,11 +35,9 @@ from transduce.interop.pretrained import (
     our_config,
     our_fields,
     piece_tokenizer,
-    read_optional,
     read_table,
     their_settings,
     write_model,
-    write_settings,
     write_tokenizer_settings,
 )
 from transduce.interop.settings import (
@@ -303,7 +301,7 @@ def export_marian(
         "pad_token_id": target.pad_id,
         "max_length": config.max_positions,
     }
-    write_settings(
+    write_json(
         directory / GENERATION, search | generation_settings(decoding or {}, target.suppressed)
     )
     return True

@@ -17,7 +17,7 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
-from transduce.files import Weights, write_file
+from transduce.files import Weights, read_optional, write_file, write_json
 from transduce.interop.generation import (
     GENERATION,
     Generation,
@@ -31,10 +31,8 @@ from transduce.interop.pretrained import (
     check_same,
     our_config,
     our_fields,
-    read_optional,
     their_settings,
     write_model,
-    write_settings,
     write_tokenizer_settings,
 )
 from transduce.interop.settings import (
@@ -214,7 +212,7 @@ def export_language_model(
     if decoding is not None and tokenizer is not None:
         no_tokens = range(tokenizer.vocab_size, config.vocab_size)  # rows that fill up the table
         sampling = sampling_settings(decoding, {*tokenizer.suppressed, *no_tokens})
-        write_settings(directory / GENERATION, special | sampling)
+        write_json(directory / GENERATION, special | sampling)
     if tokenizer is not None and content is not None:
         write_file(directory / "tokenizer.json", content)
         tokens = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items()}

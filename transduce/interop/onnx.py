@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import require
-from transduce.interop.pretrained import CONFIG, check_exportable, write_settings
+from transduce.files import write_json
+from transduce.interop.pretrained import CONFIG, check_exportable
 from transduce.model.cache import Cache, LayerCache, ProjectedMemory
 from transduce.model.layers import Layer
 from transduce.model.transformer import Transformer
@@ -149,7 +150,7 @@ def export_onnx(
         "eos_id": target.eos_id,
         "suppressed": sorted(never),
     }
-    write_settings(directory / CONFIG, settings)
+    write_json(directory / CONFIG, settings)
 
 
 def _write_onnx(

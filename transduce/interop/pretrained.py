@@ -4,7 +4,6 @@ The settings of config.json are fields of a TransformerConfig under other names.
 settings that have their defaults, and anybody may have written it. So it is read in one place.
 """
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import FeatureExtractor
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
-from transduce.files import Weights, read_json, regular, write_file
+from transduce.files import Weights, read_json, regular, write_file, write_json
 from transduce.interop.settings import (
     SETTINGS,
     BARTSettings,
@@ -235,19 +234,9 @@ class Imported(NamedTuple):
     """How sound becomes frames, where the source is no text."""
 
 
-def read_optional(path: Path) -> Json:
-    """The object of a JSON file; an empty one where there is no file."""
-    return read_json(path) if path.is_file() else {}
-
-
-def write_settings(path: Path, settings: Json) -> None:
-    """Write an object as JSON, for people to read."""
-    write_file(path, json.dumps(settings, indent=2) + "\n")
-
-
 def write_model(directory: Path, theirs: Json, weights: Weights) -> None:
     """Write config.json and model.safetensors into a directory, which is made."""
-    write_settings(directory / CONFIG, theirs)
+    write_json(directory / CONFIG, theirs)
     contiguous = {name: weight.cpu().contiguous() for name, weight in weights.items()}
     write_file(directory / WEIGHTS, serialize(contiguous, metadata={"format": "pt"}))
 
@@ -262,7 +251,7 @@ def write_tokenizer_settings(
         settings: the special tokens, as eos_token, and others.
     """
     known = {"tokenizer_class": kind, "model_max_length": max_positions}
-    write_settings(directory / TOKENIZER, known | settings)
+    write_json(directory / TOKENIZER, known | settings)
 
 
 def piece_tokenizer(

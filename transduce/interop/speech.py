@@ -16,7 +16,7 @@ from transduce.data.features import FeatureExtractor
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
-from transduce.files import read_json
+from transduce.files import read_json, read_optional
 from transduce.interop.generation import Generation, read_decoding
 from transduce.interop.pretrained import (
     TOKENIZER,
@@ -25,7 +25,6 @@ from transduce.interop.pretrained import (
     our_config,
     our_fields,
     piece_tokenizer,
-    read_optional,
 )
 from transduce.interop.settings import Speech2TextSettings, SpeechSettings, Stored, WhisperSettings
 from transduce.interop.weights import (

@@ -15,7 +15,7 @@ from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.features import Features
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
-from transduce.files import write_file
+from transduce.files import write_file, write_json
 from transduce.interop.generation import (
     GENERATION,
     generation_settings,
@@ -25,7 +25,6 @@ from transduce.interop.pretrained import (
     known_fields,
     their_settings,
     write_model,
-    write_settings,
     write_tokenizer_settings,
 )
 from transduce.interop.speech import (
@@ -77,7 +76,7 @@ def export_whisper(
         theirs["max_source_positions"], model.config.d_model
     )
     write_model(directory, theirs, weights)
-    write_settings(directory / FEATURES, sound)
+    write_json(directory / FEATURES, sound)
     language = decoding["target_language"]
     if language not in ("", "auto"):
         tokenizer = tokenizer.with_language(language)
@@ -143,7 +142,7 @@ def _write_generation(
         settings |= {"lang_to_id": languages, "task_to_id": tasks} | opening
     if decoding["alignment_heads"]:
         settings["alignment_heads"] = decoding["alignment_heads"]
-    write_settings(directory / GENERATION, settings)
+    write_json(directory / GENERATION, settings)
 
 
 def _their_settings(config: TransformerConfig, tokenizer: Tokenizer) -> Json:
