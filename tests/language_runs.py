@@ -5,13 +5,16 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
 
+from transduce.config import to_dict
 from transduce.data.base_tokenizer import CharTokenizer, Tokenizer
 from transduce.data.json_tokenizer import END, JSONTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.files import save_weights
+from transduce.interop.pretrained import Parts
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import Run, save_run
+from transduce.tasks.config import GenerationConfig
 
 TEXT = ["ROMEO:\nBut soft, what light!\n", "JULIET:\nAy me. Größe, 東京 🙂\n", "All: Speak, speak; it's done.\n"] * 4
 
@@ -33,6 +36,11 @@ def any_tokenizer(kind: str) -> Tokenizer:
     if kind == "characters":
         return CharTokenizer.train(TEXT)
     return byte_bpe(TEXT, size=290) if kind == "bytes" else SentencePieceTokenizer.train(TEXT, vocab_size=330)
+
+
+def untokenized(model: Transformer) -> Parts:
+    """What is exported of a model whose tokenizer is none of other libraries."""
+    return Parts(model, None, any_tokenizer("characters"), to_dict(GenerationConfig()))
 
 
 def language_model(vocab_size: int, *, seed: int = 3, **changes) -> Transformer:

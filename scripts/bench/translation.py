@@ -24,6 +24,7 @@ import transduce as td
 from transduce.arguments import Group
 from transduce.data.lines import read_lines
 from transduce.interop.ctranslate2 import export_ctranslate2, vocabulary_of
+from transduce.interop.pretrained import Parts
 from transduce.process import keep_memory
 from transduce.run import load_run
 
@@ -57,7 +58,7 @@ def load_ctranslate2(
     source = run.source_tokenizer
     target = run.target_tokenizer
     assert source and target
-    export_ctranslate2(td.load_model(path), directory, source=source, target=target)
+    export_ctranslate2(Parts(td.load_model(path), source, target, {}), directory)
     translator = ctranslate2.Translator(
         str(directory), compute_type=kind, intra_threads=threads, inter_threads=at_once
     )

@@ -12,7 +12,7 @@ from tests.language_runs import any_tokenizer, language_run
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.cli.main import main
 from transduce.interop.ctranslate2 import LACKING, export_ctranslate2, write_ctranslate2
-from transduce.interop.pretrained import TRAINING
+from transduce.interop.pretrained import TRAINING, Parts
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
@@ -168,10 +168,9 @@ def test_the_lines_of_the_page_generate_as_the_run_does(tmp_path, capsys, monkey
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_ctranslate2_lacks_is_refused_by_name(tmp_path, config, message):
+    parts = Parts(Transformer(replace(BASE, **config)), None, any_tokenizer("sentencepiece"), {})
     with pytest.raises(ValueError, match=re.escape(message)):
-        export_ctranslate2(
-            Transformer(replace(BASE, **config)), tmp_path / "out", source=None, target=any_tokenizer("sentencepiece")
-        )
+        export_ctranslate2(parts, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

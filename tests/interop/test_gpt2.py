@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, tr
 from torch import nn
 
 import transduce as td
+from tests.language_runs import untokenized
 from tests.runs import ENGLISH, library_tokenizer
 from transduce.cli.main import main
 from transduce.data.json_tokenizer import JSONTokenizer
@@ -105,7 +106,7 @@ def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, caplog, s
         torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-5, atol=1e-5)
     assert not ours.training
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
-    export_language_model(ours, tmp_path / "again", "gpt2")
+    export_language_model(untokenized(ours), tmp_path / "again", "gpt2")
     again = loaded_in_silence(tmp_path / "again", caplog)
     with torch.no_grad():
         torch.testing.assert_close(again(ids).logits, want, rtol=1e-5, atol=1e-5)
@@ -123,7 +124,7 @@ def test_a_model_without_biases_is_exported_with_zeros(tmp_path, rng, caplog):
     torch.manual_seed(1)
     ours = td.Transformer(config).eval()
     assert not any(name.endswith("bias") for name, _ in ours.named_parameters())
-    export_language_model(ours, tmp_path / "again", "gpt2")
+    export_language_model(untokenized(ours), tmp_path / "again", "gpt2")
     again, ids = loaded_in_silence(tmp_path / "again", caplog), torch.randint(53, (5, 37), generator=rng)
     with torch.no_grad():
         torch.testing.assert_close(again(ids).logits, ours(target_in=ids), rtol=1e-5, atol=1e-5)
@@ -331,10 +332,10 @@ def test_what_is_no_gpt2_is_not_exported(tmp_path):
         "positions: learned -> sinusoidal; scale_embeddings: False -> True"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        export_language_model(other, tmp_path, "gpt2")
+        export_language_model(untokenized(other), tmp_path, "gpt2")
     both = td.Transformer(td.TransformerConfig(encoder=stack, decoder=stack, **small))
     with pytest.raises(ValueError, match=r"^a gpt2 is a decoder alone, but this model has an encoder; it cannot be"):
-        export_language_model(both, tmp_path, "gpt2")
+        export_language_model(untokenized(both), tmp_path, "gpt2")
     assert not list(tmp_path.iterdir())
 
 

@@ -11,12 +11,13 @@ from tokenizers import Tokenizer as Pieces, processors
 import transduce as td
 from tests.interop.rivals import drawn
 from tests.interop.test_gpt2 import NASTY, PROMPTS, TEXT, changed
-from tests.language_runs import byte_bpe, language_model
+from tests.language_runs import byte_bpe, language_model, untokenized
 from transduce.cli.main import main
 from transduce.config import to_dict
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop import read_model
 from transduce.interop.language_models import export_language_model
+from transduce.interop.pretrained import Parts
 from transduce.model.meta import n_parameters
 from transduce.tasks.generate import GenerationConfig, Generator
 
@@ -63,7 +64,7 @@ def compare(directory, rng, kind: str, **settings) -> None:
         torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-4, atol=1e-4)
     n = sum(parameter.numel() for parameter in theirs.parameters())
     assert sum(parameter.numel() for parameter in ours.parameters()) == n == n_parameters(ours.config)
-    export_language_model(ours, directory / "again", "llama")
+    export_language_model(untokenized(ours), directory / "again", "llama")
     again, told = transformers.AutoModelForCausalLM.from_pretrained(directory / "again", output_loading_info=True)
     assert type(again) is type(theirs) and not any(told.values())
     with torch.no_grad():
@@ -131,9 +132,9 @@ def test_models_like_llama_are_read_and_go_out_as_one(tmp_path, rng, kind, setti
         torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-4, atol=1e-4)
         if again is None:
             with pytest.raises(ValueError, match="norm: rms -> layer"):
-                export_language_model(ours, tmp_path / "again", "llama")
+                export_language_model(untokenized(ours), tmp_path / "again", "llama")
             return
-        export_language_model(ours, tmp_path / "again", "llama")
+        export_language_model(untokenized(ours), tmp_path / "again", "llama")
         written = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
         assert written.config.model_type == again
         torch.testing.assert_close(written(ids).logits, want, rtol=1e-4, atol=1e-4)
@@ -247,7 +248,7 @@ def test_rules_and_the_beginning_of_prompts_go_back_too(tmp_path, caplog):
     like_llama = {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "bias": False}
     model = language_model(294, scale_embeddings=False, **like_llama)  # the last two rows are no tokens
     decoding = to_dict(GenerationConfig(no_repeat_ngram=3))
-    assert export_language_model(model, tmp_path / "own", "llama", tokenizer=ours, decoding=decoding)
+    assert export_language_model(Parts(model, None, ours, decoding), tmp_path / "own", "llama")
     assert caplog.messages == ["generation_config.json cannot say no_repeat_ngram=3; transformers does without"]
     settings = json.loads((tmp_path / "own" / "generation_config.json").read_text())
     assert "no_repeat_ngram_size" not in settings and settings["suppress_tokens"] == [290, 292, 293]
@@ -263,7 +264,7 @@ def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
         31, norm="rms", gated=True, activation="silu", positions="rotary", qk_norm=True, bias=False, n_kv_heads=1, head_width=4,
         rotary_factor=2.0, norm_eps=1e-3,
     )  # fmt: skip
-    export_language_model(ours, tmp_path, "llama")
+    export_language_model(untokenized(ours), tmp_path, "llama")
     theirs, ids = (
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(),
         torch.randint(31, (3, 20), generator=rng),
@@ -308,11 +309,11 @@ def test_a_model_of_another_make_is_refused(tmp_path, kind, values, message):
 def test_what_is_no_llama_is_not_exported(tmp_path):
     told = "gated: True -> False; norm: rms -> layer; positions: rotary -> sinusoidal"
     with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
-        export_language_model(language_model(31), tmp_path / "out", "llama")
+        export_language_model(untokenized(language_model(31)), tmp_path / "out", "llama")
     like_qwen = {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "scale_embeddings": False}
     biased = language_model(31, qk_norm=True, bias=False, qkv_bias=True, **like_qwen)
     with pytest.raises(ValueError, match=r"qk_norm: False -> True$"):
-        export_language_model(biased, tmp_path / "out", "llama")
+        export_language_model(untokenized(biased), tmp_path / "out", "llama")
     assert not (tmp_path / "out").exists()
 
 

@@ -15,6 +15,7 @@ from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, LITTLE, random_run
 from transduce.cli.main import main
 from transduce.interop.encoder_decoder import export_marian
+from transduce.interop.pretrained import Parts
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
 
@@ -39,7 +40,7 @@ def test_logits_are_those_of_transformers(tmp_path, rng, changes):
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))
-    export_marian(ours, tmp_path, source=None, target=any_tokenizer("sentencepiece"))
+    export_marian(Parts(ours, None, any_tokenizer("sentencepiece"), {}), tmp_path)
     theirs, told = MarianMTModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(told.values())
     source, target = torch.randint(29, (3, 9), generator=rng), torch.randint(37, (3, 8), generator=rng)
@@ -121,13 +122,9 @@ def test_opus_mt_goes_back_as_it_came(tmp_path, spm, seed):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_marian_lacks_is_refused_by_name(tmp_path, changes, message):
+    parts = Parts(Transformer(replace(LITTLE, **changes)), None, any_tokenizer("sentencepiece"), {})
     with pytest.raises(ValueError, match=re.escape(message)):
-        export_marian(
-            Transformer(replace(LITTLE, **changes)),
-            tmp_path / "out",
-            source=None,
-            target=any_tokenizer("sentencepiece"),
-        )
+        export_marian(parts, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

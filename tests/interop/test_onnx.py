@@ -17,6 +17,7 @@ from tests.language_runs import any_tokenizer
 from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
 from transduce.interop.onnx import export_onnx
+from transduce.interop.pretrained import Parts
 from transduce.model.config import Frames, StackConfig, Tokens
 from transduce.model.transformer import Transformer
 
@@ -69,7 +70,7 @@ def test_logits_step_by_step_are_those_of_the_model(tmp_path, rng, changes):
     if model.config.output_bias:
         model.get_parameter("output_bias").data.normal_()
     config, tokenizer = model.config, any_tokenizer("sentencepiece")
-    export_onnx(model, tmp_path, source=tokenizer, target=tokenizer)
+    export_onnx(Parts(model, tokenizer, tokenizer, {"suppress": ()}), tmp_path)
     step = onnxruntime.InferenceSession(str(tmp_path / "step.onnx"))
     for n_rows, n_source, n_target in ((1, 1, 1), (3, 20, 25)):
         known, given = {}, {}
@@ -95,7 +96,7 @@ def test_rows_that_have_no_token_are_suppressed_too(tmp_path):
     n = tokenizer.vocab_size
     table = StackConfig(input=Tokens(vocab_size=n + 3), n_layers=1)
     model = Transformer(replace(BASE, encoder=None, decoder=table)).eval()
-    export_onnx(model, tmp_path, source=None, target=tokenizer, suppress=[9])
+    export_onnx(Parts(model, None, tokenizer, {"suppress": [9]}), tmp_path)
     never = json.loads((tmp_path / "config.json").read_text())["suppressed"]
     named = {*tokenizer.tokens(never[:-3])}
     assert (
@@ -135,5 +136,5 @@ def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypat
 def test_what_is_not_written_is_refused_by_name(tmp_path, changes, told):
     tokenizer = any_tokenizer("sentencepiece")
     with pytest.raises(ValueError, match=re.escape(told)):
-        export_onnx(Transformer(replace(BASE, **changes)), tmp_path / "out", source=tokenizer, target=tokenizer)
+        export_onnx(Parts(Transformer(replace(BASE, **changes)), tokenizer, tokenizer, {}), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -31,7 +31,7 @@ from transduce.config import to_dict
 from transduce.data.features import FeatureExtractor
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop import read_run
-from transduce.interop.pretrained import Imported, read_settings
+from transduce.interop.pretrained import Parts, read_settings
 from transduce.interop.speech import NAMES
 from transduce.interop.whisper import export_whisper
 from transduce.serve import ServeConfig
@@ -68,7 +68,7 @@ class Rival(NamedTuple):
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)[0].strip()
 
 
-def imported(directory: Path) -> Imported:
+def imported(directory: Path) -> Parts:
     return read_run(read_settings(directory))
 
 
@@ -575,16 +575,16 @@ def test_a_whisper_without_a_token_for_translating_goes_out_too(untrained, tmp_p
 def test_what_is_no_whisper_is_not_written_as_one(rival, tmp_path):
     if not rival.task:
         return
-    model, _, tokenizer, _, features = imported(rival.directory)
-    decoding = to_dict(td.SearchConfig())
+    parts = imported(rival.directory)._replace(decoding=to_dict(td.SearchConfig()))
+    model, features = parts.model, parts.feature_extractor
     for changed_features in (None, FeatureExtractor(replace(features.config, normalize="utterance"))):
         with pytest.raises(
             ValueError, match=r"^a Whisper has its own features of sound, but this run has others; export"
         ):
-            export_whisper(model, tmp_path / "a", tokenizer=tokenizer, features=changed_features, decoding=decoding)
+            export_whisper(parts._replace(feature_extractor=changed_features), tmp_path / "a")
     model.config = replace(model.config, ctc=True)
     with pytest.raises(ValueError, match=r"^a whisper has fields of one value, but in this model they differ: ctc"):
-        export_whisper(model, tmp_path / "a", tokenizer=tokenizer, features=features, decoding=decoding)
+        export_whisper(parts, tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from tests.language_runs import untokenized
 from transduce.config import from_dict, to_dict
 from transduce.data.batch import IGNORE, pair_batch
 from transduce.data.sentencepiece_bpe import BOS, EOS
@@ -143,8 +144,8 @@ def test_beam_search_finds_the_same():
 @pytest.mark.parametrize("name", ["language", "untied"])
 def test_gpt2_is_exported_without_them(tmp_path, name):
     plain, padded = pair(name)
-    export_language_model(plain.float(), tmp_path / "plain", "gpt2")
-    export_language_model(padded.float(), tmp_path / "padded", "gpt2")
+    export_language_model(untokenized(plain.float()), tmp_path / "plain", "gpt2")
+    export_language_model(untokenized(padded.float()), tmp_path / "padded", "gpt2")
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "padded" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
     assert load_file(tmp_path / "padded" / "model.safetensors")["transformer.wte.weight"].shape == (V, 8)

@@ -271,43 +271,32 @@ def _exported(run: "Contents", directory: Path, to: Format, languages: tuple[str
     from transduce.cli.web import export_page
     from transduce.config import to_dict
     from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx, whisper
+    from transduce.interop.pretrained import Parts
     from transduce.run import read_model
     from transduce.tasks.config import GenerationConfig, SearchConfig
     from transduce.tasks.load import run_decoding
 
     model = read_model(run, "cpu")
-    source, target = run.source_tokenizer, run.target_tokenizer
+    target = run.target_tokenizer
     assert target is not None
     kind: type[Any] = GenerationConfig if model.config.encoder is None else SearchConfig
     decoding = to_dict(run_decoding(run, kind))
+    parts = Parts(model, run.source_tokenizer, target, decoding, run.feature_extractor)
     match to:
         case "ctranslate2":
-            ctranslate2.export_ctranslate2(model, directory, source=source, target=target)
+            ctranslate2.export_ctranslate2(parts, directory)
         case "argos":
-            ctranslate2.export_argos(
-                model, directory, source=source, target=target, languages=languages
-            )
+            ctranslate2.export_argos(parts, directory, languages)
         case "onnx":
-            suppress = decoding.get("suppress", ())
-            onnx.export_onnx(model, directory, source=source, target=target, suppress=suppress)
+            onnx.export_onnx(parts, directory)
         case "web":
-            about = (run.directory.resolve().name, *languages)
-            export_page(
-                model, directory, source=source, target=target, search=decoding, about=about
-            )
+            export_page(parts, directory, (run.directory.resolve().name, *languages))
         case "whisper":
-            features = run.feature_extractor
-            whisper.export_whisper(
-                model, directory, tokenizer=target, features=features, decoding=decoding
-            )
+            whisper.export_whisper(parts, directory)
         case "marian":
-            return encoder_decoder.export_marian(
-                model, directory, source=source, target=target, decoding=decoding
-            )
+            return encoder_decoder.export_marian(parts, directory)
         case _:
-            return language_models.export_language_model(
-                model, directory, to, tokenizer=target, decoding=decoding
-            )
+            return language_models.export_language_model(parts, directory, to)
     return True
 
 

@@ -3,15 +3,14 @@
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Any
 
 from transduce.cli.data import RUNTIME, get
-from transduce.config import Json, to_dict
-from transduce.data.base_tokenizer import Tokenizer
+from transduce.config import to_dict
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError, require
 from transduce.files import write_json
 from transduce.interop.onnx import export_onnx
+from transduce.interop.pretrained import Parts
 from transduce.kernels import cache_folder
 from transduce.tasks.config import SearchConfig
 
@@ -31,26 +30,17 @@ SEARCH = (
 """Fields of SearchConfig that page/browser/search.js knows, or that change nothing there."""
 
 
-def export_page(
-    model: Any,
-    directory: Path,
-    *,
-    source: Tokenizer | None,
-    target: Tokenizer,
-    search: Json,
-    about: tuple[str, str, str],
-) -> None:
+def export_page(parts: Parts, directory: Path, about: tuple[str, str, str]) -> None:
     """Write a model in ONNX, the page of `transduce serve`, and what runs both in a browser.
 
     Args:
-        model: the run's Transformer.
-        search: how the run searches, as fields of SearchConfig.
         about: the name of the run, and the codes of the source and the target language, or "".
 
     Raises:
         InputError: the page cannot read the run's tokenizers, search as it does, or write in this
             language; or what runs a model cannot be fetched.
     """
+    model, source, target, search, _ = parts
     kind = SentencePieceTokenizer
     if not isinstance(source, kind) or not isinstance(target, kind):
         raise InputError(
@@ -66,7 +56,7 @@ def export_page(
         source.with_tag(about[2])  # which refuses another one
     require("onnx", "this export", "onnx")  # before 33 MB are fetched
     get("onnxruntime-web", cache_folder())
-    export_onnx(model, directory, source=source, target=target, suppress=search["suppress"])
+    export_onnx(parts, directory)
     page = directory / "page"
     shutil.copytree(PAGE, page)
     index = (page / "index.html").replace(directory / "index.html")

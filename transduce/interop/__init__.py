@@ -5,7 +5,7 @@ from typing import Any
 
 from transduce.interop import encoder_decoder, language_models, speech, t5
 from transduce.interop.generation import read_generation
-from transduce.interop.pretrained import Imported, read_settings
+from transduce.interop.pretrained import Parts, read_settings
 from transduce.interop.settings import (
     BARTSettings,
     LanguageModelSettings,
@@ -39,7 +39,7 @@ def read_model(directory: Path) -> Transformer:
     return model
 
 
-def read_run(settings: Settings) -> Imported:
+def read_run(settings: Settings) -> Parts:
     """Read the model with its tokenizers and with how it generates.
 
     Args:
@@ -50,7 +50,5 @@ def read_run(settings: Settings) -> Imported:
             model.
     """
     module = _module(settings)
-    imported: Imported = module.read_run(
-        settings, module.read_model(settings), read_generation(settings)
-    )
-    return imported
+    parts: Parts = module.read_run(settings, module.read_model(settings), read_generation(settings))
+    return parts

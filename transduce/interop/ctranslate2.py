@@ -24,7 +24,7 @@ from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
 from transduce.files import write_file
 from transduce.interop.encoder_decoder import sentencepiece_of
-from transduce.interop.pretrained import check_exportable
+from transduce.interop.pretrained import Parts, check_exportable
 from transduce.interop.weights import CTRANSLATE2, named_weights
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Stack, Transformer
@@ -36,20 +36,15 @@ LACKING = ("attention", "window", "n_experts", "conformer_kernel", "ctc")
 """The fields of TransformerConfig that CTranslate2 does not know."""
 
 
-def export_ctranslate2(
-    model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer
-) -> None:
+def export_ctranslate2(parts: Parts, directory: Path) -> None:
     """Write what ctranslate2.Translator loads, or ctranslate2.Generator for a decoder alone.
 
     The tokenizers' own files are beside it, under the names that a run has for them.
 
-    Args:
-        source: of the encoder; the same as `target` where both sides share one.
-        target: of the decoder.
-
     Raises:
         InputError: the library is not installed, or the model has a part that CTranslate2 lacks.
     """
+    model, source, target, *_ = parts
     config = model.config
     special = {"bos_token": target.bos_id, "eos_token": target.eos_id, "unk_token": target.unk_id}
     vocabulary = vocabulary_of(target, config.vocab_size)
@@ -109,14 +104,7 @@ def write_ctranslate2(
     spec.save(str(directory))
 
 
-def export_argos(
-    model: Transformer,
-    path: Path,
-    *,
-    source: Tokenizer | None,
-    target: Tokenizer,
-    languages: tuple[str, str],
-) -> None:
+def export_argos(parts: Parts, path: Path, languages: tuple[str, str]) -> None:
     """Write the package that Argos Translate and LibreTranslate install: a zip with a model of
     CTranslate2, the SentencePiece model, and the languages' codes (ISO 639).
 
@@ -125,6 +113,7 @@ def export_argos(
     Raises:
         InputError: as for `export_ctranslate2`, and for sides that share no SentencePiece model.
     """
+    model, source, target, *_ = parts
     pieces = sentencepiece_of(target)
     if model.config.encoder is None or source is not target or not pieces or target.lacks_language:
         raise InputError(
@@ -136,7 +125,7 @@ def export_argos(
     metadata |= {"from_code": of, "from_name": of, "to_code": to, "to_name": to}
     with TemporaryDirectory() as folder:
         package = Path(folder) / f"translate-{of}_{to}-1_0"
-        export_ctranslate2(model, package / "model", source=source, target=target)
+        export_ctranslate2(parts, package / "model")
         (package / "sentencepiece.model").write_bytes(pieces)
         (package / "metadata.json").write_text(json.dumps(metadata, indent=1))
         archive = shutil.make_archive(str(package), "zip", folder, package.name)

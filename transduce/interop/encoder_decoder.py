@@ -30,7 +30,7 @@ from transduce.interop.generation import (
 )
 from transduce.interop.pretrained import (
     TOKENIZER,
-    Imported,
+    Parts,
     check_same,
     our_config,
     our_fields,
@@ -101,9 +101,7 @@ def _our_config(settings: BARTSettings, output_bias: bool) -> TransformerConfig:
     return our_config(settings, ours)
 
 
-def read_run(
-    settings: EncoderDecoderSettings, model: Transformer, generation: Generation
-) -> Imported:
+def read_run(settings: EncoderDecoderSettings, model: Transformer, generation: Generation) -> Parts:
     """Add the tokenizers to a model, and how it is searched.
 
     Raises:
@@ -113,7 +111,7 @@ def read_run(
     source, target = make(generation, settings.vocab_size, model.vocab_size)
     n_forced = 1 if target.opens_by_language else len(target.opening)
     decoding = read_decoding(generation, model.vocab_size, n_forced=n_forced)
-    return Imported(model, source, target, decoding)
+    return Parts(model, source, target, decoding)
 
 
 def _marian_tokenizers(
@@ -259,21 +257,9 @@ def _around(library: LibraryTokenizer, end: int) -> tuple[list[int], list[int]]:
     return encoding.ids[:n_before], [i for i in behind if i != end]
 
 
-def export_marian(
-    model: Transformer,
-    directory: Path,
-    *,
-    source: Tokenizer | None,
-    target: Tokenizer,
-    decoding: Json | None = None,
-) -> bool:
+def export_marian(parts: Parts, directory: Path) -> bool:
     """Write what MarianMTModel.from_pretrained reads, and, with SentencePiece,
     MarianTokenizer.from_pretrained.
-
-    Args:
-        source: of the encoder; the same as `target` where both sides share one.
-        target: of the decoder.
-        decoding: how the run searches, as fields of SearchConfig.
 
     Returns:
         Whether the tokenizers are there, too.
@@ -281,6 +267,7 @@ def export_marian(
     Raises:
         InputError: the model is no Marian model; the message says why.
     """
+    model, source, target, decoding, _ = parts
     config = model.config
     theirs = _their_config(config, target)
     weights = reordered_weights(model, ENCODER_DECODER)
@@ -301,9 +288,7 @@ def export_marian(
         "pad_token_id": target.pad_id,
         "max_length": config.max_positions,
     }
-    write_json(
-        directory / GENERATION, search | generation_settings(decoding or {}, target.suppressed)
-    )
+    write_json(directory / GENERATION, search | generation_settings(decoding, target.suppressed))
     return True
 
 

@@ -27,7 +27,7 @@ from transduce.interop.generation import (
 from transduce.interop.pretrained import (
     CONFIG,
     TOKENIZER,
-    Imported,
+    Parts,
     check_same,
     our_config,
     our_fields,
@@ -125,14 +125,14 @@ def _rotation(settings: LlamaLikeSettings) -> Json:
     return ours
 
 
-def read_run(settings: Settings, model: Transformer, generation: Generation) -> Imported:
+def read_run(settings: Settings, model: Transformer, generation: Generation) -> Parts:
     """Add the tokenizer to a model, and how prompts go on.
 
     Raises:
         InputError: there is no tokenizer, or nothing in it ends texts as config.json says.
     """
     tokenizer = _text_tokenizer(settings.directory, generation.eos_token_id, model.vocab_size)
-    return Imported(model, None, tokenizer, read_sampling(generation, model.config))
+    return Parts(model, None, tokenizer, read_sampling(generation, model.config))
 
 
 def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> Tokenizer:
@@ -171,22 +171,13 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
     return ImportedTokenizer.of(plain, size=vocab_size, special=ids, opening=begins)
 
 
-def export_language_model(
-    model: Transformer,
-    directory: Path,
-    to: Literal["gpt2", "llama"],
-    *,
-    tokenizer: Tokenizer | None = None,
-    decoding: Json | None = None,
-) -> bool:
+def export_language_model(parts: Parts, directory: Path, to: Literal["gpt2", "llama"]) -> bool:
     """Write what GPT2LMHeadModel reads; or LlamaForCausalLM, or the class of Qwen2, Qwen3 or
     Mistral, if the model has their parts.
 
     A GPT-2 without biases gets zeros. Of a Llama, embeddings that the model multiplies by
-    sqrt(d_model) are so multiplied, and stand beside the output table.
-
-    Args:
-        decoding: fields of GenerationConfig, which generation_config.json has as far as it can.
+    sqrt(d_model) are so multiplied, and stand beside the output table. generation_config.json says
+    how the run goes on from prompts, as far as it can.
 
     Returns:
         Whether the tokenizer is there, too.
@@ -194,13 +185,14 @@ def export_language_model(
     Raises:
         InputError: the model is none of them; the message lists the fields that differ.
     """
+    model, _, tokenizer, decoding, _ = parts
     config = model.config
     if config.encoder is not None or config.decoder is None:
         raise InputError(
             f"a {to} is a decoder alone, but this model has an encoder; it cannot be exported so"
         )
     content = _tokenizer_json(tokenizer, to)
-    ids = {} if tokenizer is None or content is None else _special_ids(tokenizer, to)
+    ids = {} if content is None else _special_ids(tokenizer, to)
     if to == "llama":
         theirs = _llama_settings(config)
     else:
@@ -209,11 +201,10 @@ def export_language_model(
     theirs |= special
     check_same(theirs, _our_config, config, *FREE[to])
     write_model(directory, theirs, _their_weights(model, to))
-    if decoding is not None and tokenizer is not None:
-        no_tokens = range(tokenizer.vocab_size, config.vocab_size)  # rows that fill up the table
-        sampling = sampling_settings(decoding, {*tokenizer.suppressed, *no_tokens})
-        write_json(directory / GENERATION, special | sampling)
-    if tokenizer is not None and content is not None:
+    no_tokens = range(tokenizer.vocab_size, config.vocab_size)  # rows that fill up the table
+    sampling = sampling_settings(decoding, {*tokenizer.suppressed, *no_tokens})
+    write_json(directory / GENERATION, special | sampling)
+    if content is not None:
         write_file(directory / "tokenizer.json", content)
         tokens = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items()}
         name = "PreTrainedTokenizerFast" if to == "llama" else "GPT2Tokenizer"
@@ -221,7 +212,7 @@ def export_language_model(
     return content is not None
 
 
-def _tokenizer_json(tokenizer: Tokenizer | None, to: str) -> bytes | None:
+def _tokenizer_json(tokenizer: Tokenizer, to: str) -> bytes | None:
     """The tokenizer.json of a tokenizer, with what begins prompts here; None where it has none, or
     no byte-level BPE as GPT-2."""
     if isinstance(tokenizer, ImportedTokenizer) and to == "llama":

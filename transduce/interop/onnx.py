@@ -2,7 +2,7 @@
 cache."""
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.tokenizer_files import write_tokenizers
 from transduce.errors import require
 from transduce.files import write_json
-from transduce.interop.pretrained import CONFIG, check_exportable
+from transduce.interop.pretrained import CONFIG, Parts, check_exportable
 from transduce.model.cache import Cache, LayerCache, ProjectedMemory
 from transduce.model.layers import Layer
 from transduce.model.transformer import Transformer
@@ -101,19 +100,9 @@ def decode_step(
     return logits[:, 0], new_keys, new_values
 
 
-def export_onnx(
-    model: Transformer,
-    directory: Path,
-    *,
-    source: Tokenizer | None,
-    target: Tokenizer,
-    suppress: Collection[int] = (),
-) -> None:
+def export_onnx(parts: Parts, directory: Path) -> None:
     """Write step.onnx, of a model with an encoder encoder.onnx, and config.json with what a search
     needs to know.
-
-    Args:
-        suppress: ids that the run never writes, beside those that have no text.
 
     Batches and lengths may have any size, up to the model's max_positions where positions come from
     a table.
@@ -122,6 +111,7 @@ def export_onnx(
         InputError: the library onnx is not installed, or the model has no decoder, or parts that
             are not written.
     """
+    model, source, target, decoding, _ = parts
     config = model.config
     check_exportable(config, "ONNX", ("attention", "window", "n_experts"))
     require("onnx", "this export", "onnx")
@@ -140,7 +130,11 @@ def export_onnx(
         inputs |= dict(zip(names, encode_memory(model, *sources.values()), strict=True))
     _write_onnx(model, decode_step, directory / STEP, inputs, ["logits", "new_keys", "new_values"])
     write_tokenizers(directory, source, target, alone=config.encoder is None)
-    never = {*target.suppressed, *range(target.vocab_size, config.vocab_size), *suppress}
+    never = {
+        *target.suppressed,
+        *range(target.vocab_size, config.vocab_size),
+        *decoding["suppress"],
+    }
     settings = {
         "n_layers": config.decoder.n_layers,
         "n_kv_heads": config.kv_heads,

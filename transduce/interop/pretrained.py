@@ -13,7 +13,7 @@ from safetensors.torch import save as serialize
 
 from transduce.config import Json, differences, from_dict, to_dict
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.features import FeatureExtractor
+from transduce.data.features import Features
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import Weights, read_json, regular, write_file, write_json
@@ -221,8 +221,8 @@ def their_settings(config: TransformerConfig, model_type: str, architecture: str
 TOKENIZER = "tokenizer_config.json"
 
 
-class Imported(NamedTuple):
-    """What a run directory holds."""
+class Parts(NamedTuple):
+    """A model with all that belongs to it, as a run directory holds it."""
 
     model: Transformer
     source_tokenizer: Tokenizer | None
@@ -230,7 +230,7 @@ class Imported(NamedTuple):
     decoding: Json
     """How the model is searched by default: fields of SearchConfig, or, of a decoder alone, of
     GenerationConfig."""
-    feature_extractor: FeatureExtractor | None = None
+    feature_extractor: Features | None = None
     """How sound becomes frames, where the source is no text."""
 
 

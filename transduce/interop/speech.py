@@ -20,7 +20,7 @@ from transduce.files import read_json, read_optional
 from transduce.interop.generation import Generation, read_decoding
 from transduce.interop.pretrained import (
     TOKENIZER,
-    Imported,
+    Parts,
     known_fields,
     our_config,
     our_fields,
@@ -144,7 +144,7 @@ def _convolutions(settings: Speech2TextSettings) -> Json:
     }
 
 
-def read_run(settings: SpeechSettings, model: Transformer, generation: Generation) -> Imported:
+def read_run(settings: SpeechSettings, model: Transformer, generation: Generation) -> Parts:
     """Add the settings of features and the tokenizer to a Whisper or a Speech2Text.
 
     Raises:
@@ -154,7 +154,7 @@ def read_run(settings: SpeechSettings, model: Transformer, generation: Generatio
     return read(settings, model, generation)
 
 
-def _whisper(settings: SpeechSettings, model: Transformer, generation: Generation) -> Imported:
+def _whisper(settings: SpeechSettings, model: Transformer, generation: Generation) -> Parts:
     plain = _read_features(settings)
     plain.require("do_normalize", None, False)
     features = whisper_features(plain)
@@ -171,7 +171,7 @@ def _whisper(settings: SpeechSettings, model: Transformer, generation: Generatio
         "timestamps": timestamps,
         "alignment_heads": [*map(list, generation.alignment_heads)],
     }
-    return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
+    return Parts(model, None, tokenizer, decoding, FeatureExtractor(features))
 
 
 def whisper_features(settings: FeatureSettings) -> FeatureConfig:
@@ -189,7 +189,7 @@ def whisper_features(settings: FeatureSettings) -> FeatureConfig:
     )
 
 
-def _speech2text(settings: SpeechSettings, model: Transformer, generation: Generation) -> Imported:
+def _speech2text(settings: SpeechSettings, model: Transformer, generation: Generation) -> Parts:
     plain = _read_features(settings)
     if plain.do_ceptral_normalize:
         plain.require("normalize_means", True)
@@ -216,7 +216,7 @@ def _speech2text(settings: SpeechSettings, model: Transformer, generation: Gener
     )
     decoding = read_decoding(generation, settings.vocab_size, n_forced=len(opening))
     decoding["max_seconds"] = features.hop * settings.max_source_positions
-    return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
+    return Parts(model, None, tokenizer, decoding, FeatureExtractor(features))
 
 
 def _read_features(settings: SpeechSettings) -> FeatureSettings:

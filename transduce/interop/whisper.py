@@ -12,7 +12,6 @@ from torch import Tensor
 from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
-from transduce.data.features import Features
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file, write_json
@@ -21,6 +20,7 @@ from transduce.interop.generation import (
     generation_settings,
 )
 from transduce.interop.pretrained import (
+    Parts,
     check_same,
     known_fields,
     their_settings,
@@ -37,28 +37,18 @@ from transduce.interop.speech import (
 )
 from transduce.interop.weights import WHISPER, reordered_weights
 from transduce.model.config import TransformerConfig
-from transduce.model.transformer import Transformer
 
 TIME = re.compile(r"<\|\d+\.\d\d\|>")
 """Whisper's tokens of time, which are no special ones in its files."""
 
 
-def export_whisper(
-    model: Transformer,
-    directory: Path,
-    *,
-    tokenizer: Tokenizer,
-    features: Features | None,
-    decoding: Json,
-) -> None:
+def export_whisper(parts: Parts, directory: Path) -> None:
     """Write what WhisperForConditionalGeneration and WhisperProcessor read with from_pretrained.
-
-    Args:
-        decoding: how the run searches, as fields of SearchConfig.
 
     Raises:
         InputError: the model, its features or its tokenizer are no Whisper's; the message says why.
     """
+    model, _, tokenizer, decoding, features = parts
     stored = tokenizer.tokenizer_json() if isinstance(tokenizer, ImportedTokenizer) else None
     if stored is None or tokenizer.timestamp_begin_id is None:
         raise InputError(
