@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from operator import ge, gt, le, lt
@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import cattrs
 from cattrs.preconf.json import JsonConverter, make_converter
 from cattrs.v import format_exception
-from typing_extensions import dataclass_transform
 
 from transduce.errors import InputError
 
@@ -34,12 +33,6 @@ Common = Annotated[T, COMMON]
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 TYPE_NAMES = NAMES | {Path: "a path", NoneType: "null"}
 """The name of a type in messages."""
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-def frozen(kind: type[T]) -> type[T]:
-    """Make a class a frozen dataclass whose arguments have keywords, as configurations are."""
-    return dataclass(frozen=True, kw_only=True)(kind)
 
 
 @cache

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -13,7 +14,7 @@ from tqdm import tqdm
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group, Overrides
-from transduce.config import Common, Json, frozen
+from transduce.config import Common, Json
 from transduce.data.glossary import parse_glossary
 from transduce.data.lines import bounded_lines, decode_line, raw_lines
 from transduce.errors import InputError
@@ -57,7 +58,7 @@ PROMPT = "> "
 """What --interactive shows on a terminal."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """Where the model computes, and in which numbers."""
 
@@ -104,7 +105,7 @@ def local(runs: Path) -> Path:
     return Path(",".join(str(on_disk(each)) for each in each_run(runs)))
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """How to search, where the run's own way does not suit."""
 
@@ -161,7 +162,7 @@ def forbidden(file: Path | None) -> Json:
     return {"forbid": [*filter(str.strip, read_side(file))]} if file else {}
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Columns:
     """Columns behind an input: what its output begins with, and what it holds."""
 

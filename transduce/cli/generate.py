@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,7 +28,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
-from transduce.config import Common, Json, frozen
+from transduce.config import Common, Json
 from transduce.errors import InputError, errors_of
 from transduce.tasks.config import LONGEST, GenerationConfig
 from transduce.tasks.formats import json_line, plain_output
@@ -46,7 +47,7 @@ class GenerationSettings(Overrides):
     WITHOUT = ("forbid",)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
     """How to go on, where the run's own way does not suit."""
 
@@ -66,7 +67,7 @@ class GenerationOptions:
         return self.settings | forbidden(self.forbid)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class GenerationInput:
     """Prompts that are in no file."""
 
@@ -83,7 +84,7 @@ class GenerationInput:
             )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class GenerationOutput:
     """What is written of texts."""
 
@@ -146,7 +147,7 @@ def generate(
     carry_out(job, prompts, division, inputs=files)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Generation(SearchJob):
     """Prompts to go on from."""
 

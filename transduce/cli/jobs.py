@@ -25,7 +25,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transduce.cli.common import Machine, each_run, to_stderr
-from transduce.config import Json, frozen, to_dict
+from transduce.config import Json, to_dict
 from transduce.errors import InputError, logger
 
 Progress = Callable[[int, int], object]
@@ -49,7 +49,7 @@ class Rows:
     errors: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Job(ABC):
     """A task for every input of a list: plain data that is sent to workers, without a model."""
 
@@ -102,7 +102,7 @@ class Job(ABC):
         return key, n, cost
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SearchJob(Job):
     """A job that searches with settings of its own."""
 

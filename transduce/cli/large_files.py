@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, OptionalFile, to_stderr
 from transduce.cli.jobs import Chunk, Job, cut, default_workers, results
-from transduce.config import Common, Json, at_least, differences, from_dict, frozen, to_dict
+from transduce.config import Common, Json, at_least, differences, from_dict, to_dict
 from transduce.errors import InputError
 
 
@@ -36,7 +36,7 @@ class Share(NamedTuple):
         return output.with_name(f"{output.name}.part-{self.number:05d}-of-{self.total:05d}")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Division:
     """Where the output goes, and who does the work; see docs/large_files.md."""
 

@@ -1,5 +1,6 @@
 """`transduce score likelihood` and `score perplexity`: scores of texts by a run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +23,6 @@ from transduce.cli.common import (
 from transduce.cli.jobs import Job, Progress, Rows
 from transduce.cli.large_files import Division, carry_out
 from transduce.cli.recordings import version_of
-from transduce.config import frozen
 from transduce.data.manifest import manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import json_line, plain_tokens
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transduce.tasks.outputs import TokenScores
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Languages:
     """Languages of the texts, in a model of many languages."""
 
@@ -140,7 +140,7 @@ Item = tuple[Any, str | InputError]
 UTF-8."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Likelihood(Job):
     """Given texts to score, one for each input."""
 

@@ -1,7 +1,7 @@
 """`transduce score MEASURE HYP REF ...`: scores of translations and transcripts."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from transduce.arguments import Group
 from transduce.cli.common import OptionalFile, check_stdin, read_side, side_name
 from transduce.cli.large_files import check_output
-from transduce.config import frozen, within
+from transduce.config import within
 from transduce.data.tables import split_table
 from transduce.errors import InputError
 from transduce.score.measures import Tokenization, TranslationMeasure, bleu, chrf, comet, ter
@@ -55,7 +55,7 @@ Reference = Positional[
 ]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of every score."""
 
@@ -65,7 +65,7 @@ class Options:
     """Bootstrap draws for the interval and for --paired; 0 for no interval."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TranslationOptions(Options):
     """Options of scores of translations."""
 
@@ -73,7 +73,7 @@ class TranslationOptions(Options):
     """Ignore case."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class BleuOptions(TranslationOptions):
     """Options of BLEU."""
 
@@ -85,7 +85,7 @@ class BleuOptions(TranslationOptions):
     signature says which."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class ChrfOptions(TranslationOptions):
     """Options of chrF."""
 
@@ -93,7 +93,7 @@ class ChrfOptions(TranslationOptions):
     """Longest word n-grams that count beside characters; 2 gives chrF++."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TranscriptOptions(Options):
     """Options of error rates."""
 

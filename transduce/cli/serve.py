@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
 from transduce.cli.common import Count, Machine, OptionalFile, OwnRun, each_run, to_stderr
-from transduce.config import Common, frozen, within
+from transduce.config import Common, within
 from transduce.errors import InputError, logger, require
 from transduce.serve import ServeConfig
 
@@ -46,7 +47,7 @@ KEEP_ALIVE = 75
 """Seconds of an idle connection: clients keep theirs for less, so none asks while it is closed."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Access:
     """Where the server listens, and whom it lets in."""
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,7 +31,7 @@ from transduce.cli.recordings import (
     stems_of,
     version_of,
 )
-from transduce.config import Common, Json, differences, frozen
+from transduce.config import Common, Json, differences
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import ENDINGS, HEAD, STREAM, WRITE, as_line, srt
@@ -63,7 +63,7 @@ class TranscriptionSettings(Overrides):
     HINT = "(the run's)"
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TranscriptionSearch(SearchOptions):
     """How to search for transcripts."""
 
@@ -78,7 +78,7 @@ class TranscriptionSearch(SearchOptions):
         return super().overrides(files) | known
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TranscriptionOutput:
     """What is written of a transcript."""
 
@@ -136,7 +136,7 @@ class TranscriptionOutput:
             )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Live:
     """Transcription of speech as it comes."""
 
@@ -255,7 +255,7 @@ def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
     end(n_bad, len(files), job.UNUSABLE)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Transcription(SearchJob):
     """Sound files to transcribe, or lines of lists of them with columns."""
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -27,7 +28,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
 from transduce.cli.large_files import Division, carry_out
-from transduce.config import Common, frozen
+from transduce.config import Common
 from transduce.errors import InputError, errors_of
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import json_line, plain_output
@@ -56,14 +57,14 @@ class TranslationSettings(Overrides):
     HINT = "(the run's)"
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TranslationSearch(SearchOptions):
     """How to search for translations."""
 
     settings: Group[TranslationSettings]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TranslationOutput:
     """What is written of a translation."""
 
@@ -146,7 +147,7 @@ def translate(
     carry_out(job, lines, division, inputs=files)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Translation(SearchJob):
     """Lines to translate, each a text or the error that there is in place of one."""
 

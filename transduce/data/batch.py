@@ -11,8 +11,6 @@ from jaxtyping import Float, Int, Integer, Shaped
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.config import frozen
-
 IGNORE = -100
 """In target_out: a position without a prediction (the value that torch's losses ignore)."""
 
@@ -20,7 +18,7 @@ Row = Sequence[int] | Integer[np.ndarray, " _"]
 """Ids of one example."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """The examples of one update, one per row; beyond a row's length is padding.
 

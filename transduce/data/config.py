@@ -1,8 +1,9 @@
 """The configuration of features, vectors, augmentation and masking, which is read without torch."""
 
+from dataclasses import dataclass
 from typing import Literal
 
-from transduce.config import at_least, check_choices, frozen, within
+from transduce.config import at_least, check_choices, within
 from transduce.errors import InputError
 
 LogMel = Literal["plain", "kaldi", "whisper"]
@@ -18,7 +19,7 @@ HIGHEST_SNR = 60.0
 """Decibels. Noise at this ratio is that of a quiet room and a good microphone."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
     """The settings of MFCC; the defaults are usual for speech at 16 kHz.
 
@@ -130,7 +131,7 @@ class FeatureConfig:
         return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class VectorConfig:
     """The content of a .npy file of shape (frames, n_features), and its normalization."""
 
@@ -152,7 +153,7 @@ class VectorConfig:
         return n_frames * self.hop
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Augmentation:
     """Changes of an utterance in training; with speeds=(1.0,), no masks and vtlp=0 there are
     none."""
@@ -217,7 +218,7 @@ class Augmentation:
             )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
     """Corruption of a text for masked language modelling. The chosen tokens that are not
     replaced stay unchanged.

@@ -3,14 +3,14 @@ out silently."""
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from transduce.config import Common, at_least, frozen
+from transduce.config import Common, at_least
 from transduce.data.base_tokenizer import tag_of
 from transduce.data.parallel_text import LargeText, PairFiles, ParallelText
 from transduce.data.tables import table_files
@@ -113,7 +113,7 @@ class Corpus:
         return []
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Folder(Corpus):
     """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of
     Multi30k."""
@@ -135,7 +135,7 @@ class Folder(Corpus):
         return pair_files(self.data, getattr(self, split), (self.source, self.target))
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Files(Corpus):
     """Parallel text in files of any name: two per split, one TSV of source, tab, target, or
     tables."""
@@ -222,7 +222,7 @@ class Files(Corpus):
         }
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Directions:
     """Parallel text of several languages in one folder; every source begins with a tag of the
     language to write, <2de>.

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Integer
 
-from transduce.config import Common, from_dict, frozen, within
+from transduce.config import Common, from_dict, within
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.lines import read_lines
 from transduce.data.tokenizer_files import (
@@ -76,7 +76,7 @@ class Stream:
         return digest.hexdigest()
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class ShardHeader:
     """NAME.json, the header of the shard NAME.bin."""
 
@@ -263,7 +263,7 @@ class PlainText:
         return Language(tokenizer, *streams)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TextFiles(PlainText):
     """Text in files of any name."""
 
@@ -286,7 +286,7 @@ class TextFiles(PlainText):
         return [*map(read_text, self.train)], [*map(read_text, self.valid)]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class OneText(PlainText):
     """One text, whose end is the validation text."""
 
@@ -316,7 +316,7 @@ class OneText(PlainText):
         return [text[:n_train]], [text[n_train:]]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Shards:
     """A folder of shards, as `transduce data shards` writes it: train-*.bin, valid-*.bin and the
     tokenizer."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from transduce.config import Common, frozen, within
+from transduce.config import Common, within
 from transduce.data.sound_lists import SPAN, each_row, positive_seconds, seconds_of
 from transduce.errors import InputError
 
@@ -181,7 +181,7 @@ def split(
     return rest, [recording for recording, name in named if name in held_out]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Manifests:
     """Recordings for training, validation and test, each in a manifest."""
 

@@ -2,7 +2,7 @@
 texts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.config import frozen
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
 from transduce.data.config import Augmentation
@@ -30,7 +29,7 @@ from transduce.errors import InputError, logger
 SHORTER, LONGER = "shorter than its manifest says", "longer than its manifest says"
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SpeechPairsConfig:
     """The choice of recordings, and how they become batches."""
 

@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 from jaxtyping import Bool, Int, Integer
 
-from transduce.config import at_least, frozen
+from transduce.config import at_least
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import IGNORE, Batch, Batches, Epoch, Row, pair_epoch, permuted
 from transduce.data.config import MaskingConfig
@@ -166,7 +166,7 @@ def _encode(pairs: list[Pair], source: Tokenizer, target: Tokenizer, kind: np.dt
     return np.fromiter(chain.from_iterable(rows), kind, count=lengths.sum()), lengths
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TokenWindows:
     """Training data: batches of `batch_size` windows of `context` tokens, from random places in the
     stream.
@@ -319,7 +319,7 @@ class MaskedBatches(Batches):
         self.texts = texts
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class MaskedWindows:
     """Training data: windows of a text, corrupted differently in every batch of every epoch."""
 

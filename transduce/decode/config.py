@@ -1,15 +1,16 @@
 """The configuration of rules, beam search and sampling, which is read without torch."""
 
+from dataclasses import dataclass
 from typing import Literal
 
-from transduce.config import Common, at_least, check_choices, frozen, within
+from transduce.config import Common, at_least, check_choices, within
 from transduce.errors import InputError
 
 STEEPEST = 10.0
 """The largest alpha: lengths to a higher power are beyond floats."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class RulesConfig:
     """Rules for the tokens of an output, in beam search, greedy search and sampling alike.
 
@@ -69,7 +70,7 @@ class RulesConfig:
         return tuple(pair for pair in self.logit_bias if not pair[0].isdecimal())
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class BeamConfig:
     """Beam search.
 
@@ -109,7 +110,7 @@ class BeamConfig:
         return ((self.length_offset + length) / (self.length_offset + 1)) ** self.alpha
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """Changes of logits before a token is drawn, in the order temperature, k, p, min-p.
 

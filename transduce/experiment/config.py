@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
-from transduce.config import Common, at_least, frozen, within
+from transduce.config import Common, at_least, within
 from transduce.data.base_tokenizer import TAG
 from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
 from transduce.data.corpus import Directions, Files, Folder
@@ -34,7 +34,7 @@ BEYOND = 1.2
 """Recordings are cut into segments that last at most this times the longest one of the training."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """The fields of every experiment."""
 
@@ -58,7 +58,7 @@ class Experiment:
     say where they are, such as WANDB_MODE=offline and MLFLOW_TRACKING_URI."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TextExperiment(Experiment):
     """The fields of an experiment with running text."""
 
@@ -77,7 +77,7 @@ class TextExperiment(Experiment):
         at_least(1, self, "vocab_size", "batch_size")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TranslationExperiment(Experiment):
     """The fields of a translation experiment."""
 
@@ -119,7 +119,7 @@ class TranslationExperiment(Experiment):
         at_least(1, self, "vocab_size", "max_length", "tokens_per_batch")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SpeechExperiment(Experiment):
     """The fields of an experiment with speech."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from transduce.config import Json, differences, frozen, to_dict
+from transduce.config import Json, differences, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import Features
 from transduce.data.tokenizer_files import same_tokens
@@ -52,7 +52,7 @@ from transduce.train.trackers import TRACKERS
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Processor:
     """The tokenizers and the features of a model; a side without text has no tokenizer."""
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transduce.config import frozen
 from transduce.data.batch import IGNORE, Batch
 from transduce.data.frame_reader import FrameReader
 from transduce.data.language import Stream
@@ -44,7 +43,7 @@ SAMPLE_TOKENS = 32
 """The most tokens of one, where texts are windows."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Validator:
     """Computes the loss of a model on held-out batches, and looks at its outputs.
 

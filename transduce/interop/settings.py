@@ -1,13 +1,13 @@
 """The settings of config.json by model_type, with the types and defaults of transformers."""
 
 from collections.abc import Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import dataclass_transform
 
-from transduce.config import Json, frozen
+from transduce.config import Json
 from transduce.errors import InputError
 
 
@@ -17,7 +17,7 @@ def one_of(values: Collection[Any]) -> str:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Stored:
     """What a JSON file of a directory says. Every subclass becomes a frozen dataclass whose
     arguments have keywords."""
@@ -25,7 +25,7 @@ class Stored:
     directory: Path = field(default=Path(), compare=False)
 
     def __init_subclass__(cls) -> None:
-        frozen(cls)
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def require(self, name: str, *allowed: Any) -> None:
         """Raise InputError unless a setting has one of the allowed values."""

@@ -1,9 +1,9 @@
 """The configuration of a Transformer: frozen dataclasses that check themselves."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from transduce.config import Common, at_least, check_choices, divides, frozen, shown, within
+from transduce.config import Common, at_least, check_choices, divides, shown, within
 from transduce.errors import InputError
 from transduce.model.front_ends import Frames as Frames, Tokens as Tokens
 
@@ -17,7 +17,7 @@ Init = Literal["xavier", "he", "gpt2"]
 Tie = Literal["all", "output", "none"]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class StackConfig:
     """One half of the Transformer: its input and its number of layers."""
 
@@ -35,7 +35,7 @@ class StackConfig:
         within("[1, 1000]", self, "n_layers")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """The defaults are the base model of Vaswani et al. (2017), table 3.
 

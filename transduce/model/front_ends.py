@@ -1,9 +1,10 @@
 """The input of a half of the Transformer: token ids, or vectors such as frames of sound."""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from transduce.config import at_least, check_choices, frozen
+from transduce.config import at_least, check_choices
 from transduce.errors import InputError
 
 ConvActivation = Literal["relu", "gelu", "glu"]
@@ -16,7 +17,7 @@ else:  # torch takes seconds to import, and --help does without
     LengthsT = TypeVar("LengthsT")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Tokens:
     """The input is token ids; an embedding table turns them into vectors."""
 
@@ -40,7 +41,7 @@ class Tokens:
         return lengths
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Frames:
     """The input is vectors, `stack` consecutive ones per position, or convolutions over them.
 

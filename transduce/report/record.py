@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.config import Json, flatten, from_dict, frozen
+from transduce.config import Json, flatten, from_dict
 from transduce.errors import InputError
 from transduce.files import read_json, regular
 from transduce.plot import NAMES, Points, curves, spread
@@ -43,7 +43,7 @@ class Sample:
     """Pairs of update and text."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class HeldOut:
     """A score on held-out data: an object in test.json."""
 

@@ -3,7 +3,7 @@ COMET."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,7 +14,6 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import estimate_ci
 
-from transduce.config import frozen
 from transduce.errors import InputError, logger, require
 from transduce.score.score import (
     SEED,
@@ -83,7 +82,7 @@ CHUNK = 200
 """Lines whose n-grams are in memory at a time: as many as fit into a CPU's caches."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TranslationMeasure(Measure):
     """A corpus measure of sacrebleu for plain, untokenized text; case counts unless `lowercase`.
 
@@ -128,7 +127,7 @@ class TranslationMeasure(Measure):
         return float(mean - half), float(mean + half)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class BleuMeasure(TranslationMeasure):
     """Corpus BLEU with exponential smoothing.
 
@@ -197,7 +196,7 @@ Source: Snover et al. (2006), A study of translation edit rate.
 """
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class CometMeasure(Measure):
     """The mean judgement of all lines, times 100; `with_sources` names the sources.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
-from transduce.config import frozen, within
+from transduce.config import within
 from transduce.errors import InputError
 
 SEED = 12345
@@ -100,7 +100,7 @@ class Comparison:
         return self.system.value - self.other.value
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Measure(ABC):
     """A way to score hypotheses against references, as a value that can be passed on."""
 

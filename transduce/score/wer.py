@@ -4,7 +4,7 @@ import math
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,6 @@ import jiwer
 import numpy as np
 from jiwer import CharacterOutput, WordOutput
 
-from transduce.config import frozen
 from transduce.errors import InputError
 from transduce.score.score import (
     Lines,
@@ -86,7 +85,7 @@ def align(
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class ErrorRate(Score):
     """Errors in percent of the reference, over `n` utterances; more than 100 is possible."""
 
@@ -182,7 +181,7 @@ class ErrorRate(Score):
         return "\n".join([*blocks, jiwer.visualize_error_counts(everything, top_k=most) + "\n"])
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class ErrorRateMeasure(Measure):
     """Substitutions, insertions and deletions in percent of the tokens of the reference.
 

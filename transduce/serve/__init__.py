@@ -1,12 +1,14 @@
 """A server, and the bounds of what it accepts, which are read without torch and without FastAPI."""
 
-from transduce.config import Common, at_least, frozen, within
+from dataclasses import dataclass
+
+from transduce.config import Common, at_least, within
 
 PER_CHARACTER, BESIDE = 12, 65_536
 """Bytes of a character at most, as JSON and forms escape it, and of the rest of a body."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """Bounds of a server; what is beyond is refused with an error that names the bound."""
 

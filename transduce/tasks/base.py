@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.config import frozen
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.batch import bucket, pad, pad_frames
 from transduce.decode.phrases import Prefix
@@ -37,7 +36,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which stands for a byte that was no UTF-8."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What one source asks of a search, beyond the configuration."""
 
@@ -60,7 +59,7 @@ class Request:
         return bool(self.prefix or any(self.require))
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Details:
     """What outputs carry besides their text."""
 

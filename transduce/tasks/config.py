@@ -1,11 +1,11 @@
 """The configuration of a search and of a generation. Both are read without torch."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from transduce.config import Common, at_least, checked, frozen, within
+from transduce.config import Common, at_least, checked, within
 from transduce.decode.config import BeamConfig, RulesConfig, SamplingConfig
 from transduce.errors import InputError
 
@@ -35,7 +35,7 @@ def check_lengths(min_length: int, max_length: int) -> None:
         )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     """How to search, in beam search, greedy search and sampling; and the segments and lengths of
     sources."""
@@ -169,7 +169,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         return self.changed(**GREEDY)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class GenerationConfig(RulesConfig, SamplingConfig):
     """How to go on from a prompt."""
 

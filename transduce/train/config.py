@@ -1,15 +1,15 @@
 """The configuration of a training and of its losses; it is read without torch."""
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from transduce.config import Common, at_least, frozen, within
+from transduce.config import Common, at_least, within
 from transduce.errors import InputError
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """Adam with the paper's betas and epsilon, and its inverse-square-root schedule.
 
@@ -85,7 +85,7 @@ class OptimConfig:
         return rate * max(0, left) / cooldown if cooldown and left < cooldown else rate
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
     """Low-rank adaptation: W + alpha / rank * B A, with thin matrices A and B; W is frozen.
 
@@ -121,7 +121,7 @@ def refuse_both(consistency: float, n_teachers: int) -> None:
         )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class LossConfig:
     """The losses of an objective (train/objectives.py), and their weights."""
 
@@ -154,7 +154,7 @@ class LossConfig:
         return max(self.consistency, self.ctc_consistency) > 0
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """How long to train, how to step, when to validate and what to keep."""
 
