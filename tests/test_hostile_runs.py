@@ -139,7 +139,7 @@ CASES: dict[str, tuple[str, Break, str, str]] = {
     "null for an int": ("text", config("model", "d_model", value=None), CONFIG, "but it is null @ $.d_model"),
     "a number beyond floats": ("text", config("model", "dropout", value=10**400), CONFIG, "too large for a float"),
     "NaN": ("text", config("model", "dropout", value=float("nan")), CONFIG, "it has NaN"),
-    "infinity": ("text", config("model", "norm_eps", value=float("inf")), CONFIG, "it has Infinity"),
+    "infinity": ("text", config("model", "norm_eps", value=float("inf")), CONFIG, "norm_eps=inf"),
     "no such choice": ("text", config("model", "tie", value="some"), CONFIG, "some not in literal"),
     "a list for a choice": ("text", config("model", "tie", value=["all"]), CONFIG, "['all'] not in literal"),
     "a list for a stack": ("text", config("model", "encoder", value=[1]), CONFIG, "must be an object @ $.encoder"),

@@ -128,9 +128,9 @@ def test_tokenizers_come_back_one_for_both_sides_or_two(tmp_path, joint):
     one = SentencePieceTokenizer.train(TEXT, vocab_size=290)
     other = one if joint else SentencePieceTokenizer.train(TEXT[:2], vocab_size=280)
     halves = [StackConfig(input=Tokens(vocab_size=side.vocab_size), n_layers=1) for side in (one, other)]
-    save_run(tmp_path, Run(tiny(encoder=halves[0], decoder=halves[1]), {"a": {"b": 1}}, one, other))
+    save_run(tmp_path, Run(tiny(encoder=halves[0], decoder=halves[1]), {"a": {"b": 1, "c": np.inf}}, one, other))
     run = load_run(tmp_path)
-    assert run.experiment == {"a": {"b": 1}}
+    assert run.experiment == {"a": {"b": 1, "c": np.inf}}
     assert (run.source_tokenizer is run.target_tokenizer) == joint
     assert (run.source_tokenizer.model, run.target_tokenizer.model) == (one.model, other.model)
 

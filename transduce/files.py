@@ -309,16 +309,14 @@ def read_json(path: Path) -> Json:
     """Read the object in a JSON file of any origin.
 
     Raises:
-        InputError: it is no object, or has a number that is not finite.
+        InputError: it is no object, or has NaN.
     """
     way_out = f"take {path.name} from a whole run directory"
     content = regular(path).read_bytes()
     try:
-        plain = json.loads(content.decode(), parse_constant=_not_finite)
+        plain = json.loads(content.decode(), parse_constant=_infinity)
     except (ValueError, RecursionError) as error:  # of decoding and of JSON
-        raise InputError(
-            f"{path} must be JSON without NaN and Infinity, but: {error}; {way_out}"
-        ) from error
+        raise InputError(f"{path} must be JSON without NaN, but: {error}; {way_out}") from error
     if not isinstance(plain, dict):
         raise InputError(
             f"{path} must hold a JSON object, but it holds a {type(plain).__name__}; {way_out}"
@@ -336,8 +334,10 @@ def write_json(path: Path, plain: Json) -> None:
     write_file(path, json.dumps(plain, indent=2) + "\n")
 
 
-def _not_finite(number: str) -> float:
-    raise InputError(f"it has {number}")
+def _infinity(number: str) -> float:
+    if number == "NaN":
+        raise InputError("it has NaN")
+    return float(number)
 
 
 def read_json_lines(path: Path) -> list[Json]:

@@ -50,7 +50,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 COMMANDS = {
-    "translate": ["translate", "text", "in", "--n-best", "2", "--scores", *CPU],
+    "translate": ["translate", "text", "in", "--n-best", "2", "--scores", "--glossary-bonus", "inf", *CPU],
     "transcribe": ["transcribe", "speech", "a.tsv", "--format", "tsv", *CPU],
     "likelihood": ["score", "likelihood", "text", "in", "given", "--format", "json", *CPU],
 }
