@@ -16,6 +16,7 @@ from libretranslatepy import LibreTranslateAPI
 
 from tests.runs import ENGLISH, RATE, sentences, sound
 from tests.serve.conftest import served_of, serving
+from transduce.data.lines import read_lines
 from transduce.decode.sample import Sampler
 from transduce.serve import ServeConfig
 from transduce.serve.app import serve_run
@@ -45,6 +46,13 @@ def test_libretranslate(url, offline):
         {"code": "de", "name": "German", "targets": []},
     ]
     assert api.detect("Hello") == [{"confidence": 100.0, "language": "en"}]
+
+
+def test_a_text_has_the_lines_of_a_file(http, offline, tmp_path):
+    text = "\ufeffPrint it.\r\nOpen the\rold letter.\u2028Print\x85it.\n\n"
+    (path := tmp_path / "in").write_bytes(text.encode())
+    answer = http.post("/translate", json={"q": text, "source": "en", "target": "de"}).json()
+    assert answer["translatedText"] == "\n".join([*offline["mt"](read_lines(path)), ""])
 
 
 def test_libretranslate_as_pages_ask(http, offline):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from transduce.config import Json
 from transduce.data.glossary import Terms
+from transduce.data.lines import decode_lines
 from transduce.errors import InputError
 from transduce.serve.engine import Pieces, Request
 from transduce.serve.http import (
@@ -75,8 +76,6 @@ vi Vietnamese
 zh Chinese""".splitlines()
 )
 """Languages by their codes of ISO 639; any other is called by its code."""
-
-LINE_END = re.compile("\r\n|[\r\n]")
 
 LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z]{2,4})?")
 """A code of ISO 639, with a script or region behind it."""
@@ -193,7 +192,10 @@ async def translate(http: fastapi.Request, state: State) -> Json:
     _check_pair(pair, state.translators)
     is_html = query.format == "html"
     parsed: list[Any] = [
-        await to_thread(parse_html, text) if is_html else LINE_END.split(text) for text in texts
+        await to_thread(parse_html, text)
+        if is_html
+        else [*decode_lines(text.encode().split(b"\n"), "q")]
+        for text in texts
     ]
     lines = [
         [each.source for each in text if isinstance(each, Fragment)] if is_html else text
