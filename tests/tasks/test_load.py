@@ -12,6 +12,7 @@ import transduce as td
 from tests.runs import ENGLISH, LITTLE, library_tokenizer, random_run, random_speech_run
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import BOS, EOS
+from transduce.decode.config import BeamConfig
 from transduce.decode.phrases import load_lexicon, save_lexicon
 from transduce.tasks.base import Details, in_order
 from transduce.tasks.outputs import Output
@@ -134,11 +135,11 @@ def test_texts_are_the_same_without_scores_which_greedy_search_then_leaves_out(t
 def test_parts_are_joined_rank_by_rank_and_each_has_an_end():
     a = [Output("a", -3.0, -3.0, [1, 2]), Output("A", -6.0, -6.0, [9])]
     b = [Output("b", -5.0, -5.0, [3], False), Output("B", -7.0, -7.0, [])]
-    assert join_parts([a, b], alpha=1.0) == [
+    assert join_parts([a, b], BeamConfig(alpha=1.0)) == [
         Output("a b", -8.0, -8.0 / (10 / 6), [1, 2, 3], False),
         Output("A B", -13.0, -13.0 / (8 / 6), [9]),
     ]
-    assert join_parts([a], alpha=1.0) == a
+    assert join_parts([a], BeamConfig(alpha=1.0)) == a
 
 
 def test_a_line_too_long_for_the_model_is_not_cut_where_it_has_sentences(translator, caplog):

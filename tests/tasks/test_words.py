@@ -13,6 +13,7 @@ from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_speech_run, sound
 from transduce.data.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.decode.config import BeamConfig
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
@@ -185,6 +186,6 @@ def test_alignments_stay_with_their_line_whatever_shares_the_batch(translator):
         assert output.alignment.source == line.split() and output.alignment.target == output.text.split()
         assert [target for _, target in output.alignment.pairs] == list(range(len(output.text.split())))
     parts = translator.translate(["Print it.", "Close the green folder, please."], config, alignments=True)
-    whole = join_parts(parts, alpha=0.6)[0].alignment
+    whole = join_parts(parts, BeamConfig(alpha=0.6))[0].alignment
     first, second = (outputs[0].alignment for outputs in parts)
     assert whole.pairs == [*first.pairs, *((s + 2, t + len(first.target)) for s, t in second.pairs)]

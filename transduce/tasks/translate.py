@@ -170,7 +170,7 @@ class Translator(Seq2SeqTask[str]):
                 if others:
                     way = max(ways[i], key=likelihood)
                 texts = [outputs[each] for each in way]
-                translations = join_parts(texts, config.alpha, config.length_offset)
+                translations = join_parts(texts, config)
                 name = f"line {request.number + 1}"
                 warn_of_lacking(name, request.require, translations[0].text, self.tokenizer)
                 yield i, translations
@@ -298,11 +298,11 @@ def in_languages(
     return source, target
 
 
-def join_parts(texts: list[list[Output]], alpha: float, offset: float = 5.0) -> list[Output]:
+def join_parts(texts: list[list[Output]], search: BeamConfig) -> list[Output]:
     """The best outputs of all texts as one, then the second ones; each text has an end."""
     if len(texts) == 1:
         return texts[0]
-    outputs, search = [], BeamConfig(alpha=alpha, length_offset=offset)
+    outputs = []
     for parts in zip(*texts, strict=True):
         tokens = [token for part in parts for token in part.tokens]
         log_prob = sum(part.log_prob for part in parts)
