@@ -13,8 +13,8 @@ from transduce.data.parallel_text import PairFiles, ParallelText
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-PAIRS = [("one", "eins"), ("two\nlines", "zwei\u2028Zeilen"), ("", "drei"), ("four", None), ("five", "fünf")]
-TEXT = ParallelText(["one", "two lines", "five"], ["eins", "zwei\u2028Zeilen", "fünf"], 2)
+PAIRS = [("one", "eins"), ("two\nlines", "zwei\u2028Zeilen"), ("", "drei"), ("four", None), ("five", "f\0nf")]
+TEXT = ParallelText(["one", "two lines", "five"], ["eins", "zwei\u2028Zeilen", "f\ufffdnf"], 2)
 
 
 def table(pairs=PAIRS):

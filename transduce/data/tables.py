@@ -30,7 +30,7 @@ SPLIT = re.compile(
 """What says of which split a table is, in its name; a group for each split."""
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""Characters that JSON can write, and no line of text has."""
+"""Characters that JSON and Arrow can hold, and no line of text has."""
 
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 """The attribute of a TMX file that names the language of a text."""
@@ -283,7 +283,7 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
             texts = [f.name for f in table.schema if str(f.type) in ("string", "large_string")]
             _check_columns(str(path), columns, [name for name in texts if texts.count(name) == 1])
             for row in zip(*(table[column].to_pylist() for column in columns), strict=True):
-                yield tuple((cell or "").replace("\n", " ") for cell in row)
+                yield tuple(NO_TEXT.sub("\ufffd", cell or "").replace("\n", " ") for cell in row)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} is no whole Parquet or Arrow file: {error}; fetch it again"
