@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import zipfile
 
 import pytest
@@ -205,6 +206,17 @@ def test_what_no_line_can_hold_is_a_wrong_encoding_or_blank(tmp_path, clean):
         packed.writestr("x.de", "\n".join(f"ein Hund {i}" for i in range(21)))
     code, said, written = clean(tmp_path / "a.zip")
     assert (code, len(written["c.en"])) == (0, 20) and said.endswith(": 1 wrong encoding\n")
+
+
+def test_a_pipe_is_read_once(clean, monkeypatch):
+    monkeypatch.setattr("transduce.cli.text.FIRST", 7)
+    end, begin = os.pipe()
+    rows = "".join(f"dog {i}\tHund {i}\n" for i in range(2000))
+    os.write(begin, rows.encode())  # less than a pipe holds
+    os.close(begin)
+    code, _, written = clean(f"/dev/fd/{end}")
+    os.close(end)
+    assert (code, written["c.en"]) == (0, [f"dog {i}" for i in range(2000)])
 
 
 def test_a_country_may_stand_behind_an_underscore(tmp_path, clean):

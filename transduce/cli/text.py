@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from statistics import mode
 from typing import Annotated
@@ -77,13 +77,14 @@ def clean(
 
     at_least(1, max_ratio=max_ratio, max_words=max_words)
     pairs = pair_files(files, source, target)
-    filters = Filters(max_ratio, max_words, _usual_scripts(pairs))
+    first, more = _decoded(pairs)
+    filters = Filters(max_ratio, max_words, _usual_scripts(first))
     counted = Counter[str]()
     names = _new_files(output, (source, target, "removed.tsv"), pairs.paths)
     one, other, rest = map(replacing, names)
     with one as sources, other as targets, rest as others, Bar(unit="pair", unit_scale=True) as bar:
-        for pair in _decoded(pairs):
-            counted[reason := filters.reason(pair) or ""] += 1
+        for pair in chain(first, more):
+            counted[reason := filters.reason(pair)] += 1
             if reason:
                 others.write(("\t".join((reason, *pair)) + "\n").encode())
             else:
@@ -115,10 +116,9 @@ def _new_files(output: Path, endings: Sequence[str], inputs: Sequence[Path]) -> 
     return names
 
 
-def _usual_scripts(pairs: PairFiles) -> list[str]:
-    """The script that most of the first texts of each side have."""
-    first = islice(filter(has_text, _decoded(pairs)), FIRST)
-    sides = zip(*first, strict=True)
+def _usual_scripts(pairs: Sequence[Pair]) -> list[str]:
+    """The script that most texts of each side have."""
+    sides = zip(*pairs, strict=True)
     return [mode([*filter(None, map(script_of, side))] or [""]) for side in sides]
 
 
@@ -135,16 +135,18 @@ def pair_files(files: Sequence[Path], source: str, target: str) -> PairFiles:
     return PairFiles(tuple(files))
 
 
-def _decoded(pairs: PairFiles) -> Iterator[Pair]:
-    """The pairs, with U+FFFD for bytes that are not UTF-8; such lines go.
+def _decoded(pairs: PairFiles) -> tuple[list[Pair], Iterator[Pair]]:
+    """The first pairs, and an iterator of the others, with U+FFFD for bytes that are not UTF-8;
+    such lines go. All are read once, as a pipe can be.
 
     Raises:
         InputError: of the first pairs more than a tenth have such bytes, as in another encoding.
     """
-    first = [*islice(pairs.decoded("replace"), FIRST)]
+    more = pairs.decoded("replace")
+    first = [*islice(more, FIRST)]
     if 10 * sum(any("\ufffd" in text for text in pair) for pair in first) > len(first):
-        return iter(pairs)  # whose errors name the line
-    return pairs.decoded("replace")
+        list(islice(pairs, FIRST))  # whose errors name the line
+    return first, more
 
 
 @dataclass
