@@ -215,8 +215,7 @@ class Likelihood(Job):
         if isinstance(task, Generator):
             return task.score(texts)
         inputs = [checked(item) for item, _ in items]
-        scores: list[TokenScores] = task.score(inputs, texts, **self.languages)
-        return scores
+        return [*task.score(inputs, texts, **self.languages)]
 
     def _row(self, result: "TokenScores | InputError") -> str:
         is_text = self.format == "text"

@@ -58,9 +58,8 @@ class Translator(Seq2SeqTask[str]):
     def _texts(
         self, inputs: Sequence[str], decoding: SearchConfig | None, settings: dict[str, Any]
     ) -> list[str]:
-        details = Details(scores=False)
-        outputs = in_order(self.stream(inputs, decoding, details=details, **settings))
-        return [each[0].text for each in outputs]
+        stream = self.stream(inputs, decoding, details=Details(scores=False), **settings)
+        return [best.text for best, *_ in in_order(stream)]
 
     def translate(
         self,
@@ -89,7 +88,6 @@ class Translator(Seq2SeqTask[str]):
                 of its words.
             alignments: give every output the source words that its words were written from.
         """
-        details = Details(token_scores=token_scores, alignments=alignments)
         return in_order(
             self.stream(
                 lines,
@@ -97,7 +95,7 @@ class Translator(Seq2SeqTask[str]):
                 prefix=prefix,
                 require=require,
                 first_line=first_line,
-                details=details,
+                details=Details(token_scores=token_scores, alignments=alignments),
                 **settings,
             )
         )
