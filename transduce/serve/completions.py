@@ -56,7 +56,7 @@ class CompletionBody(BaseModel):
     min_p: float = Field(0.0, ge=0, le=1)
     top_k: int = 0
     repetition_penalty: float = 1.0
-    min_length: int = Field(0, alias="min_tokens")
+    min_length: int = Field(0, alias="min_tokens", ge=0)
     """These four as vLLM has them, where a top_k of -1 is off, too; the run's own where they are
     not said."""
     n: int = Field(1, ge=1)
@@ -116,19 +116,18 @@ class CompletionBody(BaseModel):
         check_bound(sum(map(len, self.prompts)), limits.characters, "characters of prompts")
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
         check_bound(self.max_tokens, limits.max_tokens, "max_tokens")
+        check_bound(self.min_length, self.max_tokens, "min_tokens")
         check_bound(len(self.stops), 4, "stops")
-        names = {"top_k", "min_p", "repetition_penalty", "min_length", "logit_bias"}
-        names &= self.model_fields_set
-        named = {name: getattr(self, name) for name in names}
+        named = self.model_dump(
+            include={"top_k", "min_p", "repetition_penalty", "min_length", "logit_bias"},
+            exclude_unset=True,
+        )
         if self.top_k == -1:
             named["top_k"] = 0
         return decoding.changed(
             max_length=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            n=self.n,
-            seed=self.seed,
             beam_size=1,
+            **self.model_dump(include={"temperature", "top_p", "n", "seed"}),
             **named,
         )
 

@@ -223,8 +223,9 @@ async def translate(http: fastapi.Request, state: State) -> Json:
             answer["alternatives"].append(others)
         if query.source == "auto":
             answer["detectedLanguage"].append(Detection(language=source))
-    is_list = isinstance(query.q, list)
-    return {name: values if is_list else values[0] for name, values in answer.items()}
+    return {
+        name: values[0] if isinstance(query.q, str) else values for name, values in answer.items()
+    }
 
 
 def _check_pair(pair: Languages, pairs: Collection[Languages]) -> None:
