@@ -67,6 +67,33 @@ def test_a_validation_in_bf16_computes_what_is_missing_as_any_other(tmp_path, ca
     assert torch.equal(get(cache, path), want)
 
 
+def test_a_thread_that_reads_beside_a_validation_in_bf16_changes_neither_one(tmp_path, cache, monkeypatch):
+    """Each thread computes on as it did before: the one in float32, the other in bf16."""
+    begun, finished = threading.Event(), threading.Event()
+    dtypes = {}
+
+    def read_late(path: Path, sample_rate: int) -> torch.Tensor:
+        begun.set()
+        if path.stem == "beside":  # it begins before the validation does, and ends after it
+            assert finished.wait(60)
+        return read_audio(path, sample_rate)
+
+    def read_beside() -> None:
+        get(cache, record(tmp_path / "beside.wav"))
+        dtypes["beside"] = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+    monkeypatch.setattr(features_module, "read_audio", read_late)
+    thread = threading.Thread(target=read_beside)
+    thread.start()
+    assert begun.wait(60)
+    with torch.autocast("cpu", torch.bfloat16):
+        get(cache, record(tmp_path / "bf16.wav"))
+        finished.set()
+        thread.join()
+        dtypes["bf16"] = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    assert dtypes == {"beside": torch.float32, "bf16": torch.bfloat16}
+
+
 def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
     path = record(tmp_path / "a.wav")
     want = get(cache, path)

@@ -284,7 +284,6 @@ class FeatureCache:
         key = json.dumps([FORMULA, sound, astuple(plain), float(speed)])
         return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
-    @torch.autocast("cpu", enabled=False)  # a validation in bf16 may be what asks
     def get(
         self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
     ) -> list[Float[Tensor, "_ M"]]:
@@ -303,10 +302,12 @@ class FeatureCache:
             file = self.file(path, config, speed)
             log_mel = _load(file, config.n_mels)
             if log_mel is None:
-                if waveform is None:
-                    waveform = read_audio(path, config.sample_rate)
-                with errors_of(f"{path} cannot be used at speed {speed}"):
-                    log_mel = features.log_mel(change_speed(waveform, speed))
+                # a validation in bf16 may be what asks
+                with torch.autocast("cpu", enabled=False):
+                    if waveform is None:
+                        waveform = read_audio(path, config.sample_rate)
+                    with errors_of(f"{path} cannot be used at speed {speed}"):
+                        log_mel = features.log_mel(change_speed(waveform, speed))
                 content = io.BytesIO()
                 np.save(content, log_mel.numpy(), allow_pickle=False)
                 # not durable: a torn one is computed anew
