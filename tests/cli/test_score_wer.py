@@ -35,6 +35,7 @@ def files(tmp_path, monkeypatch):
         "short.tsv": lines(*manifest.decode().split("\n")[:3]),
         "torn.tsv": lines("id\ttext", "u1\tone", "u2"),
         "empty.tsv": b"",
+        "bare.tsv": lines("id\ttext"),
         "ref.gz": gzip.compress(lines(*RIGHT)),
         "m.tsv.gz": gzip.compress(manifest),
     }.items():
@@ -123,6 +124,24 @@ def test_another_column_has_the_text(score, files):
     assert score("wer", "heard", "de.tsv", "--column", "german")[0] == str(wer(["eins", "drei"], german))
 
 
+def test_other_lists_of_recordings_are_tables_too(score, files):
+    """Each row is what CSV and JSON say it is, and columns may have the names of other tools."""
+    cells = [(text.replace("\u2028", " "), speaker) for text, (_, speaker, _) in zip(RIGHT, ROWS, strict=True)]
+    quoted = [f'"{text}",{speaker}' for text, speaker in cells]
+    (files / "m.csv").write_bytes(lines("text,speaker", *quoted))
+    (files / "cv.tsv").write_bytes(lines("sentence\tclient_id", *map("\t".join, cells)))
+    records = [f'{{"text": "{text}", "speaker": "{speaker}"}}' for text, speaker in cells]
+    (files / "m.jsonl").write_bytes(lines(*records))
+    (files / "texts").write_bytes(lines(*(text for text, _ in cells)))
+    want = score("wer", "hyp", "texts", "--manifest", "m.tsv", "--by", "speaker")
+    for name in ("m.csv", "m.jsonl", "cv.tsv"):
+        assert score("wer", "hyp", name, "--by", "speaker") == want
+    rate = score("bleu", "hyp", "texts")
+    for name in ("m.csv", "m.jsonl", "cv.tsv"):
+        assert score("bleu", "hyp", name) == rate
+    assert score("ter", "hyp", "cv.tsv", "--column", "sentence") == score("ter", "hyp", "texts")
+
+
 def test_a_report_holds_the_rate_and_the_alignments_by_line_and_id(score, files):
     printed = score("wer", "hyp", "m.tsv", "--report", "report.txt")
     names = [f"line {i}, {row[0]}" for i, row in enumerate(ROWS, start=1)]
@@ -176,7 +195,7 @@ def test_what_is_not_there_is_refused(refusal):
         == f"--column must name a column of the manifest, {there.format('de')}"
     )
     assert refusal("hyp", "ref", "--column", "de") == (
-        "--column de needs a manifest, but ref is not named .tsv or .tsv.gz"
+        "--column de needs a manifest, but ref is not named .tsv, .csv or .jsonl"
     )
     assert refusal("hyp", "ref", "--by", "speaker") == (
         "--by must name a column of the manifest, but 'speaker' is none; it has no column, as REF is a text file; add --manifest "
@@ -200,6 +219,7 @@ def test_a_manifest_that_is_none_is_refused(refusal):
     assert refusal("hyp", "empty.tsv") == (
         "a table must begin with a line that names its columns, but empty.tsv is empty"
     )
+    assert refusal("hyp", "bare.tsv") == "a manifest must have recordings, but bare.tsv has none"
     assert refusal("hyp", "torn.tsv") == (
         "a line must have a cell for every column, but torn.tsv, line 3, has 1 cells for 2 columns (id, text); "
         "tabs separate cells"

@@ -13,9 +13,10 @@ from transduce.arguments import Group
 from transduce.cli.common import OptionalFile, check_stdin, read_side, side_name
 from transduce.cli.large_files import check_output
 from transduce.config import within
-from transduce.data.tables import split_table
+from transduce.data.sound_lists import LIST, NAMES
+from transduce.data.tables import each_record
 from transduce.errors import InputError
-from transduce.score.measures import Tokenization, TranslationMeasure, bleu, chrf, comet, ter
+from transduce.score.measures import Tokenization, bleu, chrf, comet, ter
 from transduce.score.score import Lines, Measure, Score, check_lines
 from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
 
@@ -38,7 +39,8 @@ References = Positional[
         tuple[Path, ...],
         arg(
             metavar="REF [REF2 ...]",
-            help="The right translations, line by line; more files are more references.",
+            help="The right translations, line by line, or a manifest (.tsv, .csv or .jsonl); more "
+            "files are more references.",
             help_behavior_hint="(required)",
         ),
     ]
@@ -48,8 +50,7 @@ Reference = Positional[
         Path,
         arg(
             metavar="REF",
-            help="What was said, line by line: a text file, or a manifest (.tsv or .tsv.gz with a "
-            "header).",
+            help="What was said, line by line: a text file, or a manifest (.tsv, .csv or .jsonl).",
         ),
     ]
 ]
@@ -63,6 +64,8 @@ class Options:
     """Another system's output, to compare HYP with."""
     resamples: int = 1000
     """Bootstrap draws for the interval and for --paired; 0 for no interval."""
+    column: str = TEXT
+    """The column of REF that has the text, if REF is a manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +111,6 @@ class TranscriptOptions(Options):
     tens."""
     manifest: Annotated[Path | None, arg(metavar="M.tsv")] = None
     """Where --by finds its column, if REF is a text file."""
-    column: str = TEXT
-    """The column of REF that has the text, if REF is a manifest."""
     report: OptionalFile = None
     """Write there every utterance with errors, aligned, the worst first, and the frequent
     errors."""
@@ -117,14 +118,16 @@ class TranscriptOptions(Options):
 
 def score_bleu(hypotheses: Hypotheses, references: References, scoring: Group[BleuOptions]) -> None:
     """BLEU, with its signature; higher is better."""
-    _score_translations(replace(bleu, tokenize=scoring.tokenize), hypotheses, references, scoring)
+    measure = replace(bleu, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+    _score_translations(measure, hypotheses, references, scoring)
 
 
 def score_chrf(hypotheses: Hypotheses, references: References, scoring: Group[ChrfOptions]) -> None:
     """chrF, the F-score of character n-grams, with its signature; higher is better."""
     within("[0, 100]", word_order=scoring.word_order)
     title = chrf.title + "+" * scoring.word_order
-    measure = replace(chrf, title=title, make=partial(CHRF, word_order=scoring.word_order))
+    make = partial(CHRF, word_order=scoring.word_order)
+    measure = replace(chrf, title=title, make=make, lowercase=scoring.lowercase)
     _score_translations(measure, hypotheses, references, scoring)
 
 
@@ -132,24 +135,24 @@ def score_ter(
     hypotheses: Hypotheses, references: References, scoring: Group[TranslationOptions]
 ) -> None:
     """TER, the translation edit rate, with its signature; lower is better."""
-    _score_translations(ter, hypotheses, references, scoring)
+    measure = replace(ter, lowercase=scoring.lowercase)
+    _score_translations(measure, hypotheses, references, scoring)
 
 
 def _score_translations(
-    measure: TranslationMeasure,
+    measure: Measure,
     hypotheses: Path,
-    references: tuple[Path, ...],
-    scoring: TranslationOptions,
+    references: Sequence[Path],
+    scoring: Options,
+    sources: Sequence[Path] = (),
 ) -> None:
     if not references:
         raise InputError(
             f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]"
         )
-    systems = _systems(hypotheses, scoring, references)
-    measure = replace(measure, lowercase=scoring.lowercase)
-    _print_score(
-        measure, systems, references, [read_side(path) for path in references], scoring.resamples
-    )
+    systems = _systems(hypotheses, scoring, [*references, *sources])
+    rights = [_read_reference(path, scoring.column)[0] for path in references]
+    _print_score(measure, systems, references, rights, scoring.resamples)
 
 
 def score_comet(
@@ -165,9 +168,8 @@ def score_comet(
 
     Needs unbabel-comet (pip install '.[comet]' in a clone).
     """
-    systems = _systems(hypotheses, scoring, [reference, source])
     measure = comet.with_sources(read_side(source))
-    _print_score(measure, systems, [reference], [read_side(reference)], scoring.resamples)
+    _score_translations(measure, hypotheses, [reference], scoring, [source])
 
 
 def score_wer(
@@ -273,31 +275,35 @@ def _extent(score: Score, resamples: int) -> str:
 
 
 def _read_table(path: Path) -> Table:
-    header, rows = split_table(read_side(path), side_name(path))
-    cells = [row for _, row in rows]
-    return {name: [row[i] for row in cells] for i, name in enumerate(header)}
+    rows = [row for _, row in each_record(path)]
+    if not rows:
+        raise InputError(f"a manifest must have recordings, but {path} has none")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, "") for row in rows] for name in names}
 
 
 def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
     """The text, and the table that it stands in: an empty one for a text file."""
-    if path.name.endswith((".tsv", ".tsv.gz")):
+    if LIST.fullmatch(path.name):
         table = _read_table(path)
         return _cells(table, column, "--column"), table
     if column != TEXT:
         raise InputError(
-            f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv or "
-            ".tsv.gz"
+            f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv, .csv or "
+            ".jsonl"
         )
     return read_side(path), {}
 
 
 def _cells(table: Table, column: str, option: str) -> list[str]:
-    if column not in table:
-        names = ", ".join(table) or "no column, as REF is a text file; add --manifest M.tsv"
-        raise InputError(
-            f"{option} must name a column of the manifest, but {column!r} is none; it has {names}"
-        )
-    return table[column]
+    """A column, which other tools may call otherwise."""
+    for name in (column, *NAMES.get(column, ())):
+        if name in table:
+            return table[name]
+    names = ", ".join(table) or "no column, as REF is a text file; add --manifest M.tsv"
+    raise InputError(
+        f"{option} must name a column of the manifest, but {column!r} is none; it has {names}"
+    )
 
 
 def _labels(table: Table, by: str) -> list[str]:
