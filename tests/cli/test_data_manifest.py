@@ -183,16 +183,19 @@ def test_an_offset_is_seconds_and_vectors_keep_their_length(tmp_path):
 
 def test_segments_of_nemo_are_cut(tmp_path, make):
     sound(tmp_path / "long.wav", n=8000)
-    spans = [(0.0, 0.25), (0.5, 0.5), (0, 1.0), (0.5, 0.25)]
-    rows = [{"offset": start, "duration": length} for start, length in spans]
+    spans = [(0.0, 0.25), (0.5, 0.5), (0, 1.0), (0.5, 0.25), (0.75, None)]
+    rows = [{"offset": start, "duration": length} for start, length in spans] + [{"offset": 0.25}]
     plain = [{"audio_filepath": "long.wav", "text": str(i), **row} for i, row in enumerate(rows)]
     put(tmp_path / "m.jsonl", *map(json.dumps, plain))
     with pytest.raises(ValueError, match=r"segments must be cut out of their sound, but .*m\.jsonl, line 1, has one"):
         read_manifest(tmp_path / "m.jsonl")
     assert make(tmp_path / "m.jsonl", tmp_path / "out.tsv", "--audio-out", tmp_path / "pieces")[0] == 0
     recordings = read_manifest(tmp_path / "out.tsv")
-    assert [(r.text, r.seconds) for r in recordings] == [("0", 0.25), ("1", 0.5), ("2", 1.0), ("3", 0.25)]
-    for recording, (start, stop) in zip(recordings, [(0, 2000), (4000, 8000), (0, 8000), (4000, 6000)], strict=True):
+    assert [(r.text, r.seconds) for r in recordings] == [
+        ("0", 0.25), ("1", 0.5), ("2", 1.0), ("3", 0.25), ("4", 0.25), ("5", 0.75)
+    ]  # fmt: skip
+    places = [(0, 2000), (4000, 8000), (0, 8000), (4000, 6000), (6000, 8000), (2000, 8000)]
+    for recording, (start, stop) in zip(recordings, places, strict=True):
         np.testing.assert_array_equal(soundfile.read(recording.audio, dtype="int16")[0], noise(8000)[start:stop, 0])
 
 

@@ -84,29 +84,29 @@ def _table_rows(path: Path, parts: bool) -> Iterator[tuple[str, Row]]:
             row["audio"] = str((clips if in_clips else folder) / audio)
             if span := _span(row, place) if has_parts else "":
                 row[SPAN] = span
-                audio = f"{audio}-{row.pop('offset', 0)}-{row.pop('seconds')}"
+                audio = f"{audio}-{row.pop('offset', 0)}-{row.pop('seconds', '')}"
             row["id"] = row.get("id") or audio
         yield place, row
 
 
 def _span(row: Row, place: str) -> str:
     """Start and end of a row of NeMo that is a part of its sound; otherwise nothing. Without an
-    offset a part is the beginning."""
-    if not row.get("seconds"):
-        return ""
-    audio, offset = Path(row["audio"]), row.get("offset")
-    try:
-        seconds = positive_seconds(row["seconds"], place)
-    except InputError:
-        if offset:
-            raise
-        return ""  # as in other lists, it may not be needed
+    offset a part is the beginning, and without a duration it is the rest."""
+    audio, offset, duration = Path(row["audio"]), row.get("offset"), row.get("seconds")
     try:
         start = float(offset or 0)
     except ValueError as error:
         raise InputError(
             f"an offset must be seconds, but {place} has {offset!r}; correct it"
         ) from error
+    if not duration:
+        return f"{start} -1" if start else ""
+    try:
+        seconds = positive_seconds(duration, place)
+    except InputError:
+        if offset:
+            raise
+        return ""  # as in other lists, it may not be needed
     # durations may be rounded
     slack = FRAME if offset else SHORTFALL * max(1.0, seconds)
     is_part = audio.suffix != VECTORS and seconds < seconds_of(audio) - slack
