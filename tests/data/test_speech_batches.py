@@ -77,7 +77,7 @@ def test_an_epoch_has_all_that_is_new_and_a_share_of_what_is_replayed_in_turn(
         assert sorted(name for name in found if name in new) == sorted(new) and len(found) == 6 + per_epoch
         seen.update(name for name in found if name in old)
     assert seen == Counter(dict.fromkeys(old, per_epoch))
-    with pytest.raises(ValueError, match="training needs recordings, but of 9 none is left"):
+    with pytest.raises(ValueError, match="training, validation and canary need recordings, but of 9 none is left"):
         speech_pairs(some[6:], reader, tokenizer, frames_per_batch=300)
 
 
@@ -381,7 +381,7 @@ def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
     with pytest.raises(ValueError) as error:
         speech_pairs(bad, reader, tokenizer, frames_per_batch=300)
     assert str(error.value) == (
-        "training needs recordings, but of 2 none is left: 0 blank text, 0 longer than 30 s, 0 shorter than its "
+        "training, validation and canary need recordings, but of 2 none is left: 0 blank text, 0 longer than 30 s, 0 shorter than its "
         "manifest says, 0 longer than its manifest says, 2 unusable sound, "
         f"0 fewer positions than tokens; {tmp_path / 'none.wav'} cannot be read: No such file or directory; "
         "check the path"

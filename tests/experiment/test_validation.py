@@ -159,6 +159,19 @@ def test_a_canary_is_scored_beside_validation_and_decides_nothing(speech):
     assert both == plain and both.metrics["wer"] != 100 * jiwer.wer(references, outputs)
 
 
+def test_what_cannot_be_used_of_a_canary_is_named_before_the_training(speech, caplog):
+    """Else its error rate would be that of blank transcripts, or end the first validation."""
+    transcriber, pairs = speech
+    gone = [replace(r, audio=r.audio.with_name(f"gone_{r.audio.name}")) for r in pairs.recordings]
+    speech_validator(transcriber, pairs, canary=[pairs.recordings[0], gone[1]])
+    assert [record.args[0] for record in caplog.records if record.args] == [
+        f"{gone[1].audio} cannot be read: No such file or directory; check the path"
+    ]
+    for canary, reason in ((gone, "unusable sound"), ([replace(r, text=" ") for r in gone], "blank text")):
+        with pytest.raises(ValueError, match=f"of {len(gone)} none is left: .*{len(gone)} {reason}"):
+            speech_validator(transcriber, pairs, canary=canary)
+
+
 def test_speech_validation_has_the_features_of_a_chunk_in_memory(speech, monkeypatch):
     transcriber, pairs = speech
     features, read, most = [], FrameReader.__call__, 0

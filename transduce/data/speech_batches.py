@@ -92,8 +92,8 @@ class SpeechPairs:
         if all(usable[i].replay for i in fits):
             counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
             raise InputError(
-                f"training needs recordings, but of {len(recordings)} none is left: {counts}; "
-                f"{warning}"
+                f"training, validation and canary need recordings, but of {len(recordings)} none "
+                f"is left: {counts}; {warning}"
             )
         self.recordings = [usable[i] for i in fits]
         self.target = [target[i] for i in fits]

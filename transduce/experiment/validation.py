@@ -155,6 +155,9 @@ def speech_validator(
     """
     scored = pairs.recordings if recordings is None else recordings
     score = _scoring(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
+    if canary:  # names those that cannot be used; an error where none can
+        config = replace(pairs.config, max_seconds=math.inf, ctc_column="")
+        SpeechPairs(canary, pairs.reader, transcriber.tokenizer, config)
     shown = [pairs.recordings[i] for i in _spread(len(pairs.recordings), n_samples)]
 
     def transcripts(part: Sequence[Recording]) -> tuple[list[str], dict[str, float]]:
