@@ -72,8 +72,12 @@ def test_a_start_from_a_run_takes_its_model_and_features(chosen, translator, tmp
     assert chosen(language_model, "--start-from", source) == replace(chosen(language_model), start_from=source)
     sound = random_speech_run(tmp_path / "sound")
     plain = json.loads((sound / "config.json").read_text())
+    recipes = chosen(speech_to_text).decoding
+    plain["experiment"] |= {"decoding": to_dict(recipes) | {"alpha": 0.1, "alignment_heads": [[0, 1], [1, 0]]}}
+    (sound / "config.json").write_text(json.dumps(plain))
     x = chosen(speech_to_text, "--start-from", sound)
     assert to_dict(x.model) == plain["model"] and to_dict(x.features) == plain["features"]
+    assert x.decoding == replace(recipes, alignment_heads=((0, 1), (1, 0)))  # which are the model's
     (sound / "config.json").write_text(json.dumps(plain | {"model": plain["model"] | {"d_model": "wide"}}))
     with pytest.raises(
         ValueError, match=r"^a run to start from .*config\.json: model\.d_model must be a whole number, bu"

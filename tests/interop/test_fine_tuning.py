@@ -84,6 +84,8 @@ def test_speech_goes_on_from_whisper(tmp_path):
     assert train(*words) == 0
     new, old = td.load_transcriber(tmp_path / "new"), td.load_transcriber(rival.run)
     assert new.feature_extractor.config == old.feature_extractor.config
+    (spoken,) = new.words(rival.sounds[:1], [WORDS[0]])
+    assert [word.text for word in spoken] == WORDS[0].split()  # by the heads that follow the sound
     want = rival.tokenizer(WORDS)["input_ids"]  # in English
     for language, tokenizer in (("en", old.tokenizer), ("de", new.tokenizer)):
         spoken = rival.tokenizer.convert_tokens_to_ids(f"<|{language}|>")

@@ -327,7 +327,8 @@ for each in (_Yaml, _QuotingYaml):
 
 
 def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
-    """Take the model, and the features of sound, of another run that reads and writes the same.
+    """Take the model of another run that reads and writes the same; of sound the features, too, and
+    the heads that follow it.
 
     Of a run of another kind, such as a translator for a language model, nothing is taken.
 
@@ -340,8 +341,12 @@ def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
     try:
         plain = without_removed(json.loads(path.read_text("utf-8")), str(path), is_trained=True)
         names = [name for name in ("model", "features") if name in plain and hasattr(x, name)]
-        like = changed(x, {name: plain[name] for name in names})
-    except (ValueError, TypeError, RecursionError) as error:
+        taken: dict[str, Any] = {name: plain[name] for name in names}
+        if "features" in taken:
+            search = plain.get("experiment", {}).get("decoding", {})
+            taken["decoding"] = {"alignment_heads": search.get("alignment_heads", [])}
+        like = changed(x, taken)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"a run to start from has a config.json of transduce, but {path}: {error}"
         ) from error
