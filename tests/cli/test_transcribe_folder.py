@@ -143,6 +143,15 @@ def test_bad_sound_has_no_file_and_is_tried_again(run, recordings, tmp_path, cap
     assert files(tmp_path / "out") == ["a.txt", "day/a.txt", "day/b.v2.txt"]
 
 
+def test_a_recording_that_is_listed_twice_has_one_file(run, recordings, tmp_path, capsys):
+    table = tmp_path / "list.tsv"
+    table.write_text("audio\ttext\nin/a.wav\tone\nin/day/b.v2.wav\ttwo\nin/a.wav\tthree\n")
+    assert transcribe(run, [table, recordings / "a.wav"], "--output-dir", str(tmp_path / "out")) == 0
+    assert files(tmp_path / "out") == ["a.txt", "b.v2.txt"]
+    assert (tmp_path / "out" / "a.txt").read_text() == f"{TEXTS['a.wav']}\n"
+    assert capsys.readouterr().err == ""
+
+
 def test_two_recordings_of_one_name_are_both_named(run, recordings, tmp_path, capsys):
     pair = [recordings / "a.wav", recordings / "day" / "a.flac"]
     assert transcribe(run, pair, "--output-dir", str(tmp_path / "out")) == 2

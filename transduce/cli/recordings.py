@@ -76,9 +76,8 @@ def stems_of(sounds: "Sequence[Audio]", files: Sequence[Path], directory: Path) 
         bases = (folder for folder in folders if sound.is_relative_to(folder))
         name = sound.relative_to(next(bases, sound.parent))
         stem = str(directory / name.with_suffix(""))
-        if stem in sound_of:
+        if sound_of.setdefault(stem, sound) != sound:
             raise same_name(sound_of[stem], sound, stem)
-        sound_of[stem] = sound
     return {str(sound): stem for stem, sound in sound_of.items()}
 
 
