@@ -193,12 +193,11 @@ def _checked(row: Row, pieces: Path | None) -> Row:
     if not audio.is_file():
         raise InputError("no sound")
     if SPAN in row:
-        audio = _cut(audio, row[SPAN], row["id"], pieces)
+        audio = _cut(audio, row.pop(SPAN), row["id"], pieces)
     seconds = seconds_of(audio)
     if not seconds:
         raise InputError("a sound that is empty or cannot be read")
-    others = {name: cell for name, cell in row.items() if name != SPAN}
-    return {**others, "audio": str(audio), "text": text, "seconds": str(seconds)}
+    return {**row, "audio": str(audio), "text": text, "seconds": str(seconds)}
 
 
 def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:

@@ -50,7 +50,7 @@ Reference = Positional[
         Path,
         arg(
             metavar="REF",
-            help="What was said, line by line: a text file, or a manifest (.tsv, .csv or .jsonl).",
+            help="The right texts, line by line: a text file or a manifest (.tsv, .csv or .jsonl).",
         ),
     ]
 ]
@@ -157,9 +157,7 @@ def _score_translations(
 
 def score_comet(
     hypotheses: Hypotheses,
-    reference: Positional[
-        Annotated[Path, arg(metavar="REF", help="The right translations, line by line.")]
-    ],
+    reference: Reference,
     *,
     source: Annotated[Path, arg(metavar="SRC", help="What was translated, line by line.")],
     scoring: Group[Options],
@@ -196,10 +194,10 @@ def score_per(
 def _score_transcripts(
     measure: ErrorRateMeasure, hypotheses: Path, reference: Path, scoring: TranscriptOptions
 ) -> None:
-    systems = _systems(hypotheses, scoring, [reference, scoring.manifest])
+    tables = [reference, *filter(None, [scoring.manifest])]
+    systems = _systems(hypotheses, scoring, tables)
     if scoring.report is not None:
-        read = [*systems, reference, *filter(None, [scoring.manifest])]
-        check_output(scoring.report, read, option="--report")
+        check_output(scoring.report, [*systems, *tables], option="--report")
     right, table = _read_reference(reference, scoring.column)
     if scoring.manifest is not None:
         table = _read_table(scoring.manifest)
@@ -219,7 +217,7 @@ def _score_transcripts(
         scoring.report.write_text(head + rate.report(names), encoding="utf-8", newline="\n")
 
 
-def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path | None]) -> list[Path]:
+def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list[Path]:
     """The file to score, and the one to compare it with, if any.
 
     Raises:

@@ -340,8 +340,11 @@ def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
     """
     try:
         plain = without_removed(json.loads(path.read_text("utf-8")), str(path), is_trained=True)
-        names = [name for name in ("model", "features") if name in plain and hasattr(x, name)]
-        taken: dict[str, Any] = {name: plain[name] for name in names}
+        taken: dict[str, Any] = {
+            name: plain[name]
+            for name in ("model", "features")
+            if name in plain and hasattr(x, name)
+        }
         if "features" in taken:
             search = plain.get("experiment", {}).get("decoding", {})
             taken["decoding"] = {"alignment_heads": search.get("alignment_heads", [])}
