@@ -4,7 +4,7 @@ import asyncio
 import io
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import Literal
@@ -32,7 +32,7 @@ from transduce.serve.http import (
     read_body,
     responses,
 )
-from transduce.tasks.base import Details
+from transduce.tasks.base import PLAIN, Details
 from transduce.tasks.formats import HEAD, WRITE
 from transduce.tasks.outputs import Segment, Transcript
 from transduce.tasks.transcribe import Transcriber
@@ -82,7 +82,7 @@ class TranscriptionRequest:
     """The language of sound, "" for the run's own, and what outputs carry besides their text."""
 
     language: str = ""
-    details: Details = field(default_factory=Details)
+    details: Details = PLAIN
 
 
 FORM = body_schema(AudioBody, "multipart/form-data")

@@ -188,30 +188,31 @@ class Transcriber(SoundTask):
             frames: list[Source] = [parts[k][2].frames for k in sounding]
             encoded = encoder_states(self.engine, frames, config.batch_tokens)
             states = dict(zip(sounding, encoded, strict=True))
-        speech: list[tuple[int, AudioSegment, float | None]] = []
-        utterances: list[Utterance] = []
+        speech: list[tuple[int, AudioSegment, float | None, Utterance]] = []
         for k, (i, request, segment) in enumerate(parts):
             p = no_speech_prob(self.engine, self.tokenizer, states.get(k)) if is_judged else None
             is_noise = 0 < config.no_speech_threshold < (p or 0) and not request.has_text
             if len(segment.frames) and not is_noise:
-                speech.append((i, segment, p))
                 name = f"{sounds[i].path} from {segment.start:.1f} s"
-                utterances.append(Utterance(name, request, segment.frames, states.get(k)))
+                utterance = Utterance(name, request, segment.frames, states.get(k))
+                speech.append((i, segment, p, utterance))
             else:
                 blank = Output("", math.nan, math.nan, language=request.language, no_speech_prob=p)
                 yield i, Segment(segment.start, segment.stop, [blank] * config.n_best)
-        _warn_of_silence(len(parts), len(speech), config.no_speech_threshold)
-        for row, outputs in self._decode(utterances, details):
-            i, segment, p = speech[row]
-            name, request, *_ = utterances[row]
+        if parts and config.no_speech_threshold and not speech:
+            logger.warning(
+                "nobody speaks in any of %d segments, by no_speech_threshold=%g, so they have no "
+                "text; 0 writes what was understood all the same",
+                len(parts),
+                config.no_speech_threshold,
+            )
+        for row, outputs in self._decode([utterance for *_, utterance in speech], details):
+            i, segment, p, (name, request, *_) = speech[row]
             warn_of_lacking(name, request.require, outputs[0].text, self.tokenizer)
-            words = [output.words for output in outputs]
             if details.word_times:
                 words = self._words(segment, outputs)
-            outputs = [
-                replace(output, words=each, language=request.language, no_speech_prob=p)
-                for output, each in zip(outputs, words, strict=True)
-            ]
+                outputs = [replace(o, words=own) for o, own in zip(outputs, words, strict=True)]
+            outputs = [replace(o, language=request.language, no_speech_prob=p) for o in outputs]
             result = Segment(segment.start, segment.stop, outputs)
             for each in split_at_times(result, times, self.tokenizer) if times else [result]:
                 yield i, each
@@ -328,14 +329,3 @@ class Transcriber(SoundTask):
                 [replace(word, start=moments[a], stop=moments[b]) for word, (_, a, b) in pairs]
             )
         return timed
-
-
-def _warn_of_silence(n_segments: int, n_with_speech: int, threshold: float) -> None:
-    """Warn where none of several segments is to have a text."""
-    if n_segments and threshold and not n_with_speech:
-        logger.warning(
-            "nobody speaks in any of %d segments, by no_speech_threshold=%g, so they have no text; "
-            "0 writes what was understood all the same",
-            n_segments,
-            threshold,
-        )
