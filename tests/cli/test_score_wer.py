@@ -142,6 +142,13 @@ def test_other_lists_of_recordings_are_tables_too(score, files):
     assert score("ter", "hyp", "cv.tsv", "--column", "sentence") == score("ter", "hyp", "texts")
 
 
+def test_half_a_character_of_json_is_one_that_is_unknown(score, files):
+    (files / "half.jsonl").write_bytes(lines(r'{"text": "the mat\ud83d\u0000"}'))
+    (files / "one").write_bytes(lines("the mat"))
+    score("wer", "one", "half.jsonl", "--report", "report.txt")
+    assert "mat\ufffd\ufffd" in (files / "report.txt").read_text(encoding="utf-8")
+
+
 def test_a_report_holds_the_rate_and_the_alignments_by_line_and_id(score, files):
     printed = score("wer", "hyp", "m.tsv", "--report", "report.txt")
     names = [f"line {i}, {row[0]}" for i, row in enumerate(ROWS, start=1)]

@@ -136,7 +136,8 @@ def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
             for field, value in inner.items():
                 if not isinstance(value, list | dict):  # which are no text
                     text = "" if value is None else str(value)
-                    cells[f"{name}.{field}".removesuffix(".")] = text.replace("\n", " ")
+                    text = NO_TEXT.sub("\ufffd", text.replace("\n", " "))
+                    cells[f"{name}.{field}".removesuffix(".")] = text
         return cells
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(
@@ -207,7 +208,7 @@ def each_cell_row(
 def _record_rows(path: Path, columns: Sequence[str], errors: str) -> Iterator[tuple[str, ...]]:
     for place, row in each_record(path, errors):
         _check_columns(place, columns, row)
-        yield tuple(NO_TEXT.sub("\ufffd", row[column]) for column in columns)
+        yield tuple(row[column] for column in columns)
 
 
 def _moses_rows(path: Path, languages: Sequence[str], errors: str) -> Iterator[tuple[str, ...]]:
