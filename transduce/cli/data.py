@@ -189,7 +189,7 @@ def _checked(row: Row, pieces: Path | None) -> Row:
     text = " ".join(row["text"].split())
     if not text:
         raise InputError("no text")
-    audio = Path(row.get("audio") or "nothing")
+    audio = Path(row.get("audio", ""))
     if not audio.is_file():
         raise InputError("no sound")
     if SPAN in row:

@@ -244,7 +244,7 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
         soundfile.SoundFileError,
         TypeError,
     ) as error:  # TypeError: a format without header, such as .raw
-        message = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+        message = str(getattr(error, "error_string", error))
         raise InputError(
             f"{name} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
             f"{message.strip().rstrip('.')}); convert it to WAV or leave it out"
