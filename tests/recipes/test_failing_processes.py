@@ -50,7 +50,7 @@ FAULTS: dict[str, tuple[int | None, str, Callable[..., Any], str]] = {
         raises(BAD),
         "b.wav cannot be read",
     ),
-    "a full disk at the start": (0, "transduce.run.write_file", raises(FULL), "no space is left"),
+    "a full disk at the start": (0, "transduce.run.write_json", raises(FULL), "no space is left"),
     "a full disk at a checkpoint": (0, "transduce.train.state.save_tensors", raises(FULL), "no space is left"),
     "a full disk at a report": (0, "transduce.experiment.run.write_reports", raises(FULL), "no space is left"),
     "a full disk at the end": (0, "transduce.experiment.run.serialize", raises(FULL), "no space is left"),
