@@ -203,7 +203,7 @@ def changed(name: str) -> TransformerConfig:
     values = {
         "encoder": None, "decoder": None, "d_model": 48, "n_heads": 2, "n_kv_heads": 2, "head_width": 6,
         "attention": "linear", "qk_norm": True, "window": 3, "d_ff": 24, "dropout": 0.5, "attention_dropout": 0.5,
-        "stochastic_depth": 0.5, "activation": "gelu", "gated": True, "n_experts": 3, "experts_per_token": 1, "balance_weight": 0.5, "bias": False,
+        "activation": "gelu", "gated": True, "n_experts": 3, "experts_per_token": 1, "balance_weight": 0.5, "bias": False,
         "qkv_bias": False, "norm": "rms", "norm_position": "pre", "norm_eps": 0.1, "positions": "rotary",
         "max_positions": 2000, "sinusoids": "tensor2tensor", "first_position": 2, "embedding_norm": True,
         "rotary_theta": 500.0, "rotary_factor": 2.0, "rotary_bands": (1.0, 4.0, 64), "scale_embeddings": False,
