@@ -297,7 +297,6 @@ def read_table(path: Path, size: int) -> list[str]:
 TRAINING = {
     "dropout",
     "attention_dropout",
-    "stochastic_depth",
     "init",
     "init_gain",
     "recompute",

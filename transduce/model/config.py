@@ -77,9 +77,6 @@ class TransformerConfig:
     attention_dropout: float = 0.0
     """On the attention weights; not in the paper, but in many systems after it. Linear attention
     never forms any."""
-    stochastic_depth: float = 0.0
-    """Probability with which training leaves a sublayer out for a row of a batch (Huang et al.
-    2016)."""
     activation: Activation = "relu"
     """The nonlinearity inside the feed-forward."""
     gated: bool = False
@@ -166,7 +163,7 @@ class TransformerConfig:
         within("[1, 1000000]", self, "window")
         within("[0, 1000000000]", self, "first_position")
         within("[0, 10000]", self, "n_experts")
-        within("[0, 1)", self, "dropout", "attention_dropout", "stochastic_depth")
+        within("[0, 1)", self, "dropout", "attention_dropout")
         within("(0, inf)", self, "norm_eps")
         within("(0, 1000]", self, "init_gain")
         within("(1, inf)", self, "rotary_theta")

@@ -148,24 +148,12 @@ class Sublayer(nn.Module):
         super().__init__()
         self.norm = norm(config)
         self.dropout = Dropout(config.dropout)
-        self.depth = config.stochastic_depth
         self.pre = config.norm_position == "pre"
 
     def forward(self, x: States, function: Callable[[Tensor], Tensor]) -> States:
         if self.pre:
-            return x + self._thinned(self.dropout(function(self.norm(x))))
-        return self.norm(x + self._thinned(self.dropout(function(x))))
-
-    def _thinned(self, x: States) -> States:
-        """Zero for some rows while training, and the others scaled by 1 / (1 - p).
-
-        Source: Huang et al. (2016), Deep networks with stochastic depth; for speech recognition by
-        Transformers Pham et al. (2019), Very deep self-attention networks.
-        """
-        if not self.training or not self.depth:
-            return x
-        kept = torch.rand(len(x), 1, 1, device=x.device) >= self.depth
-        return x * (kept / (1 - self.depth)).to(x.dtype)
+            return x + self.dropout(function(self.norm(x)))
+        return self.norm(x + self.dropout(function(x)))
 
 
 class Layer(nn.Module):
