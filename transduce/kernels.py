@@ -57,8 +57,8 @@ OUT_OF_MEMORY = -1
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where they cannot be had, which is said once, or are not
-    wanted."""
+    """The compiled kernels; None where they cannot be had, which is logged once, or are
+    not wanted."""
     return None if os.environ.get("TRANSDUCE_KERNELS") == "0" else loaded()
 
 

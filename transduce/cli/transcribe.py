@@ -68,7 +68,7 @@ class TranscriptionSearch(SearchOptions):
     """How to search for transcripts."""
 
     language: Common[str] = ""
-    """The language of the speech, of an imported Whisper: de; auto finds out that of each
+    """The language of the speech, of an imported Whisper: de; auto detects that of each
     recording."""
     settings: Group[TranscriptionSettings]
 

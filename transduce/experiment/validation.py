@@ -206,7 +206,7 @@ def check_search(
         InputError: the search lacks something, or takes tokens that there are not.
     """
     short: Any = replace(config, min_length=0, max_length=1)
-    if isinstance(config, SearchConfig):  # whatever is said, and without a second search
+    if isinstance(config, SearchConfig):  # whatever words there are, and without a second search
         short = replace(config, max_length=0, length_ratio=0.0, length_extra=1)
         short = replace(short, no_repeat_ngram=1, no_speech_threshold=0.0)
     task(inputs, short)

@@ -284,7 +284,7 @@ def fill_transformer(
 
     Args:
         names: Those of the family.
-        optional: What is found in names that a file may lack: biases that begin as zeros, norms
+        optional: Parts of names that a file may lack: biases that begin as zeros, norms
             that begin as ones.
 
     Raises:

@@ -58,7 +58,7 @@ class CompletionBody(BaseModel):
     repetition_penalty: float = 1.0
     min_length: int = Field(0, alias="min_tokens", ge=0)
     """These four as vLLM has them, where a top_k of -1 is off, too; the run's own where they are
-    not said."""
+    left out."""
     n: int = Field(1, ge=1)
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=0)
     stop: str | list[str] = ""

@@ -49,7 +49,7 @@ class Request:
     part: int = 0
     """The number of this part of the input; samples depend on it, too."""
     language: str = ""
-    """The language of the sound, where it was found out."""
+    """The language of the sound, where it was detected."""
     bias: Sequence[tuple[str, float]] = ()
     """Phrases that are likelier in the output by some nats."""
 

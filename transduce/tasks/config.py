@@ -16,7 +16,7 @@ GREEDY = {"beam_size": 1, "n_best": 1, "sample": False} | UNCHANGED
 """Fields of SearchConfig that make it greedy."""
 
 AUTO = "auto"
-"""The target_language that is found out."""
+"""The target_language that is to be detected."""
 
 LONGEST = 1_000_000
 """Tokens of an output."""
@@ -85,7 +85,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     target_language: str = ""
     """The language to write in such a model, or in one that was trained on several
     (recipes/translation.py multilingual); of an imported Whisper, the language of the speech, or
-    auto, which finds out that of each recording."""
+    auto, which detects that of each recording."""
     alignment_heads: tuple[tuple[int, int], ...] = ()
     """Layers and heads, from 0, whose cross-attention follows the sound, for the times of words in
     a model without a CTC head, such as an imported Whisper."""

@@ -211,7 +211,7 @@ def _task(run: Run, model: Transformer) -> AnyTask:
 
 
 def run_decoding(run: Run, kind: type[ConfigT]) -> ConfigT:
-    """How a run searches where nothing else is said.
+    """How a run searches where nobody asks for anything else.
 
     Raises:
         InputError: its configuration does not say it as it should.

@@ -108,7 +108,7 @@ class Output:
     alignment: WordAlignment | None = None
     """Which source words its words were written from, where that was asked for."""
     language: str = ""
-    """That of the sound, where it was found out."""
+    """That of the sound, where it was detected."""
     no_speech_prob: float | None = None
     """How likely it is that nobody speaks, where that was asked for and can be measured; see
     `speech.no_speech_prob`."""

@@ -252,8 +252,8 @@ class SoundTask(Seq2SeqTask[Audio]):
             )
         if config.target_language == AUTO and not self.tokenizer.languages:
             raise InputError(
-                "the language is found out by a Whisper of many languages, but this model has no "
-                "tokens for languages; leave auto out"
+                "a multilingual Whisper detects the language, but this model has no tokens for "
+                "languages; leave auto out"
             )
         for i, (audio, text, phrases) in enumerate(rows):
             request = Request(number=first_sound + i, require=phrases)

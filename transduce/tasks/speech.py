@@ -203,7 +203,8 @@ def detects_speech(model: Engine, tokenizer: Tokenizer) -> bool:
 def no_speech_prob(
     model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "S D"] | None
 ) -> float | None:
-    """The probability that nobody speaks in a sound; 1 of no frames, None if it cannot be told.
+    """The probability that nobody speaks in a sound; 1 of no frames, None if the model has neither
+    a CTC head nor a token for it.
 
     Whisper's is that of its token for it, after the first token of its prompt. Of other models it
     is 1 - q^(1/n), for the n tokens of the greedy path of their CTC head, which all alignments

@@ -162,7 +162,7 @@ class Transcriber(SoundTask):
         for i, sound in enumerate(sounds):
             rows[sound.request.language].append(i)
         for language, some in rows.items():
-            auto = config.target_language == AUTO  # it was found out where the sound was read
+            auto = config.target_language == AUTO  # it was detected where the sound was read
             task = self.with_decoding(replace(config, target_language=language) if auto else config)
             numbered = task._stream([sounds[i] for i in some], details)
             yield from ((some[k], segment) for k, segment in numbered)
@@ -285,11 +285,11 @@ class Transcriber(SoundTask):
 
     @property
     def has_word_times(self) -> bool:
-        """Whether the model tells when words are said."""
+        """Whether the model gives the times of words."""
         return self.model.config.ctc or bool(self.decoding.alignment_heads)
 
     def _check_times(self) -> None:
-        """Raise InputError where the model does not tell when words are said."""
+        """Raise InputError where the model gives no times of words."""
         heads, config = self.decoding.alignment_heads, self.model.config
         if not self.has_word_times:
             raise InputError(
