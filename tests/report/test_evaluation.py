@@ -90,6 +90,14 @@ def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypa
     assert all(f"\n{r.id}: " in told for r, output in zip(spoken, outputs, strict=True) if r.text != output)
 
 
+def test_samples_are_not_called_those_of_a_beam(run, recordings):
+    sampled = replace(PLAIN, n_best=1, sample=True)
+    scores = speech_report(run, recordings[:2], sampled, "cpu")
+    assert set(scores) == {f"{measure}.{name}" for measure in ("wer", "cer") for name in ("greedy", "sampled")}
+    outputs = td.load(run)([recording.audio for recording in recordings[:2]], sampled)
+    assert (run / "test.sampled.txt").read_text() == "".join(line + "\n" for line in outputs)
+
+
 def test_a_canary_has_scores_beside_those_of_the_test_whose_files_stay_as_they_were(run, recordings, capsys):
     test, canary = [recordings[i] for i in (0, 2)], [recordings[i] for i in (1, 3)]
     files = [run / name for name in ("test.greedy.txt", "test.beam3.txt", "test.errors.txt")]

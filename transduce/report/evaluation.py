@@ -124,11 +124,12 @@ def search_report(
 
 
 def _searches(search: SearchConfig) -> dict[str, SearchConfig]:
-    """Greedy search, the beam without CTC, and the beam with it, as far as `search` has them."""
+    """Greedy search, the beam or samples without CTC, and with it, as far as `search` has them."""
     plain = replace(search, n_best=1, ctc_weight=0.0)
-    beam = f"beam{plain.beam_size}" if plain.beam_size > 1 else "greedy"
-    with_ctc = {f"{beam}.ctc": replace(search, n_best=1)} if search.ctc_weight else {}
-    return {"greedy": plain.greedy(), beam: plain, **with_ctc}
+    drawn = "sampled" if plain.sample else f"beam{plain.beam_size}"
+    name = drawn if plain.sample or plain.beam_size > 1 else "greedy"
+    with_ctc = {f"{name}.ctc": replace(search, n_best=1)} if search.ctc_weight else {}
+    return {"greedy": plain.greedy(), name: plain, **with_ctc}
 
 
 def _scores(
