@@ -61,6 +61,20 @@ def test_what_is_there_stays_and_what_is_not_is_made(tmp_path, make):
     assert times.keys() - kept == {"train-00001.json", "train-00001.bin"}
 
 
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [(".bin", b"\0\0"), (".bin", "others"), (".json", b"{"), (".json", b"{}"), (".json", b"")],
+    ids=["cut", "other bytes", "torn header", "empty header", "blank header"],
+)
+def test_a_damaged_shard_is_made_again(tmp_path, make, suffix, content):
+    make("--shard-bytes", "500")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    path = tmp_path / "out" / f"train-00001{suffix}"
+    path.write_bytes(bytes(reversed(path.read_bytes())) if content == "others" else content)
+    assert "\n1 shards made" in make("--shard-bytes", "500")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
 def test_another_text_or_tokenizer_makes_the_shards_again(tmp_path, make):
     make()
     (tmp_path / "c.txt").write_text("Another.\n")

@@ -21,7 +21,14 @@ from transduce.cli.common import OptionalFile
 from transduce.cli.jobs import end_with_parent, submit, worker_pool
 from transduce.cli.large_files import check_output
 from transduce.config import at_least
-from transduce.data.language import CUT, encode_text, read_header, read_text, write_shard
+from transduce.data.language import (
+    CUT,
+    encode_text,
+    open_shards,
+    read_header,
+    read_text,
+    write_shard,
+)
 from transduce.data.lines import check_text, decode_lines
 from transduce.data.parallel_text import Pair, PairFiles, has_text
 from transduce.data.tables import TABLES, table_files
@@ -315,14 +322,13 @@ def _may_be_cut(line: bytes, after: bytes) -> bool:
 
 
 def write(piece: Piece, *, tokenizer: Path) -> bool:
-    """Write a shard; False where it is there already."""
+    """Write a shard; False where it is there already, and whole."""
     text, source = piece.read()
-    if all(piece.shard.with_suffix(suffix).is_file() for suffix in (".bin", ".json")):
-        header = read_header(piece.shard)
-        sha256 = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-        if (header.source, header.tokenizer) == (source, sha256):
-            return False
     loaded = load_tokenizer(tokenizer)
+    with suppress(InputError, OSError):
+        open_shards([piece.shard.with_suffix(".bin")], tokenizer=loaded.model, verify=True)
+        if read_header(piece.shard).source == source:
+            return False
     ids = encode_text(loaded, text)
     if piece.start and loaded.bos_id is not None and loaded.bos_id == loaded.eos_id:
         ids = ids[1:]  # no text begins here
