@@ -12,6 +12,7 @@ import pytest
 
 from recipes.translation import SETTINGS
 from tests.test_run import tiny
+from transduce.data.base_tokenizer import CharTokenizer
 from transduce.experiment.command import with_files
 from transduce.model.config import Frames, StackConfig
 from transduce.run import Run, load_run, open_run
@@ -33,6 +34,20 @@ def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
         f"Name another directory with --run, and --start-from {tmp_path / 'run'} to go on from its weights"
     )
     assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "model.safetensors"])
+def test_weights_whose_config_is_lost_are_no_new_run(tmp_path, name):
+    """A new run would replace the tokenizer that the weights belong to."""
+    (tmp_path / name).mkdir()
+    run = Run(tiny(), {}, None, CharTokenizer.train(["abc"]))
+    with pytest.raises(ValueError) as caught, open_run(tmp_path, run):
+        pytest.fail("the directory was opened")
+    assert str(caught.value) == (
+        f"a run directory holds config.json, but {tmp_path} has no config.json; copy the whole run directory, or name "
+        "another"
+    )
+    assert not [*tmp_path.glob("*.json")]
 
 
 @pytest.mark.parametrize("name", ["decoding", "generation"])

@@ -110,11 +110,13 @@ def test_weights_that_do_not_fit_are_told_one_by_one(tmp_path):
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
-    way_out = "; a recipe makes one (--run DIRECTORY)"
-    for directory, what in ((tmp_path, "has no config.json"), (tmp_path / "nowhere", "does not exist")):
+    for directory, what in (
+        (tmp_path, "has no config.json; copy the whole run directory, or name another"),
+        (tmp_path / "nowhere", "does not exist; a recipe makes one (--run DIRECTORY)"),
+    ):
         with pytest.raises(ValueError) as caught:
             load_run(directory)
-        assert str(caught.value) == f"a run directory holds config.json, but {directory} {what}{way_out}"
+        assert str(caught.value) == f"a run directory holds config.json, but {directory} {what}"
     (tmp_path / "config.json").write_text('{"format": 1, "model": {}}')
     with pytest.raises(ValueError) as caught:
         load_run(tmp_path)

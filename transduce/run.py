@@ -160,11 +160,10 @@ def _read_config(path: Path) -> Json:
     """The content of config.json, in a format that this version reads."""
     directory = path.parent
     if not path.is_file():
-        reason = f"has no {CONFIG}" if directory.exists() else "does not exist"
-        raise InputError(
-            f"a run directory holds {CONFIG}, but {directory} {reason}; a recipe makes one (--run "
-            "DIRECTORY)"
-        )
+        reason = "does not exist; a recipe makes one (--run DIRECTORY)"
+        if directory.exists():
+            reason = f"has no {CONFIG}; copy the whole run directory, or name another"
+        raise InputError(f"a run directory holds {CONFIG}, but {directory} {reason}")
     plain = read_json(path)
     if (number := plain.get("format", 0)) != FORMAT:
         writer = str(plain.get("transduce", "0.1"))[:20]  # the version without a format
@@ -287,7 +286,7 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
     ):
         for folder in (directory, directory / SAMPLES):
             remove_leftovers(folder)
-        begun = (directory / CONFIG).exists()
+        begun = any((directory / name).exists() for name in (CONFIG, CHECKPOINTS, WEIGHTS))
         if begun and (changed := differences(load_run(directory).resume_key(), run.resume_key())):
             raise InputError(
                 f"a run goes on with the configuration it began with, but in {directory} this "
