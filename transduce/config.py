@@ -244,7 +244,9 @@ def divides(**values: int) -> None:
 
 @cache
 def _type_hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+    """The types of the fields of a dataclass."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def check_choices(config: Any) -> None:

@@ -240,6 +240,7 @@ def test_a_wrong_field_of_a_file_is_named(said, tmp_path, plain, message):
     ("plain", "name", "value"),
     [
         ({"vocab_sice": 3}, "vocab_sice", "vocab_size?"),
+        ({"NEXT": "x"}, "NEXT", "decoding?"),  # of the class, and no field
         ({"training": {"max_updates": True}}, "training.max_updates", "true"),
         ({"training": {"max_updates": 1.5}}, "training.max_updates", "1.5"),
         ({"training": {"max_minutes": "long"}}, "training.max_minutes", '"long"'),
