@@ -310,9 +310,15 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
             if isinstance(old, fitting)
             else from_dict(fitting, value, name)
         )
+    pairs = value
     if isinstance(value, dict):
+        if unnamed := [key for key in value if isinstance(key, bool | float | None)]:
+            raise InputError(
+                f"{name} names what it holds by text, but one name is {unnamed[0]}, as YAML reads "
+                "no, on, 1e3 and null; put quotes around it"
+            )
         value = {str(key): each for key, each in value.items()}
-    pairs = [*value.items()] if isinstance(value, dict) else value
+        pairs = [*value.items()]
     for kind in kinds:
         if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
             with suppress(Exception):  # those of cattrs have no class in common

@@ -258,6 +258,34 @@ def test_other_wrong_fields_are_named_with_their_values(tmp_path, plain, name, v
         with_files(translation.COMMANDS, [path])
 
 
+@pytest.mark.parametrize("number", ["0500", "-010", "1:30", "01_0"])
+def test_numbers_in_another_base_than_they_look_are_refused(said, tmp_path, number):
+    path = tmp_path / "x.yaml"
+    path.write_text(f"training: {{validate_every: {number}}}\n")
+    code, out, err = said(translation, "--config", path)
+    assert (code, out) == (2, "") and err.startswith("transduce: --config takes JSON, or YAML in a .yaml, but ")
+    assert err.endswith(f"{number.replace('_', '')!r}\n") or err.endswith(f"{number!r}\n")
+
+
+@pytest.mark.parametrize(("number", "want"), [("0x10", 16), ("0b101", 5), ("1_000", 1000), ("+7", 7), ("0", 0)])
+def test_whole_numbers_of_yaml_are_those_of_python(tmp_path, number, want):
+    path = tmp_path / "x.yaml"
+    path.write_text(f"training: {{seed: {number}}}\n")
+    assert with_files(translation.COMMANDS, [path]).training.seed == want
+
+
+@pytest.mark.parametrize(("word", "read"), [("no", False), ("on", True), ("1e3", 1000.0), ("null", None)])
+def test_a_term_that_yaml_takes_for_something_else_is_refused(said, tmp_path, word, read):
+    path = tmp_path / "x.yaml"
+    path.write_text(f"decoding: {{glossary: {{{word}: nein}}}}\n")
+    assert said(translation, "--config", path) == (
+        2, "", f"transduce: {path}: decoding.glossary names what it holds by text, but one name is {read}, as YAML reads "
+        "no, on, 1e3 and null; put quotes around it\n",
+    )  # fmt: skip
+    path.write_text(f"decoding: {{glossary: {{'{word}': nein, 5: fünf}}}}\n")
+    assert with_files(translation.COMMANDS, [path]).decoding.glossary == ((word, "nein"), ("5", "fünf"))
+
+
 def test_what_is_no_config_is_named(said, tmp_path):
     path = tmp_path / "x.json"
     message = f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one"

@@ -306,7 +306,8 @@ def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML whose mappings name each field once, and whose numbers may be as short as 5e-3."""
+    """YAML whose mappings name each field once, whose numbers may be as short as 5e-3, and where
+    0500 is not 320 and 1:30 not 90, but errors."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         # before << adds others
@@ -319,6 +320,8 @@ class _Yaml(yaml.SafeLoader):
 class _QuotingYaml(yaml.SafeDumper):
     """YAML that puts quotes around text that _Yaml would take for a number."""
 
+
+_Yaml.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value, 0))
 
 for each in (_Yaml, _QuotingYaml):
     each.add_implicit_resolver(
