@@ -335,6 +335,8 @@ class TextStream:
         self.stop = stop
         self.tail = ""
         """The end of what was returned, in which a stop string may have begun."""
+        self.stopped = False
+        """Whether what was returned last ends with a stop string."""
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
         """The text that these tokens add, without an unfinished character unless `last`."""
@@ -342,6 +344,7 @@ class TextStream:
         if self.stop:
             text = self.tail + new
             ends = [text.find(each) + len(each) for each in self.stop if each in text]
+            self.stopped = bool(ends)
             new = text[len(self.tail) : min(ends, default=None)]
             self.tail = text[-max(map(len, self.stop)) :]
         return new

@@ -1,7 +1,7 @@
 """A prompt in, what follows it out: a decoder alone as something one calls."""
 
 from collections import defaultdict
-from collections.abc import Callable, Generator as Pieces, Iterator, Sequence
+from collections.abc import Generator as Pieces, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, overload
 
@@ -271,8 +271,13 @@ class Generator(Task):
             raise InputError("a stop string must have a character, but one is empty; leave it out")
         sampler = Sampler(*self._start(prompts, config), config, rngs)
         if stop:
-            texts = [prompts[i].text(self.tokenizer) for i in sampler.sentences]
-            sampler.ends = ends_with(stop, texts)
+            texts = [prompts[i].text(self.tokenizer, stop) for i in sampler.sentences]
+
+            def ends(row: int, token: int) -> bool:
+                texts[row].add([token])
+                return texts[row].stopped
+
+            sampler.ends = ends
         return sampler
 
     def _prompt(self, prompt: str, config: GenerationConfig) -> "Prompt":
@@ -319,18 +324,6 @@ class Prompt(NamedTuple):
     def text(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
         """The text behind it, of which nothing is there yet."""
         return TextStream(tokenizer, self.ids, space=self.space is not None, stop=stop)
-
-
-def ends_with(stop: Sequence[str], texts: Sequence[TextStream]) -> Callable[[int, int], bool]:
-    """A function of a row and its next token: whether its text holds one of the strings then."""
-    longest = max(map(len, stop))
-    tails = [""] * len(texts)
-
-    def ends(row: int, token: int) -> bool:
-        tails[row] = tails[row][-longest:] + texts[row].add([token])
-        return any(each in tails[row] for each in stop)
-
-    return ends
 
 
 def _batches(
