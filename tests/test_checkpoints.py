@@ -50,6 +50,10 @@ def test_a_damaged_checkpoint_is_not_averaged(tmp_path):
     assert str(caught.value) == (
         f"a checkpoint must be as it was written, but {paths[1]} is damaged; remove {paths[1].parent}, and use the others"
     )
+    manifest = paths[0].parent / "manifest.json"
+    manifest.write_text("{")
+    with pytest.raises(ValueError, match=f"but {manifest} is damaged; remove {paths[0].parent}, and use the others"):
+        average(paths)
 
 
 def test_nothing_and_strangers_have_no_average(tmp_path):

@@ -76,7 +76,9 @@ def test_a_damaged_weight_file_is_refused_by_name(tmp_path):
     damaged(tmp_path / "model.safetensors")
     with pytest.raises(ValueError) as caught:
         load_model(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / 'model.safetensors'} is not a whole safetensors file: ")
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'model.safetensors'} is not a whole safetensors file: ")
+    assert message.endswith("; copy it again, or remove it from a run with checkpoints, which are then used")
 
 
 def test_missing_weights_are_told(tmp_path):

@@ -177,10 +177,10 @@ def damaged(directory: Path, names: Collection[str] = ()) -> str | None:
 
 def check_undamaged(path: Path) -> None:
     """Raise InputError where a file of a checkpoint is not as it was written."""
-    if damaged(path.parent, [path.name]):
+    if name := damaged(path.parent, [path.name]):
         raise InputError(
-            f"a checkpoint must be as it was written, but {path} is damaged; remove {path.parent}, "
-            "and use the others"
+            f"a checkpoint must be as it was written, but {path.parent / name} is damaged; remove "
+            f"{path.parent}, and use the others"
         )
 
 
@@ -248,7 +248,10 @@ def read_weights(path: Path) -> Weights:
     try:
         return load_file(regular(path))
     except (SafetensorError, TypeError, KeyError) as error:  # the last two: types that torch lacks
-        raise InputError(f"{path} is not a whole safetensors file: {error}") from error
+        raise InputError(
+            f"{path} is not a whole safetensors file: {error}; copy it again, or remove it from a "
+            "run with checkpoints, which are then used"
+        ) from error
 
 
 def set_weights(module: nn.Module, weights: Weights, name: str) -> None:
