@@ -244,9 +244,9 @@ def shards(
     """Make shards of token ids of any text, for transduce train language-model gpt2 --data DIR.
 
     DIR gets train-00000.bin, its header train-00000.json and so on, valid-..., and the tokenizer.
-    The same command again goes on: a shard stays where its header names the same text and
-    tokenizer. A file is cut where a line begins; a .gz becomes one shard. Every file is a text
-    of its own; with byte-level BPE, write <|endoftext|> between the documents of a file.
+    The same command again goes on: a shard stays where it is whole, and its header names the same
+    text and tokenizer. A file is cut where a line begins; a .gz becomes one shard. Every file is a
+    text of its own; with byte-level BPE, write <|endoftext|> between the documents of a file.
 
     Args:
         train: Text to train on, plain or .gz.
