@@ -315,8 +315,8 @@ def test_the_wrong_kind_of_run_is_named(letters_run, text_run):
     [
         (
             {"beam_size": 4, "top_k": 3},
-            "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, top_p and min_p alone "
-            "and n <= beam_size, but temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, n=1, beam_size=4",
+            "beam search draws nothing and keeps beam_size texts, so it takes temperature=1, top_k=0, top_p=1, "
+            "min_p=0 and n <= beam_size, but temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, n=1, beam_size=4",
         ),
         (
             {"temperature": 0.0, "n": 2},

@@ -205,10 +205,10 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         SamplingConfig.__post_init__(self)
         if self.beam_size > 1 and (not self.is_default or self.n > self.beam_size):
             raise InputError(
-                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, "
-                f"top_p and min_p alone and n <= beam_size, but temperature={self.temperature}, "
-                f"top_k={self.top_k}, top_p={self.top_p}, min_p={self.min_p}, n={self.n}, "
-                f"beam_size={self.beam_size}"
+                "beam search draws nothing and keeps beam_size texts, so it takes temperature=1, "
+                "top_k=0, top_p=1, min_p=0 and n <= beam_size, but "
+                f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, "
+                f"min_p={self.min_p}, n={self.n}, beam_size={self.beam_size}"
             )
         _ = self.beam  # which checks its fields
         if self.beam_size == 1 and self.temperature == 0 and self.n > 1:
