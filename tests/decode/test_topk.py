@@ -29,6 +29,14 @@ def it_is_topk_of_the_whole_table(vocab_size: int, n_sentences: int, n_rows: int
     assert ((token >= 0) & (token < vocab_size) & (row >= 0) & (row < n_rows)).all()
 
 
+def test_offsets_may_be_wider_than_the_scores(rng):
+    """A rule of the caller's own may give float64 in some steps."""
+    scores = torch.randint(0, 999, (6, 70), generator=rng).float()
+    offset = torch.tensor([[0.25, -5.0], [7.0, 0.5], [-3.0, 0.0]], dtype=torch.float64)
+    total = (scores.view(3, 2, 70) + offset[:, :, None]).flatten(1)
+    assert torch.equal(top_k(scores, offset, 4).log_prob.double(), total.topk(4).values)
+
+
 @pytest.mark.parametrize(("n_rows", "n"), [(1, 1), (1, 4), (5, 10)])
 @pytest.mark.parametrize("vocab_size", [64, 700, 3000, 9000])
 def test_equal_scores_are_chosen_alone_as_among_others(vocab_size, n_rows, n, rng):

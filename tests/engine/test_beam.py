@@ -14,6 +14,7 @@ from tests.kernels import needs_cpp
 from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.rules import Constraints
+from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 
 pytestmark = needs_cpp
@@ -35,6 +36,31 @@ def search(
 
 def tokens_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
     return [[h.tokens for h in some] for some in outputs]
+
+
+@pytest.fixture
+def float64_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_pytorchs_default_type_changes_nothing(rng, float64_by_default):
+    """C++ reads tables of float32, which a program that calls this may not have by default."""
+    plain, engine = models(TEXT, rng)
+    memory, singles, prompts = example_of(plain, engine, rng, 1)
+    eos = an_end([*chain(*tokens_of(search(plain, memory, prompts, None)))])
+    want, got = search(plain, memory, prompts, eos), search(engine, singles, prompts, eos)
+    assert tokens_of(got) == tokens_of(want)
+    assert [h.score for h in chain(*got)] == pytest.approx([h.score for h in chain(*want)], rel=1e-3, abs=1e-3)
+    constraints = [Constraints(torch.tensor(BOUNDS), eos_id=eos, suppressed=SUPPRESSED) for _ in range(2)]
+    each = [(plain, memory), (engine, singles)]
+    greedy = [
+        Sampler(ModelScorer(*pair, prompts=prompts), prompts, bounds, GREEDY, score=ALL).run()
+        for pair, bounds in zip(each, constraints, strict=True)
+    ]
+    want, got = ([h.log_prob for h in chain(*some)] for some in greedy)
+    assert got == pytest.approx(want, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("n_prompt", [1, 4])

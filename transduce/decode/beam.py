@@ -114,8 +114,8 @@ class Beams:
         self.sentences = list(range(n_sentences))
         device = self.max_lengths.device
         empty = torch.empty(n_sentences, config.beam_size, 0, dtype=torch.long, device=device)
-        zero = torch.zeros(n_sentences, 1, device=device)
-        missing = torch.full(empty.shape[:2], -math.inf, device=device)
+        zero = torch.zeros(n_sentences, 1, dtype=torch.float32, device=device)
+        missing = zero.new_full(empty.shape[:2], -math.inf)
         self.active = Hypotheses(empty[:, :1], zero, zero)
         self.finished = Hypotheses(empty, missing, missing)
         self.results: list[tuple[list[int], Hypotheses]] = []

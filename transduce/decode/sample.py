@@ -124,7 +124,8 @@ class Sampler:
         if self.sampling.temperature:
             uniforms = np.array([rng.random(longest) for rng in self.rngs])
         self.uniforms = torch.from_numpy(uniforms).to(self.device)
-        self.log_prob = torch.full((n_rows,), 0.0 if self.score else math.nan, device=self.device)
+        start = 0.0 if self.score else math.nan
+        self.log_prob = torch.full((n_rows,), start, dtype=torch.float32, device=self.device)
         self.running = list(range(n_rows))
         """The numbers of the hypotheses that have not ended."""
         self.ended: list[tuple[list[int], Tensor, Tensor]] = []

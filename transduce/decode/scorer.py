@@ -200,9 +200,9 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
     if (cpp := in_cpp(scores)) is not None:
         values = scores.new_empty(n_sentences, n)
         tokens, rows = (torch.empty(n_sentences, n, dtype=torch.long) for _ in range(2))
+        tables = (scores, offset.to(scores.dtype).contiguous())
         size = (n_sentences, n_rows, vocab_size, n)
-        outputs = (values, tokens, rows)
-        cpp.top_k(scores, offset.contiguous(), *size, *outputs, torch.get_num_threads())
+        cpp.top_k(*tables, *size, values, tokens, rows, torch.get_num_threads())
         return Continuations(values, tokens, rows)
     if n == n_rows == 1:
         value, token = scores.max(-1, keepdim=True)  # the first of equal ones

@@ -224,7 +224,8 @@ class CPUEngine:
                 tables[i] = F.pad(tables[i], (0, size - tables[i].size(2)), value=eos_id)
             search.active_tokens = tables[0]
             search.finished_tokens = tables[3]
-            search.penalties = torch.tensor([1.0, *map(penalty, range(1, size + 1))])
+            penalties = [1.0, *map(penalty, range(1, size + 1))]
+            search.penalties = torch.tensor(penalties, dtype=torch.float32)
 
         size = n_sentences, beam
         self._steps(required().beam_steps, search, cache, size, bounds, enlarge)
