@@ -420,7 +420,7 @@ void parallel(int threads, Body body) {
         try {
             body(t);
         } catch (...) {
-            scratch = Scratch();
+            if (omp_get_thread_num()) scratch = Scratch();  // others may still read that of the first
 #pragma omp critical
             thrown = std::current_exception();
         }

@@ -68,6 +68,36 @@ def test_a_lack_of_memory_is_an_error_and_the_next_call_is_right(function, n_thr
     assert told == "the kernels need more memory than there is; take fewer sentences or shorter ones at once\n"
 
 
+SOME_LACK = """
+model = model_of(d_model=32, n_heads=2, d_ff=32, max_positions=2200)
+lengths = torch.arange(1000, 2200, 100)
+many = torch.ones(len(lengths), 2200, dtype=torch.long)
+want = model.encode(many[:1, :70]).states
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+room, n_errors = 14 << 20, 0
+while True:
+    resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + room, hard))
+    try:
+        model.encode(many, lengths)
+        break
+    except (MemoryError, RuntimeError):  # the latter is PyTorch's
+        room += 1 << 17
+        n_errors += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+assert torch.equal(model.encode(many[:1, :70]).states, want)
+print(n_errors > 0)
+"""
+
+
+def test_a_lack_of_memory_in_some_threads_leaves_the_others_what_they_read(monkeypatch):
+    """The first thread may lack scratch of its own while others read keys and values that it laid out; with blocks that
+    go back to the system at once, they would read where nothing is."""
+    for name, value in (("MMAP_THRESHOLD", 1 << 16), ("TOP_PAD", 0), ("TRIM_THRESHOLD", 0)):
+        monkeypatch.setenv(f"MALLOC_{name}_", str(value))
+    assert in_a_process(SOME_LACK, 4) == "True\n"
+
+
 LARGE = """
 model = model_of(d_model=32, n_heads=2, d_ff=8192)
 few, many = torch.ones(8, 5, dtype=torch.long), torch.ones(64, 200, dtype=torch.long)
