@@ -13,8 +13,10 @@ from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_speech_run, sound
 from transduce.data.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.decode.config import BeamConfig
 from transduce.files import save_weights
+from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
 from transduce.tasks.outputs import Output, WordAlignment, word_alignment, word_spans
@@ -189,3 +191,18 @@ def test_alignments_stay_with_their_line_whatever_shares_the_batch(translator):
     whole = join_parts(parts, BeamConfig(alpha=0.6))[0].alignment
     first, second = (outputs[0].alignment for outputs in parts)
     assert whole.pairs == [*first.pairs, *((s + 2, t + len(first.target)) for s, t in second.pairs)]
+
+
+def test_alignments_number_the_words_of_the_line_and_not_those_that_normalization_makes(translator):
+    """By hand: NFKC makes two words of it´s, and four of ﷺ."""
+    line, origin = "it´s a ﷺ dog", [0, 0, 1, 2, 2, 2, 2, 3]
+    tokenizer = SentencePieceTokenizer.train([*ENGLISH, line], vocab_size=300, normalization="nmt_nfkc")
+    config = translator.model.config
+    stack = replace(config.encoder, input=Tokens(vocab_size=tokenizer.vocab_size))
+    model = Transformer(replace(config, encoder=stack, decoder=stack)).eval()
+    search = td.SearchConfig(beam_size=2, length_ratio=0, length_extra=12)
+    normal = td.Translator(model, tokenizer, tokenizer, search)
+    ((output,),) = normal.translate([line], alignments=True)
+    (plain,) = normal.align([line], [output])
+    assert output.alignment.pairs == [(origin[i], n) for i, n in plain.words.pairs]
+    assert max(i for i, _ in plain.words.pairs) > 0 and len(output.alignment.source) == 4

@@ -75,7 +75,7 @@ class Fragment:
         spans = [word.span() for word in re.finditer(r"\S+", self.text)]
         words = output.text.split()
         origin = {n: place for place, n in output.alignment.pairs} if output.alignment else {}
-        sources = [min(origin.get(n, 0), len(spans) - 1) for n in range(len(words))]
+        sources = [origin.get(n, 0) for n in range(len(words))]
         around = [
             [tag for tag in self.tags if spans[i][0] < tag.stop and tag.start < spans[i][1]]
             for i in sources

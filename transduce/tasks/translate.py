@@ -149,7 +149,9 @@ class Translator(Seq2SeqTask[str]):
             parts = [rows[row][1] for row in batch]
             hypotheses = self._search(texts, parts, config, scored=scored)
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
-            return self._detailed(texts, best, details)
+            detailed = self._detailed(texts, best, details)
+            pairs = zip(batch, detailed, strict=True)
+            return [[self._by_words(rows[row][2], each) for each in some] for row, some in pairs]
 
         def likelihood(way: range) -> float:
             """The mean log-probability of a token, ends included, without bonuses."""
@@ -161,7 +163,7 @@ class Translator(Seq2SeqTask[str]):
             return sum(log_probs) / sum(len(output.tokens) + 1 for output in best)
 
         for row, best in self._in_batches([*map(len, sources)], config.batch_tokens, search):
-            i, request, _ = rows[row]
+            i, request, *_ = rows[row]
             outputs[row] = best
             if all(each in outputs for way in ways[i] for each in way):
                 way, *others = ways[i]
@@ -198,9 +200,20 @@ class Translator(Seq2SeqTask[str]):
         target = self.tokenizer.tokens(self._target(output))
         return Alignment(self.source_tokenizer.tokens(source), target, weights, words=words)
 
+    def _by_words(self, text: str, output: Output) -> Output:
+        """The output with its alignment to the words of the source as white space parts them: a
+        tokenizer's normalization makes several of some, such as it´s, and none of others."""
+        if output.alignment is None:
+            return output
+        tokenizer = self.source_tokenizer
+        words = tokenizer.decode(tokenizer.encode(text.split()))
+        numbers = [n for n, word in enumerate(words) for _ in word.split()]
+        pairs = [(numbers[min(i, len(numbers) - 1)], n) for i, n in output.alignment.pairs]
+        return replace(output, alignment=replace(output.alignment, source=words, pairs=pairs))
+
     def _ways(
         self, lines: Sequence[str], requests: Sequence[Request]
-    ) -> tuple[list[tuple[int, Request, list[int]]], dict[int, list[range]]]:
+    ) -> tuple[list[tuple[int, Request, str, list[int]]], dict[int, list[range]]]:
         """The texts to translate: their lines, what is asked of them, and their ids; and by line
         that is not blank, the ways to translate it: the numbers of one or more of these texts.
 
@@ -215,7 +228,7 @@ class Translator(Seq2SeqTask[str]):
         limit = max(0, limit - len(tokenizer.with_eos([[]])[0]))
         glossary = Glossary(config.glossary)
         written = [i for i, line in enumerate(lines) if not is_blank(line)]
-        rows: list[tuple[int, Request, list[int]]] = []
+        rows: list[tuple[int, Request, str, list[int]]] = []
         ways: dict[int, list[range]] = defaultdict(list)
         for i, ids in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
             each = [[(lines[i], ids)]]
@@ -237,7 +250,7 @@ class Translator(Seq2SeqTask[str]):
                         )
                     bias = bias_of(glossary(text), config.glossary_bonus)
                     request = replace(requests[i], part=len(rows) - first, bias=bias)
-                    rows.append((i, request, tokenizer.with_eos([ids[:limit]])[0]))
+                    rows.append((i, request, text, tokenizer.with_eos([ids[:limit]])[0]))
         return rows, ways
 
 
