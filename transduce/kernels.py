@@ -176,12 +176,13 @@ class Pointer:
 
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     size, flag, pointer = ctypes.c_int64, ctypes.c_int32, Pointer
+    steps = [*[pointer] * 6, size, flag]
     arguments = {
         "use_threads": [flag],
         "linear_map": [pointer, pointer, size, pointer, flag],
-        "decoder_states": [*[pointer] * 6, size, flag],
-        "greedy_steps": [*[pointer] * 6, size, flag],
-        "beam_steps": [*[pointer] * 6, size, flag],
+        "decoder_states": steps,
+        "greedy_steps": steps,
+        "beam_steps": steps,
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
         "project_memory": [pointer, pointer, size, pointer, flag],
         "log_sum_exp": [pointer, size, size, pointer, flag],

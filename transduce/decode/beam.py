@@ -112,9 +112,8 @@ class Beams:
         self.max_lengths = constraints.max_lengths
         n_sentences = len(self.max_lengths)
         self.sentences = list(range(n_sentences))
-        device = self.max_lengths.device
-        empty = torch.empty(n_sentences, config.beam_size, 0, dtype=torch.long, device=device)
-        zero = torch.zeros(n_sentences, 1, dtype=torch.float32, device=device)
+        empty = self.max_lengths.new_empty(n_sentences, config.beam_size, 0)
+        zero = empty.new_zeros(n_sentences, 1, dtype=torch.float32)
         missing = zero.new_full(empty.shape[:2], -math.inf)
         self.active = Hypotheses(empty[:, :1], zero, zero)
         self.finished = Hypotheses(empty, missing, missing)

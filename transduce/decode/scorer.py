@@ -180,7 +180,7 @@ class Continuations(NamedTuple):
 
 def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     """log of the sum of exp(logits) of every row; log_softmax is the logits minus it."""
-    if (cpp := in_cpp(logits)) is not None:
+    if cpp := in_cpp(logits):
         out = logits.new_empty(len(logits))
         cpp.log_sum_exp(logits, *logits.shape, out, torch.get_num_threads())
         return out
@@ -197,12 +197,21 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
     """
     n_sentences, n_rows = offset.shape
     vocab_size = scores.size(1)
-    if (cpp := in_cpp(scores)) is not None:
+    if cpp := in_cpp(scores):
         values = scores.new_empty(n_sentences, n)
         tokens, rows = (torch.empty(n_sentences, n, dtype=torch.long) for _ in range(2))
-        tables = (scores, offset.to(scores.dtype).contiguous())
-        size = (n_sentences, n_rows, vocab_size, n)
-        cpp.top_k(*tables, *size, values, tokens, rows, torch.get_num_threads())
+        cpp.top_k(
+            scores,
+            offset.to(scores.dtype).contiguous(),
+            n_sentences,
+            n_rows,
+            vocab_size,
+            n,
+            values,
+            tokens,
+            rows,
+            torch.get_num_threads(),
+        )
         return Continuations(values, tokens, rows)
     if n == n_rows == 1:
         value, token = scores.max(-1, keepdim=True)  # the first of equal ones

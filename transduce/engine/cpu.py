@@ -216,8 +216,9 @@ class CPUEngine:
         sentences, lengths = torch.arange(n_sentences), torch.full_like(bounds, length)
         parents = sentences.new_empty(n_sentences, beam)
         sizes = len(suppressed), eos_id, length, length, beam, n_sentences
-        places = sentences, lengths, parents
-        search = BeamStruct(None, suppressed, *sizes, bounds, None, *places, *tables)
+        search = BeamStruct(
+            None, suppressed, *sizes, bounds, None, sentences, lengths, parents, *tables
+        )
 
         def enlarge(size: int) -> None:
             for i in (0, 3):
@@ -227,8 +228,7 @@ class CPUEngine:
             penalties = [1.0, *map(penalty, range(1, size + 1))]
             search.penalties = torch.tensor(penalties, dtype=torch.float32)
 
-        size = n_sentences, beam
-        self._steps(required().beam_steps, search, cache, size, bounds, enlarge)
+        self._steps(required().beam_steps, search, cache, (n_sentences, beam), bounds, enlarge)
         return tables, lengths
 
     def _steps(
@@ -286,11 +286,12 @@ class CPUEngine:
             n_sentences, length, _ = states.shape
             cache.memory = states.new_empty(n_layers, n_sentences, length, 2, *heads)
             cache.memory_slots = torch.arange(n_sentences)
-            cache.memory_lengths = memory.lengths
             if memory.lengths is not None:
                 cache.memory_lengths = memory.lengths.to(torch.long, copy=True)
-            places = states, n_sentences * length, cache.memory
-            required().project_memory(self.decoder.struct, *places, torch.get_num_threads())
+            n_positions = n_sentences * length
+            required().project_memory(
+                self.decoder.struct, states, n_positions, cache.memory, torch.get_num_threads()
+            )
         n_sentences = 1 if cache.memory is None else len(cache.memory_slots)
         if n_rows % max(1, n_sentences) or (cache.past is not None and n_rows != len(cache.slots)):
             raise InputError(

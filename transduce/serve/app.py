@@ -190,11 +190,8 @@ async def _lifespan(
 
 
 async def _answer_error(request: Request, exception: Exception) -> Response:
-    return _error_response(request.scope["path"], http_error(exception))
-
-
-def _error_response(path: str, error: StarletteHTTPException) -> Response:
-    return JSONResponse(error_body(path, error), error.status_code, error.headers)
+    error = http_error(exception)
+    return JSONResponse(error_body(request.scope["path"], error), error.status_code, error.headers)
 
 
 @router.get("/health")
@@ -266,7 +263,8 @@ class _MeasureRequests:
 
         try:
             if refused:
-                await _error_response(scope["path"], Busy())(scope, receive, send_measured)
+                response = await _answer_error(Request(scope), Busy())
+                await response(scope, receive, send_measured)
             else:
                 await self.app(scope, receive, send_measured)
         finally:

@@ -145,13 +145,11 @@ class Translator(Seq2SeqTask[str]):
         outputs: dict[int, list[Output]] = {}
 
         def search(batch: list[int]) -> list[list[Output]]:
-            texts = [sources[row] for row in batch]
-            parts = [rows[row][1] for row in batch]
-            hypotheses = self._search(texts, parts, config, scored=scored)
+            _, parts, texts, ids = zip(*(rows[row] for row in batch), strict=True)
+            hypotheses = self._search(ids, parts, config, scored=scored)
             best = [outputs_of(self.tokenizer, each, config) for each in hypotheses]
-            detailed = self._detailed(texts, best, details)
-            pairs = zip(batch, detailed, strict=True)
-            return [[self._by_words(rows[row][2], each) for each in some] for row, some in pairs]
+            pairs = zip(texts, self._detailed(ids, best, details), strict=True)
+            return [[self._by_words(text, each) for each in some] for text, some in pairs]
 
         def likelihood(way: range) -> float:
             """The mean log-probability of a token, ends included, without bonuses."""
@@ -227,16 +225,18 @@ class Translator(Seq2SeqTask[str]):
         limit = min(config.max_source_length, last_position(*self.engines, source=True))
         limit = max(0, limit - len(tokenizer.with_eos([[]])[0]))
         glossary = Glossary(config.glossary)
-        written = [i for i, line in enumerate(lines) if not is_blank(line)]
         rows: list[tuple[int, Request, str, list[int]]] = []
         ways: dict[int, list[range]] = defaultdict(list)
-        for i, ids in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
-            each = [[(lines[i], ids)]]
-            if 0 < config.split_length < len(ids) and not requests[i].has_text:
-                parts = sentences(lines[i])
+        encoded = tokenizer.encode(lines)
+        for i, (line, asked, ids) in enumerate(zip(lines, requests, encoded, strict=True)):
+            if is_blank(line):
+                continue
+            each = [[(line, ids)]]
+            if 0 < config.split_length < len(ids) and not asked.has_text:
+                parts = sentences(line)
                 if len(parts) > 1:
-                    encoded = zip(parts, tokenizer.encode(parts), strict=True)
-                    each = each * (len(ids) <= limit) + [list(encoded)]
+                    pairs = zip(parts, tokenizer.encode(parts), strict=True)
+                    each = each * (len(ids) <= limit) + [list(pairs)]
             first = len(rows)
             for way in each:
                 ways[i].append(range(len(rows), len(rows) + len(way)))
@@ -244,12 +244,12 @@ class Translator(Seq2SeqTask[str]):
                     if len(ids) > limit:
                         logger.warning(
                             "line %d has %d tokens and was cut to %d (max_source_length)",
-                            requests[i].number + 1,
+                            asked.number + 1,
                             len(ids),
                             limit,
                         )
                     bias = bias_of(glossary(text), config.glossary_bonus)
-                    request = replace(requests[i], part=len(rows) - first, bias=bias)
+                    request = replace(asked, part=len(rows) - first, bias=bias)
                     rows.append((i, request, text, tokenizer.with_eos([ids[:limit]])[0]))
         return rows, ways
 
