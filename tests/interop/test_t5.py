@@ -62,6 +62,16 @@ def test_logits_and_outputs_are_those_of_transformers(tmp_path, seed, kind, gate
     assert any(want)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
+def test_an_activation_beside_feed_forward_proj_counts(tmp_path, activation):
+    """transformers writes both, and computes with the one that dense_act_fn names."""
+    theirs, tokenizer = rival(directory := tmp_path / "theirs", 0, "MT5", gated=True)
+    changed(directory, dense_act_fn=activation)
+    loaded = type(theirs).from_pretrained(directory).eval()
+    difference, found, want = compare(loaded, tokenizer, directory)
+    assert difference < 1e-4 and found == want
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_distances_have_the_rows_that_transformers_gives_them(causal):
     from transformers.models.t5.modeling_t5 import T5Attention

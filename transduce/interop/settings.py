@@ -256,6 +256,8 @@ class T5Settings(EncoderDecoderSettings):
     d_kv: int = 64
     d_ff: int
     feed_forward_proj: str = "relu"
+    dense_act_fn: str | None = None
+    """Its activation, where a file names another one than feed_forward_proj does."""
     dropout_rate: float = 0.1
     layer_norm_epsilon: float = 1e-6
     relative_attention_num_buckets: int = 32
