@@ -111,6 +111,7 @@ def without(path: Path, piece: str) -> None:
             lambda d: (d / "source.spm").write_bytes(b"spam"),
             "a tokenizer of an imported model",
         ),
+        (lambda d: (d / "target.spm").write_bytes(b""), "a tokenizer of an imported model"),
     ],
 )
 def test_what_does_not_go_together_is_named(tmp_path, capsys, saved, harm, message):

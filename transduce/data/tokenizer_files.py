@@ -31,7 +31,8 @@ class Pieces:
 
     def __init__(self, model: bytes, pieces: Sequence[str], unk_id: int) -> None:
         self.vocab_size = len(pieces)
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.LoadFromSerializedProto(model)
         self._pieces = pieces
         self._unk_id = unk_id
         self._ids = {piece: i for i, piece in enumerate(pieces) if piece}
