@@ -11,6 +11,7 @@ import torch
 import transduce as td
 from tests.interop.test_gpt2 import PROMPTS, changed, pieces
 from transduce.cli.main import main
+from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop import read_model, read_run
 from transduce.interop.pretrained import read_settings
 from transduce.tasks.generate import GenerationConfig
@@ -65,6 +66,17 @@ def test_logits_are_those_of_transformers(tmp_path, rng, kind, settings):
     ids = torch.randint(SIZE, (3, 40), generator=rng)
     with torch.no_grad():
         torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_space_stands_before_texts_where_the_settings_say_so(tmp_path):
+    """As GPT2Tokenizer with add_prefix_space is saved without a tokenizer.json."""
+    import transformers
+
+    pieces(tmp_path, size=SIZE)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
+    theirs = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
+    texts = ["Speak to me", " Speak", "", "a\nb"]
+    assert JSONTokenizer.load(tmp_path).encode(texts) == theirs(texts)["input_ids"]
 
 
 @pytest.mark.parametrize("kind", SIZES)

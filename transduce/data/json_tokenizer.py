@@ -213,6 +213,8 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
             | read_optional(directory / "tokenizer_config.json")
         ).items()
     }
+    if settings.get("add_prefix_space"):
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     names = [value for name, value in settings.items() if name.endswith("_token")]
     special = {*filter(None, map(str, [*names, *settings.get("additional_special_tokens", [])]))}
     for name, i in sorted(
