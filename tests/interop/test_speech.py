@@ -769,6 +769,16 @@ def test_names_of_languages_are_those_of_transformers():
     assert " ".join(f"{name.replace(' ', '_')} {code}" for name, code in TO_LANGUAGE_CODE.items()) == NAMES
 
 
+def test_features_of_another_size_than_the_model_are_refused(untrained, tmp_path, capsys):
+    """Such as those of a large-v2 beside a large-v3, whose run could not be loaded."""
+    theirs, run = shutil.copytree(untrained["whisper"], tmp_path / "theirs"), tmp_path / "run"
+    path = theirs / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"feature_size": 80}))
+    assert main(["import", str(theirs), str(run)]) == 2
+    message = f"transduce: the model takes 21 features a frame, but those of {theirs} are 80\n"
+    assert capsys.readouterr().err == message and not run.exists()
+
+
 def test_the_files_of_a_slow_tokenizer_are_read(untrained, tmp_path):
     """vocab.json, merges.txt and added_tokens.json, as the first Whispers had them."""
     shutil.copytree(untrained["whisper"], tmp_path / "theirs")

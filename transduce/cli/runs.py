@@ -317,7 +317,7 @@ def import_run(
     from transduce.files import save_weights
     from transduce.interop import read_run
     from transduce.interop.pretrained import read_settings
-    from transduce.run import WEIGHTS, Run, save_run
+    from transduce.run import WEIGHTS, Run, check_sizes, save_run
     from transduce.tasks.config import GenerationConfig, SearchConfig
 
     settings = read_settings(directory)
@@ -326,9 +326,11 @@ def import_run(
     experiment = {"imported": settings.model_type} | ({"decoding": decoding} if decoding else {})
     kind = GenerationConfig if model.config.encoder is None else SearchConfig
     from_dict(kind, decoding, f"the search in {directory}")
+    contents = Run(model.config, experiment, source, target, features)
+    check_sizes(directory, contents)
     run.mkdir(parents=True, exist_ok=True)
     save_weights(run / WEIGHTS, model)  # before config.json, without which this is no run yet
-    save_run(run, Run(model.config, experiment, source, target, features))
+    save_run(run, contents)
     print(f"{run}: {model.n_parameters:,} parameters, {target.vocab_size} tokens")
 
 
