@@ -154,6 +154,21 @@ def rival(directory: Path, seed: int, family: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def test_the_pieces_of_pegasus_alone_have_the_ids_of_transformers(tmp_path):
+    """Which counts them from 103 on, as the first directories on the hub, with spiece.model, need it."""
+    import transformers
+
+    rival(directory := tmp_path / "theirs", 0, "pegasus")
+    (directory / "tokenizer.json").unlink()
+    names = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    (directory / "spiece.model").write_bytes(sentencepiece_model(TEXT, vocab_size=120, **names))
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    _, source, target, *_ = read_run(read_settings(directory))
+    lines, ids = ["Unknown: ☃", *ENGLISH], theirs(["Unknown: ☃", *ENGLISH])["input_ids"]
+    assert source is not None and source.with_eos(source.encode(lines)) == ids
+    assert target.decode(ids) == [text.strip() for text in theirs.batch_decode(ids, skip_special_tokens=True)]
+
+
 @pytest.mark.parametrize(
     ("family", "seed"),
     [

@@ -44,6 +44,7 @@ from transduce.interop.settings import (
     BARTSettings,
     EncoderDecoderSettings,
     MarianSettings,
+    PegasusSettings,
     one_of,
 )
 from transduce.interop.weights import (
@@ -54,6 +55,9 @@ from transduce.interop.weights import (
 )
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+
+BEFORE_PIECES = 103
+"""The ids of Pegasus that stand before those of its spiece.model: special ones, most of no use."""
 
 LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
@@ -107,8 +111,10 @@ def read_run(settings: EncoderDecoderSettings, model: Transformer, generation: G
     Raises:
         InputError: a file of the tokenizers is missing or does not fit the model.
     """
-    make = _marian_tokenizers if isinstance(settings, MarianSettings) else _tokenizers
-    source, target = make(generation, settings.vocab_size, model.vocab_size)
+    if isinstance(settings, MarianSettings):
+        source, target = _marian_tokenizers(generation, settings.vocab_size, model.vocab_size)
+    else:
+        source, target = _tokenizers(settings, generation)
     n_forced = 1 if target.opens_by_language else len(target.opening)
     decoding = read_decoding(generation, model.vocab_size, n_forced=n_forced)
     return Parts(model, source, target, decoding)
@@ -150,9 +156,10 @@ class Vocabulary(NamedTuple):
     """What stands behind its end."""
 
 
-def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) -> Vocabulary:
-    """Read tokenizer.json, or spiece.model of T5, or sentencepiece.bpe.model and vocab.json of
-    M2M-100."""
+def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes: str) -> Vocabulary:
+    """Read tokenizer.json, or spiece.model of T5 and Pegasus, or sentencepiece.bpe.model and
+    vocab.json of M2M-100."""
+    directory, size = settings.directory, settings.vocab_size
     if (directory / "tokenizer.json").is_file():
         stored = JSONTokenizer.load(directory / "tokenizer.json")
         plain = _without_ids_from(size, json.loads(stored.model))
@@ -169,9 +176,11 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
             model = SentencePieceProcessor(model_file=str(spm))
         except RuntimeError as error:
             raise InputError(f"{spm} is no SentencePiece model: {error}") from error
-        pieces = model.id_to_piece([*range(len(model))]) + [""] * (size - len(model))
+        first = BEFORE_PIECES if isinstance(settings, PegasusSettings) else 0
+        pieces = [""] * first + model.id_to_piece([*range(len(model))])
+        pieces += [""] * (size - len(pieces))
         make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces)
-        return Vocabulary(make, model.unk_id(), set(), {}, [], [])
+        return Vocabulary(make, first + model.unk_id(), set(), {}, [], [])
     spm = directory / "sentencepiece.bpe.model"
     if not spm.is_file() or not (directory / "vocab.json").is_file():
         raise InputError(
@@ -192,14 +201,14 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
 
 
 def _tokenizers(
-    generation: Generation, size: int, _: int
+    settings: EncoderDecoderSettings, generation: Generation
 ) -> tuple[ImportedTokenizer, ImportedTokenizer]:
     """Those of source and target, with the languages that the files name, if any."""
-    settings = read_optional(generation.directory / TOKENIZER)
-    kind = str(settings.get("tokenizer_class"))
+    names = read_optional(settings.directory / TOKENIZER)
+    kind = str(names.get("tokenizer_class"))
     forced = generation.forced_bos_token_id
-    codes = str(settings.get("language_codes") or "m2m100")
-    vocabulary = _read_vocabulary(generation.directory, size, generation.end_id, codes)
+    codes = str(names.get("language_codes") or "m2m100")
+    vocabulary = _read_vocabulary(settings, generation.end_id, codes)
     marks = {None, 0, generation.end_id, generation.pad_token_id, *vocabulary.special_ids}
     generation.check(  # a text shows what is none
         ("forced_bos_token_id", "a special token", forced in marks),
@@ -208,7 +217,7 @@ def _tokenizers(
     tags: dict[int | None, str] = {i: name for name, i in vocabulary.languages.items()}
     behind = any(i in tags for i in vocabulary.closing)
     if kind.startswith("NllbTokenizer"):  # which makes its own of what tokenizer.json says
-        behind = bool(settings.get("legacy_behaviour"))
+        behind = bool(names.get("legacy_behaviour"))
     make = partial(
         vocabulary.make,
         special=generation.special_ids() | {"unk": vocabulary.unk_id},
@@ -223,9 +232,9 @@ def _tokenizers(
         opening=[] if forced is None or forced in tags else [forced],
         place="bos" if forced is None and kind.startswith("MBartTokenizer") else "opening",
     )
-    if (language := str(settings.get("src_lang"))) in vocabulary.languages:
+    if (language := str(names.get("src_lang"))) in vocabulary.languages:
         source = source.with_language(language)
-    if (language := tags.get(forced, str(settings.get("tgt_lang")))) in vocabulary.languages:
+    if (language := tags.get(forced, str(names.get("tgt_lang")))) in vocabulary.languages:
         target = target.with_language(language)
     return source, target
 
