@@ -152,7 +152,7 @@ def load_run(directory: Path | str) -> Run:
         else None,
         directory=directory,
     )
-    check_sizes(directory, run)
+    check_sizes(path, run)
     return run
 
 
@@ -182,15 +182,15 @@ def _read_config(path: Path) -> Json:
     return without_removed(plain, str(path), is_trained=True)
 
 
-def check_sizes(directory: Path, run: Run) -> None:
+def check_sizes(path: Path, run: Run) -> None:
     """Raise InputError unless tokenizers and feature extractor have the sizes of the model."""
     encoder = run.model.encoder
     if run.feature_extractor is not None and encoder and isinstance(encoder.input, Frames):
         n_features = run.feature_extractor.config.n_features
         if n_features != encoder.input.n_features:
             raise InputError(
-                f"the model takes {encoder.input.n_features} features a frame, but those of "
-                f"{directory} are {n_features}"
+                f"the model takes {encoder.input.n_features} features a frame, but those of {path} "
+                f"are {n_features}"
             )
     sides = [(encoder, run.source_tokenizer), (run.model.decoder, run.target_tokenizer)]
     for stack, tokenizer in sides if run.model.decoder else ():  # else FillMask checks
@@ -202,7 +202,7 @@ def check_sizes(directory: Path, run: Run) -> None:
         if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not is_padded):
             raise InputError(
                 f"a tokenizer must have as many tokens as the model, which has {size}, but that of "
-                f"{directory} has {tokenizer.vocab_size}; copy the whole run directory again"
+                f"{path.parent} has {tokenizer.vocab_size}; copy the whole run directory again"
             )
 
 

@@ -775,7 +775,7 @@ def test_features_of_another_size_than_the_model_are_refused(untrained, tmp_path
     path = theirs / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"feature_size": 80}))
     assert main(["import", str(theirs), str(run)]) == 2
-    message = f"transduce: the model takes 21 features a frame, but those of {theirs} are 80\n"
+    message = f"transduce: the model takes 21 features a frame, but those of {path} are 80\n"
     assert capsys.readouterr().err == message and not run.exists()
 
 

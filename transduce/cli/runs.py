@@ -327,7 +327,7 @@ def import_run(
     kind = GenerationConfig if model.config.encoder is None else SearchConfig
     from_dict(kind, decoding, f"the search in {directory}")
     contents = Run(model.config, experiment, source, target, features)
-    check_sizes(directory, contents)
+    check_sizes(directory / "preprocessor_config.json", contents)
     run.mkdir(parents=True, exist_ok=True)
     save_weights(run / WEIGHTS, model)  # before config.json, without which this is no run yet
     save_run(run, contents)
