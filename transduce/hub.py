@@ -118,8 +118,9 @@ def upload(
                 added.pop(CARD, None)
         changes: list[Any] = [CommitOperationAdd(each, path) for each, path in added.items()]
         changes += [CommitOperationDelete(each) for each in sorted((present & {*known}) - {*files})]
-        message = "A run of transduce"
-        api.create_commit(identifier, changes, commit_message=message, revision=revision)
+        api.create_commit(
+            identifier, changes, commit_message="A run of transduce", revision=revision
+        )
         return url
 
 

@@ -226,12 +226,16 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
                 "added_tokens.json must number tokens behind those of vocab.json, but in "
                 f"{directory} {name!r} has {i!r}"
             )
-    known = [name for name in special - {END} if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens(
-        [AddedToken(name, normalized=False, special=True) for name in known]
+        [
+            AddedToken(name, normalized=False, special=True)
+            for name in special - {END}
+            if tokenizer.token_to_id(name) is not None
+        ]
     )
     bos = str(settings.get("bos_token"))
     start = tokenizer.token_to_id(bos)
     if settings.get("add_bos_token") is True and start is not None:
-        template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, start)])
-        tokenizer.post_processor = template
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, start)]
+        )

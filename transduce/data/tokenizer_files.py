@@ -136,13 +136,15 @@ class ImportedTokenizer(Tokenizer):
         Raises:
             InputError: they do not go together.
         """
-        ids = {
+        parts = {
+            "size": size,
             "special": special,
             "opening": [*opening],
             "closing": [*closing],
             "languages": languages or {},
+            "place": place,
         }
-        return cls(_to_json({**tokenizer, "size": size, **ids, "place": place}))
+        return cls(_to_json(tokenizer | parts))
 
     @classmethod
     def of_pieces(cls, model: bytes, pieces: Sequence[str], **parts: Any) -> "ImportedTokenizer":

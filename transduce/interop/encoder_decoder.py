@@ -6,7 +6,7 @@ same.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -136,8 +136,8 @@ def _marian_tokenizers(
     )
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
     table = "target_vocab.json" if separate else "vocab.json"
-    source = piece_tokenizer(directory, generation.special_ids(), source_size, "source.spm")
-    target = piece_tokenizer(directory, generation.special_ids(), target_size, "target.spm", table)
+    make = partial(piece_tokenizer, directory, generation.special_ids())
+    source, target = make(source_size, "source.spm"), make(target_size, "target.spm", table)
     return target if source.model == target.model else source, target
 
 
@@ -150,9 +150,9 @@ class Vocabulary(NamedTuple):
     special_ids: set[int]
     languages: dict[str, int]
     """The ids of tags of languages."""
-    opening: list[int]
+    opening: Sequence[int] = ()
     """What stands before every text of the source."""
-    closing: list[int]
+    closing: Sequence[int] = ()
     """What stands behind its end."""
 
 
@@ -180,7 +180,7 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
         pieces = [""] * first + model.id_to_piece([*range(len(model))])
         pieces += [""] * (size - len(pieces))
         make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces)
-        return Vocabulary(make, first + model.unk_id(), set(), {}, [], [])
+        return Vocabulary(make, first + model.unk_id(), set(), {})
     spm = directory / "sentencepiece.bpe.model"
     if not spm.is_file() or not (directory / "vocab.json").is_file():
         raise InputError(
@@ -197,7 +197,7 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
     tags = enumerate(M2M100[language_codes].split(), first)
     languages = {name: i for i, name in tags if i < size}
     make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces)
-    return Vocabulary(make, pieces.index("<unk>"), {*languages.values()}, languages, [], [])
+    return Vocabulary(make, pieces.index("<unk>"), {*languages.values()}, languages)
 
 
 def _tokenizers(
@@ -332,15 +332,10 @@ def _write_tokenizers(
     directory: Path, source: Tokenizer, target: Tokenizer, max_positions: int
 ) -> None:
     """Write SentencePiece models, tables of their ids and tokenizer_config.json."""
-    tables = {
-        name: side.all_tokens
-        for name, side in {"vocab.json": source, "target_vocab.json": target}.items()
-    }
-    separate = tables["target_vocab.json"] != tables["vocab.json"]
-    if not separate:
-        del tables["target_vocab.json"]
-    for name, table in tables.items():
-        pieces = {piece: i for i, piece in enumerate(table) if piece}
+    separate = target.all_tokens != source.all_tokens
+    tables = {"vocab.json": source} | ({"target_vocab.json": target} if separate else {})
+    for name, side in tables.items():
+        pieces = {piece: i for i, piece in enumerate(side.all_tokens) if piece}
         write_file(directory / name, json.dumps(pieces, ensure_ascii=False, indent=0) + "\n")
     for name, tokenizer in {"source.spm": source, "target.spm": target}.items():
         write_file(directory / name, sentencepiece_of(tokenizer) or b"")

@@ -38,7 +38,6 @@ from transduce.interop.pretrained import (
 from transduce.interop.settings import (
     GPT2Settings,
     LlamaLikeSettings,
-    LlamaSettings,
     OPTSettings,
     Settings,
     XGLMSettings,
@@ -100,7 +99,7 @@ def _our_config(settings: Settings) -> TransformerConfig:
         settings.require("word_embed_proj_dim", None, settings.hidden_size)
     if isinstance(settings, LlamaLikeSettings):
         ours |= _rotation(settings)
-        if not isinstance(settings, LlamaSettings):
+        if settings.model_type != "llama":
             settings.require("attention_bias", False)
     if settings.model_type == "gemma" and ours["activation"] == "gelu":
         ours["activation"] = "gelu_tanh"  # its files mean the approximation

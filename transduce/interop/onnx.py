@@ -130,11 +130,7 @@ def export_onnx(parts: Parts, directory: Path) -> None:
         inputs |= dict(zip(names, encode_memory(model, *sources.values()), strict=True))
     _write_onnx(model, decode_step, directory / STEP, inputs, ["logits", "new_keys", "new_values"])
     write_tokenizers(directory, source, target, alone=config.encoder is None)
-    never = {
-        *target.suppressed,
-        *range(target.vocab_size, config.vocab_size),
-        *decoding["suppress"],
-    }
+    no_tokens = range(target.vocab_size, config.vocab_size)
     settings = {
         "n_layers": config.decoder.n_layers,
         "n_kv_heads": config.kv_heads,
@@ -142,7 +138,7 @@ def export_onnx(parts: Parts, directory: Path) -> None:
         "vocab_size": config.vocab_size,
         "bos_id": target.bos_id,
         "eos_id": target.eos_id,
-        "suppressed": sorted(never),
+        "suppressed": sorted({*target.suppressed, *no_tokens, *decoding["suppress"]}),
     }
     write_json(directory / CONFIG, settings)
 

@@ -19,10 +19,9 @@ from transduce.errors import InputError
 from transduce.files import Weights, read_json, regular, write_file, write_json
 from transduce.interop.settings import (
     SETTINGS,
-    BARTSettings,
+    EncoderDecoderSettings,
     Settings,
     Stored,
-    T5Settings,
     one_of,
 )
 from transduce.model.config import Activation, Tokens, TransformerConfig
@@ -171,9 +170,10 @@ def known_fields(kind: type[StoredT], plain: Json, path: Path) -> StoredT:
 
 def our_fields(settings: Settings) -> Json:
     """Translate settings into fields of TransformerConfig, as far as all models have them alike."""
+    theirs = vars(settings)
     values = {
         FIELDS[name]: value
-        for name, value in vars(settings).items()
+        for name, value in theirs.items()
         if name in FIELDS and value is not None
     }
     tokens = {"vocab_size": settings.vocab_size}
@@ -182,10 +182,9 @@ def our_fields(settings: Settings) -> Json:
     ours["decoder"] = {"input": tokens, "n_layers": ours.pop("n_layers")}
     ours["activation"] = (ACTIVATIONS | GATED)[ours["activation"]]
     ours["tie"] = "output" if settings.tie_word_embeddings else "none"
-    if isinstance(settings, BARTSettings):
-        ours["encoder"] = {"input": tokens, "n_layers": settings.encoder_layers}
-    if isinstance(settings, T5Settings):
-        ours["encoder"] = {"input": tokens, "n_layers": settings.num_layers}
+    if isinstance(settings, EncoderDecoderSettings):
+        n_layers = theirs.get("encoder_layers", theirs.get("num_layers"))
+        ours["encoder"] = {"input": tokens, "n_layers": n_layers}
     return ours
 
 
@@ -209,13 +208,16 @@ def their_settings(config: TransformerConfig, model_type: str, architecture: str
         "head_width": config.d_head,
         "activation": activations[config.activation],
     }
-    names = [field.name for field in fields(SETTINGS[model_type]) if field.name in FIELDS]
     return {
         "model_type": model_type,
         "architectures": [architecture],
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tie != "none",
-        **{name: ours[FIELDS[name]] for name in names},
+        **{
+            field.name: ours[FIELDS[field.name]]
+            for field in fields(SETTINGS[model_type])
+            if field.name in FIELDS
+        },
     }
 
 

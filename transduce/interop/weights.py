@@ -216,8 +216,9 @@ def read_tensors(directory: Path, prefix: str = "model.", *, without_position: i
     """
     for file, read in ((WEIGHTS, read_weights), (PICKLE, _read_pickle)):
         index = directory / f"{file}.index.json"
-        if (directory / file).exists() or index.exists():
-            shards = [file] if (directory / file).exists() else _shards(index)
+        is_whole = (directory / file).exists()
+        if is_whole or index.exists():
+            shards = [file] if is_whole else _shards(index)
             weights = {
                 name: weight for shard in shards for name, weight in read(directory / shard).items()
             }

@@ -89,11 +89,10 @@ def _write_tokenizer(
     """Write tokenizer.json, whose tokens of time are not special, and its tables."""
     for token in stored["added_tokens"]:
         token["special"] = token["special"] and TIME.fullmatch(token["content"]) is None
-    added = {token["content"]: token["id"] for token in stored["added_tokens"]}
     for name, content in {  # the last two are for whisper.cpp's converter
         "tokenizer.json": stored,
         "vocab.json": stored["model"]["vocab"],
-        "added_tokens.json": added,
+        "added_tokens.json": {token["content"]: token["id"] for token in stored["added_tokens"]},
     }.items():
         write_file(directory / name, json.dumps(content, ensure_ascii=False))
     (end,) = tokenizer.tokens(tokenizer.required("eos_id"))
@@ -127,8 +126,11 @@ def _write_generation(
     }
     if tokenizer.languages:
         languages = {f"<|{name}|>": i for name, i in tokenizer.languages.items()}
-        names = {task: f"<|{task}|>" for task in ("transcribe", "translate")}
-        tasks = {task: ids[name] for task, name in names.items() if name in ids}
+        tasks = {
+            task: ids[name]
+            for task in ("transcribe", "translate")
+            if (name := f"<|{task}|>") in ids
+        }
         settings |= {"lang_to_id": languages, "task_to_id": tasks} | opening
     if decoding["alignment_heads"]:
         settings["alignment_heads"] = decoding["alignment_heads"]

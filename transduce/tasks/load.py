@@ -222,10 +222,10 @@ def run_decoding(run: Run, kind: type[ConfigT]) -> ConfigT:
 
 def same_features(a: Features, b: Features) -> bool:
     """Whether sound becomes the same frames for both."""
-    if a.config != b.config:
-        return False
     pairs = ((a.mean, b.mean), (a.std, b.std))  # where the configurations are equal, both or none
-    return all(x is None or y is None or torch.equal(x, y) for x, y in pairs)
+    return a.config == b.config and all(
+        x is None or y is None or torch.equal(x, y) for x, y in pairs
+    )
 
 
 KINDS: dict[type, tuple[str, str, str]] = {
