@@ -333,8 +333,6 @@ class TextStream:
         self.shown = len(self._text()) + space
         """Characters of the window's text that were returned before."""
         self.stop = stop
-        self.stopped = False
-        """Whether a stop string is there."""
         self.tail = ""
         """The end of what was returned, in which a stop string may have begun."""
         self.stopped = False
@@ -348,7 +346,6 @@ class TextStream:
             ends = [text.find(each) + len(each) for each in self.stop if each in text]
             self.stopped = bool(ends)
             new = text[len(self.tail) : min(ends, default=None)]
-            self.stopped = bool(ends)
             self.tail = text[-max(map(len, self.stop)) :]
         return new
 
