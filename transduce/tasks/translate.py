@@ -270,8 +270,8 @@ def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> 
         tags = [tag for tag in map(tag_of, TAG.findall(line)) if tag in known]
         if tags and source.opening:
             raise InputError(
-                f"a language comes from one place, but one is named and line {number} has the tag "
-                f"{tags[0]}: {line[:60]!r}; leave one of them out"
+                f"a language comes from one place, but a language is named and line {number} "
+                f"has the tag {tags[0]}: {line[:60]!r}; leave one of them out"
             )
         if line.strip() and not tags and not source.opening:
             untagged.append(number)
