@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from transduce.files import save_weights
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
+from transduce.tasks.markup import translate_markup
 from transduce.tasks.outputs import Output, WordAlignment, word_alignment, word_spans
 from transduce.tasks.speech import _seconds, boundaries, ctc_posteriors, ctc_spans
 from transduce.tasks.translate import join_parts
@@ -206,3 +208,24 @@ def test_alignments_number_the_words_of_the_line_and_not_those_that_normalizatio
     (plain,) = normal.align([line], [output])
     assert output.alignment.pairs == [(origin[i], n) for i, n in plain.words.pairs]
     assert max(i for i, _ in plain.words.pairs) > 0 and len(output.alignment.source) == 4
+
+
+def test_sentences_without_a_space_between_them_are_one_word_of_their_line(translator):
+    """By hand: of four pieces the first three are one word; each sentence is aligned as alone."""
+    sentences, origin = ["猫が好き。", "犬もいる。", "鳥も 飛ぶ。"], [[0], [0], [0, 1]]
+    line = "".join(sentences)
+    tokenizer = SentencePieceTokenizer.train([*ENGLISH, line], vocab_size=320)
+    stack = replace(translator.model.config.encoder, input=Tokens(vocab_size=tokenizer.vocab_size))
+    model = Transformer(replace(translator.model.config, encoder=stack, decoder=stack)).eval()
+    search = td.SearchConfig(beam_size=2, length_ratio=0, length_extra=12, split_length=1, max_source_length=10)
+    together = td.Translator(model, tokenizer, tokenizer, search)
+    want, n = [], 0
+    for numbers, ((alone,),) in zip(
+        origin, ([*together.translate([s], alignments=True)] for s in sentences), strict=True
+    ):
+        want += [(numbers[i], n + j) for i, j in alone.alignment.pairs]
+        n += len(alone.alignment.target)
+    ((output,),) = together.translate([line], alignments=True)
+    assert output.alignment.pairs == want and output.alignment.source == ["猫が好き。犬もいる。鳥も", "飛ぶ。"]
+    html = translate_markup(together, f"<p>{line[:-4]}<b>{line[-4:]}</b></p>", "html")
+    assert re.sub("</?[pb]>", "", html).split() == output.text.split()

@@ -2,10 +2,12 @@
 
 import math
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import accumulate
 from typing import Any
 
 from jaxtyping import Float
@@ -168,7 +170,10 @@ class Translator(Seq2SeqTask[str]):
                 if others:
                     way = max(ways[i], key=likelihood)
                 texts = [outputs[each] for each in way]
-                translations = join_parts(texts, config)
+                parts = [rows[row][2] for row in way]
+                translations = [
+                    in_line(lines[i], parts, each) for each in join_parts(texts, config)
+                ]
                 name = f"line {request.number + 1}"
                 warn_of_lacking(name, request.require, translations[0].text, self.tokenizer)
                 yield i, translations
@@ -307,6 +312,21 @@ def in_languages(
     if decoding.target_language:
         target = target.with_language(decoding.target_language)
     return source, target
+
+
+def in_line(line: str, parts: Sequence[str], output: Output) -> Output:
+    """The output with its alignment to the words of the line, of which sentences are pieces where
+    no space is between them, as in Chinese."""
+    if output.alignment is None:
+        return output
+    ends = [*accumulate(map(len, line.split()))]
+    starts = accumulate(map(len, " ".join(parts).split()), initial=0)
+    numbers = [bisect_right(ends, start) for start in starts]
+    source = [""] * len(ends)
+    for number, piece in zip(numbers, output.alignment.source, strict=False):
+        source[number] += piece
+    pairs = [(numbers[i], n) for i, n in output.alignment.pairs]
+    return replace(output, alignment=replace(output.alignment, source=source, pairs=pairs))
 
 
 def join_parts(texts: list[list[Output]], search: BeamConfig) -> list[Output]:
