@@ -198,6 +198,8 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     ) -> list[list[Output]]:
         """The n best outputs of every source with scores of tokens, confidence of words, and
         alignments of words by the (first) model, where these are asked for."""
+        if not (details.token_scores or details.alignments):
+            return list(outputs)
         n_best = len(outputs[0])
         flat = [output for some in outputs for output in some]
         repeated = [source for source in sources for _ in range(n_best)]
