@@ -302,12 +302,10 @@ class FeatureCache:
             file = self.file(path, config, speed)
             log_mel = _load(file, config.n_mels)
             if log_mel is None:
-                # a validation in bf16 may be what asks
-                with torch.autocast("cpu", enabled=False):
-                    if waveform is None:
-                        waveform = read_audio(path, config.sample_rate)
-                    with errors_of(f"{path} cannot be used at speed {speed}"):
-                        log_mel = features.log_mel(change_speed(waveform, speed))
+                if waveform is None:
+                    waveform = read_audio(path, config.sample_rate)
+                with errors_of(f"{path} cannot be used at speed {speed}"):
+                    log_mel = features.log_mel(change_speed(waveform, speed))
                 content = io.BytesIO()
                 np.save(content, log_mel.numpy(), allow_pickle=False)
                 # not durable: a torn one is computed anew

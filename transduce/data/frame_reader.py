@@ -239,13 +239,15 @@ class FrameReader:
             InputError: the file cannot be used; the message names it.
         """
         rng = rng or generator(0, 0, 0)
-        (frames,) = self._plain(path, (speed,))
-        if isinstance(self.feature_extractor, FeatureExtractor):
-            log_mel = _augmented(
-                add_silence(frames, *silence), self.feature_extractor, augmentation, rng
-            )
-            frames = self.feature_extractor.mfcc(log_mel)
-        return mask_time(frames, augmentation, self.feature_extractor.config.hop, rng)
+        # a validation in bf16 may be what asks
+        with torch.autocast("cpu", enabled=False):
+            (frames,) = self._plain(path, (speed,))
+            if isinstance(self.feature_extractor, FeatureExtractor):
+                log_mel = _augmented(
+                    add_silence(frames, *silence), self.feature_extractor, augmentation, rng
+                )
+                frames = self.feature_extractor.mfcc(log_mel)
+            return mask_time(frames, augmentation, self.feature_extractor.config.hop, rng)
 
     def applicable(self, augmentation: Augmentation) -> Augmentation:
         """What of an augmentation applies to these frames; vectors have one speed, and no silence.
