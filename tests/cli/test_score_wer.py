@@ -213,7 +213,9 @@ def test_what_is_not_there_is_refused(refusal):
     )
 
 
-@pytest.mark.parametrize(("by", "why"), [("age:ten", "'ten'"), ("age:0", "zero"), ("speaker:10", "'ann'")])
+@pytest.mark.parametrize(
+    ("by", "why"), [("age:ten", "'ten'"), ("age:0", "WIDTH=0"), ("age:-10", "WIDTH=-10"), ("speaker:10", "'ann'")]
+)
 def test_spans_that_are_none_are_refused(refusal, by, why):
     message = refusal("hyp", "m.tsv", "--by", by)
     assert message.startswith(

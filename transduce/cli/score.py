@@ -312,8 +312,9 @@ def _labels(table: Table, by: str) -> list[str]:
         return [cell or "(blank)" for cell in cells]
     try:
         n = int(width)
+        within("[1, inf)", WIDTH=n)
         lows = [int(float(cell) // n) * n if cell else None for cell in cells]
-    except (ValueError, OverflowError, ZeroDivisionError) as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(
             f"--by COLUMN:WIDTH needs numbers in that column, and a whole WIDTH from 1 up, but it "
             f"is {by!r}, and: {error}; leave :WIDTH out"
