@@ -54,15 +54,20 @@ def test_what_may_follow_sums_to_one(rng):
     torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_a_complete_transcript_scores_what_ctc_loss_says(rng, dtype, tolerance):
-    """Also with 300 frames, of which a model that has learned is sure: exp(-loss) is far below the least float32."""
+def test_a_complete_transcript_scores_what_ctc_loss_says(rng, dtype, tolerance, in_bf16):
+    """Also with 300 frames, of which a model that has learned is sure: exp(-loss) is far below the least float32.
+
+    A validation in bf16 searches under autocast.
+    """
     for n_frames, sharpness in ((29, 1.0), (300, 5.0)):
         lengths = torch.tensor([n_frames, n_frames - 12, n_frames - 5])
         logits = sharpness * torch.randn(3, n_frames, 11, generator=rng, dtype=dtype)
         tokens = torch.randint(3, 11, (3, 7), generator=rng)
         tokens[0, 4] = tokens[0, 3]
-        steps = said(CTCPrefixScorer(logits, lengths, eos_id=EOS), tokens.tolist())
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+            steps = said(CTCPrefixScorer(logits, lengths, eos_id=EOS), tokens.tolist())
         got = steps.gather(2, F.pad(tokens, (0, 1), value=EOS)[:, :, None]).sum(dim=(1, 2))
         want = -F.ctc_loss(
             logits.double().log_softmax(-1).transpose(0, 1), tokens, lengths, torch.full((3,), 7), reduction="none"

@@ -88,9 +88,10 @@ class CTCPrefixScorer:
         phi = self._before(alpha)
         largest = _finite(phi.amax(dim=1))
         weights = (phi - largest[:, None]).exp().to(self.probs.dtype)
-        products = torch.bmm(
-            weights.view(self.n_sentences, -1, weights.size(1)), self.probs
-        ).flatten(0, 1)
+        weights = weights.view(self.n_sentences, -1, weights.size(1))
+        # a validation in bf16 searches, too
+        with torch.autocast(weights.device.type, enabled=False):
+            products = torch.bmm(weights, self.probs).flatten(0, 1)
         scores = products.log() + (largest - log_prob)[:, None].to(products.dtype)
         last = self.prefixes.last[:, None]
         repeated = self._before(self.prefixes.log_p_blank) + self._cumulative(last[:, 0]).diff()
