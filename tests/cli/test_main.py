@@ -23,7 +23,9 @@ import transduce as td
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run
 from transduce.cli.main import main
 from transduce.cli.translate import TranslationSearch, TranslationSettings
+from transduce.config import to_dict
 from transduce.tasks import seq2seq
+from transduce.train.state import Progress
 
 LINES = [ENGLISH[0], "", ENGLISH[1], ENGLISH[2]]
 
@@ -246,6 +248,21 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
         np.testing.assert_array_equal(value, first[name])
     name, value = next(iter(load_file(run / "model.safetensors").items()))
     np.testing.assert_allclose(value, 4.0 * first[name], rtol=1e-6)
+
+
+def test_the_best_checkpoints_of_an_average_are_those_of_the_training(tmp_path, capsys, rng):
+    """Of equal scores those with the lowest loss, and of equal losses the latest."""
+    run = random_run(tmp_path / "run", model=LITTLE)
+    weights = load_file(run / "model.safetensors")
+    scores, losses = torch.randint(3, (2, 9), generator=rng).tolist()
+    progress = Progress(update=9, validations=list(enumerate(map(float, scores), start=1)), losses=losses)
+    for update in range(1, 10):
+        checkpoint(run, update, weights, "[]")
+    (run / "checkpoints" / "00000009" / "state.json").write_text(json.dumps(to_dict(progress)))
+    for k in range(1, 10):
+        assert main(["average", str(run), "--best", str(k)]) == 0
+        best = ", ".join(map(str, reversed(progress.best(k))))
+        assert capsys.readouterr().out.splitlines()[0].endswith(f": mean of the updates {best}")
 
 
 def test_the_model_before_an_average_outlives_the_same_average_again_and_one_that_fails(tmp_path, capsys):

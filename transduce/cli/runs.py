@@ -98,8 +98,8 @@ def average_checkpoints(
             f"an average takes 1 to all checkpoints, but --last or --best is {count}, and {run} "
             f"has {len(validated)}"
         )
-    if best is not None:
-        validated = sorted(validated, key=lambda each: -each[1])[:count]
+    if best is not None:  # of equal ones the latest
+        validated.sort(key=lambda each: each[1])
     paths = [path / WEIGHTS for path, _ in validated[-count:]]
     if output is not None:
         check_output(output, paths)
