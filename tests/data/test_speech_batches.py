@@ -1,6 +1,7 @@
 """Recordings as training data: each once an epoch with its own text, and what cannot be used ends nothing."""
 
 import logging
+import math
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -243,13 +244,16 @@ def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings
     assert speech_pairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=usual).recordings
 
 
-def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer):
-    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+@pytest.mark.parametrize(("speeds", "share"), [((0.9, 1.1), 1 / 2), ((0.9, 1.1, 1.1, 1.1, 1.1, 1.1), 5 / 6)])
+def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer, speeds, share):
+    """One that is named more often is drawn more often."""
+    augmentation = replace(SPEEDS, speeds=speeds)
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=augmentation)
     made = {s: {len(reader(r.audio, speed=s)): i for i, r in enumerate(recordings)} for s in (0.9, 1.1)}
     lengths = [Counter(len(frames) for frames, _, _ in rows(pairs, n)) for n in range(3)]
     assert len({tuple(sorted(each.items())) for each in lengths}) == 3
     fast = sum(n for length, n in (lengths[0] + lengths[1] + lengths[2]).items() if length in made[1.1])
-    assert 10 < fast < 50  # of 60, about half
+    assert abs(fast - 60 * share) < 4 * math.sqrt(60 * share * (1 - share))
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("wav", {}), ("opus", {"format": "OGG", "subtype": "OPUS"}), ("mp3", {})])

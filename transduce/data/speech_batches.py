@@ -119,7 +119,9 @@ class SpeechPairs:
         """The batches of epoch n; in epoch 0 they go from short to long."""
         config = self.config
         indices = self._indices(n)
-        speeds = {i: draw_speed([*self.n_frames], generator(config.seed, n, i)) for i in indices}
+        speeds = {
+            i: draw_speed(self.augmentation.speeds, generator(config.seed, n, i)) for i in indices
+        }
         silence = {i: self._silence(n, i) for i in indices}
         lengths = [[self.n_frames[speeds[i]][i] + sum(silence[i])] for i in indices]
 
