@@ -219,7 +219,7 @@ def test_pairs_too_long_are_left_out_and_counted():
     with pytest.raises(ValueError) as caught:
         text_pairs(tokens_per_batch=64, max_length=1)
     assert str(caught.value) == (
-        "max_length must leave something to train on, but max_length=1 and the shortest of 90 pairs has "
+        "max_length must leave a training and a validation pair, but max_length=1 and the shortest of 90 pairs has "
         f"{shortest} tokens"
     )
 

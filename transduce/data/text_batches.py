@@ -67,8 +67,9 @@ class TextPairs:
         self.n_long = len(longest) - self.n_pairs
         if not self.n_pairs:
             raise InputError(
-                f"max_length must leave something to train on, but max_length={self.max_length} "
-                f"and the shortest of {self.n_long} pairs has {longest.min()} tokens"
+                "max_length must leave a training and a validation pair, but "
+                f"max_length={self.max_length} and the shortest of {self.n_long} pairs has "
+                f"{longest.min()} tokens"
             )
         n_source, n_target = lengths[self._short].T
         self.n_target = int(n_target.sum())
