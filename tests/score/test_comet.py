@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import transduce as td
 from tests.runs import LITTLE, random_run
@@ -36,6 +37,7 @@ class Judge:
 
     def predict(self, data, **how) -> SimpleNamespace:
         self.calls.append((data, how))
+        self.dtype = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype  # as a model in Lightning computes
         scores = [len(set(row["mt"]) & set(row["ref"])) / len(set(row["ref"])) for row in data]
         return SimpleNamespace(scores=scores, system_score=sum(scores) / len(scores))
 
@@ -58,6 +60,13 @@ def test_the_score_is_the_mean_judgement_times_100(judge):
     assert score.signature == "model:Unbabel/wmt22-comet-da|scale:100|version:2.2.7"
     ((data, how),) = judge.calls
     assert data[2] == {"src": "d e f", "mt": "u", "ref": "u v w"} and how["progress_bar"] is False
+
+
+def test_a_validation_in_bf16_judges_in_float32(judge, monkeypatch):
+    monkeypatch.setattr("transduce.device.default_device", lambda: "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        comet.with_sources(SOURCES)(REFERENCES, REFERENCES, resamples=0)
+    assert judge.dtype == torch.float32
 
 
 def test_the_interval_holds_the_means_of_most_draws(judge):

@@ -232,11 +232,15 @@ class CometMeasure(Measure):
         data = [
             {"src": source, "mt": output, "ref": reference} for source, output, reference in sides
         ]
-        # torch takes seconds to import, and --help does without
+        import torch  # it takes seconds to import, and --help does without
+
         from transduce.device import default_device
 
         gpus = int(default_device() != "cpu")
-        predicted = _model(self.model).predict(data, batch_size=8, gpus=gpus, progress_bar=False)
+        judge = _model(self.model)
+        # a validation in bf16 may be what asks
+        with torch.autocast("cuda" if gpus else "cpu", enabled=False):
+            predicted = judge.predict(data, batch_size=8, gpus=gpus, progress_bar=False)
         return np.array([(100 * score, 1.0) for score in predicted.scores])
 
     def value(self, sums: Values) -> float:
