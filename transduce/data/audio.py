@@ -25,6 +25,10 @@ from torch import Tensor
 from transduce.data.config import BY_FFMPEG
 from transduce.errors import InputError, logger, require
 
+Waveform = Float[Tensor, " n"]
+Block = Float[Tensor, " _"]
+"""A part of a waveform."""
+
 BLOCK = 2**20
 """Samples decoded at once. A header may promise any length, so memory is taken block by block for
 what is there."""
@@ -45,7 +49,7 @@ CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
 says. One that was written to a pipe says 0x7FFF0000 or more, as its length was not known."""
 
 
-def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
+def read_audio(path: Path, sample_rate: int) -> Waveform:
     """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
 
     A waveform that is louder than full scale (floats may be, and resampling overshoots) is scaled
@@ -60,9 +64,7 @@ def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
     return waveform / scale(waveform.abs().max(), str(path))
 
 
-def audio_blocks(
-    sound: Path | BufferedIOBase, sample_rate: int, *, name: str
-) -> Iterator[Float[Tensor, " _"]]:
+def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -> Iterator[Block]:
     """The waveform of `read_audio`, block by block and not yet scaled, so that a long recording
     takes no more memory.
 
@@ -81,7 +83,7 @@ def audio_blocks(
         average = torch.full((file.channels,), 1 / file.channels)
         frames = math.ceil(BLOCK / file.channels)
 
-        def mono() -> Iterator[Float[Tensor, " _"]]:
+        def mono() -> Iterator[Block]:
             nonlocal n
             while len(block := file.read(frames, dtype="float32", always_2d=True)):
                 n += len(block)
@@ -106,7 +108,7 @@ def audio_blocks(
 
 def read_samples(
     samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, name: str
-) -> Float[Tensor, " n"]:
+) -> Waveform:
     """Samples of one channel, at `rate` Hz, as `audio_blocks` would read them from a file.
 
     Args:
@@ -179,7 +181,7 @@ def sound_status(path: Path) -> os.stat_result:
     return status
 
 
-def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor, " m"]:
+def change_rate(waveform: Waveform, ratio: Fraction) -> Float[Tensor, " m"]:
     """The same sound in m = ceil(ratio * n) samples, by a windowed sinc (see LONGEST_RATIO).
 
     It is resampled block by block, as an hour at 48 kHz would take 5 GB at once.
@@ -187,7 +189,7 @@ def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor,
     return torch.cat(list(_at_rate(iter([waveform]), ratio)))
 
 
-def change_speed(waveform: Float[Tensor, " n"], speed: float) -> Float[Tensor, " m"]:
+def change_speed(waveform: Waveform, speed: float) -> Float[Tensor, " m"]:
     """The waveform played `speed` times as fast: m = ceil(n / speed) samples. Tempo and pitch
     change together.
 
@@ -196,9 +198,7 @@ def change_speed(waveform: Float[Tensor, " n"], speed: float) -> Float[Tensor, "
     return change_rate(waveform, 1 / Fraction(speed).limit_denominator(100))
 
 
-def _at_rate(
-    blocks: Iterator[Float[Tensor, " _"]], ratio: Fraction
-) -> Iterator[Float[Tensor, " _"]]:
+def _at_rate(blocks: Iterator[Block], ratio: Fraction) -> Iterator[Block]:
     """The same sound at another rate, in blocks that do not depend on the borders of those
     given."""
     ratio = ratio.limit_denominator(LONGEST_RATIO)

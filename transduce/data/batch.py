@@ -14,6 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 IGNORE = -100
 """In target_out: a position without a prediction (the value that torch's losses ignore)."""
 
+Lengths = Int[Tensor, " B"]
+"""The number of positions of each row that are not padding."""
+
 Row = Sequence[int] | Integer[np.ndarray, " _"]
 """Ids of one example."""
 
@@ -27,17 +30,17 @@ class Batch:
 
     target_in: Int[Tensor, "B T"]
     target_out: Int[Tensor, "B T"]
-    target_lengths: Int[Tensor, " B"]
+    target_lengths: Lengths
     source: Shaped[Tensor, "B S *F"] | None = None
-    source_lengths: Int[Tensor, " B"] | None = None
+    source_lengths: Lengths | None = None
     n_tokens: int
     """Target tokens to predict, EOS included, padding not."""
-    host_lengths: tuple[Int[Tensor, " B"] | None, Int[Tensor, " B"]] | None = None
+    host_lengths: tuple[Lengths | None, Lengths] | None = None
     """source_lengths and target_lengths before `to` moved them, for losses that read them on the
     host, such as CTC."""
     ctc_targets: Int[Tensor, "B H"] | None = None
     """Targets of CTC where they are another text than the target: ids, each row with an EOS."""
-    ctc_target_lengths: Int[Tensor, " B"] | None = None
+    ctc_target_lengths: Lengths | None = None
     """Lengths of ctc_targets, with EOS; they stay on the host, where CTC reads them."""
     second_source: Shaped[Tensor, "B S *F"] | None = None
     """The same source with other masks, noise and vocal tract, for a training whose outputs of both
@@ -62,7 +65,7 @@ class Batch:
         )
 
 
-def pad(rows: Sequence[Row], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+def pad(rows: Sequence[Row], value: int) -> tuple[Int[Tensor, "B T"], Lengths]:
     """Rows of ids as one rectangle, filled up with `value`, and their lengths."""
     lengths = np.array([len(row) for row in rows])
     ids = np.full((len(rows), lengths.max()), value, dtype=np.int64)
@@ -73,7 +76,7 @@ def pad(rows: Sequence[Row], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor
 
 def pad_frames(
     rows: Sequence[Float[Tensor, "_ F"]],
-) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
+) -> tuple[Float[Tensor, "B S F"], Lengths]:
     """Rows of vectors as one box, filled up with zeros, and their lengths."""
     return pad_sequence(list(rows), batch_first=True), torch.tensor([*map(len, rows)])
 
@@ -182,7 +185,7 @@ def pair_batch(source: Sequence[Row], target: Sequence[Row], *, bos: int) -> Bat
 
 def batch_of(
     source: Shaped[Tensor, "B S *F"] | None,
-    source_lengths: Int[Tensor, " B"] | None,
+    source_lengths: Lengths | None,
     target: Sequence[Row],
     *,
     bos: int,

@@ -14,10 +14,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.audio import change_speed, read_audio, sound_status
+from transduce.data.audio import Waveform, change_speed, read_audio, sound_status
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.errors import InputError, errors_of
 from transduce.files import write_file
+
+Mels = Float[Tensor, "S M"]
+"""The log-mels of S frames, in M bands."""
+FrameVectors = Float[Tensor, "S F"]
+"""What an encoder takes: F numbers of each frame."""
 
 FORMULA = 2
 """A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other
@@ -108,11 +113,11 @@ class FeatureExtractor:
                 "longer frame"
             )
 
-    def __call__(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
+    def __call__(self, waveform: Waveform) -> FrameVectors:
         """The MFCC of a waveform, S = n_frames(n)."""
         return self.mfcc(self.log_mel(waveform))
 
-    def log_mel(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S M"]:
+    def log_mel(self, waveform: Waveform) -> Mels:
         """log(energy + FLOOR) of every mel band, or the log-mels of config.log_mel, S =
         n_frames(n).
 
@@ -148,7 +153,7 @@ class FeatureExtractor:
             return energy.clamp_min_(energy.max() - 8).add_(4).div_(4)
         return self._energy(waveform.unfold(0, size, hop)).add_(FLOOR).log_()
 
-    def _energy(self, windows: Float[Tensor, "S w"]) -> Float[Tensor, "S M"]:
+    def _energy(self, windows: Float[Tensor, "S w"]) -> Mels:
         """The energy of every mel band, some windows at a time."""
         chunks = []
         for chunk in windows.split(CHUNK):
@@ -157,7 +162,7 @@ class FeatureExtractor:
             chunks.append((spectrum.real.square() + spectrum.imag.square()) @ self._bands)
         return torch.cat(chunks)
 
-    def mfcc(self, log_mel: Float[Tensor, "S M"]) -> Float[Tensor, "S F"]:
+    def mfcc(self, log_mel: Mels) -> FrameVectors:
         """Coefficients, then their deltas, then the deltas of the deltas; all normalized."""
         from torchaudio.functional import compute_deltas
 
@@ -201,11 +206,11 @@ def statistics(
 
 
 def normalized(
-    frames: Float[Tensor, "S F"],
+    frames: FrameVectors,
     mean: Float[Tensor, " F"],
     variance: Float[Tensor, " F"],
     epsilon: float = EPSILON,
-) -> Float[Tensor, "S F"]:
+) -> FrameVectors:
     """(frames - mean) / sqrt(variance + epsilon)."""
     return (frames - mean) / (variance + epsilon).sqrt()
 
@@ -219,7 +224,7 @@ class VectorReader:
     def __init__(self, config: VectorConfig) -> None:
         self.config = config
 
-    def __call__(self, path: Path) -> Float[Tensor, "S F"]:
+    def __call__(self, path: Path) -> FrameVectors:
         """The vectors of one file, as float32.
 
         Raises:
@@ -314,7 +319,7 @@ class FeatureCache:
         return log_mels
 
 
-def _load(file: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
+def _load(file: Path, n_mels: int) -> Mels | None:
     """The log-mel in a file, mapped into memory; None where the file is missing or damaged.
 
     Its length alone takes reading the header alone. Writing to it would change a copy.

@@ -19,6 +19,8 @@ from transduce.data.features import (
     FeatureCache,
     FeatureExtractor,
     Features,
+    FrameVectors,
+    Mels,
     VectorReader,
     statistics,
 )
@@ -58,8 +60,8 @@ def draw_speed(speeds: Sequence[float], rng: Generator) -> float:
 
 
 def mask_time(
-    frames: Float[Tensor, "S F"], augmentation: Augmentation, hop: float, rng: Generator
-) -> Float[Tensor, "S F"]:
+    frames: FrameVectors, augmentation: Augmentation, hop: float, rng: Generator
+) -> FrameVectors:
     """Replace n_time_masks random spans of frames by each feature's mean over the utterance. Spans
     may overlap.
 
@@ -79,9 +81,7 @@ def mask_time(
     return torch.where(masked[:, None], frames.mean(dim=0), frames)
 
 
-def mask_frequency(
-    log_mel: Float[Tensor, "S M"], augmentation: Augmentation, rng: Generator
-) -> Float[Tensor, "S M"]:
+def mask_frequency(log_mel: Mels, augmentation: Augmentation, rng: Generator) -> Mels:
     """Replace n_frequency_masks random spans of 0 to frequency_mask_width mel bands by each band's
     mean over the utterance.
 
@@ -109,9 +109,7 @@ def drop_tokens(
     return torch.where(dropped, instead, target_in)
 
 
-def perturb_vocal_tract(
-    log_mel: Float[Tensor, "S M"], factor: float, features: FeatureConfig
-) -> Float[Tensor, "S M"]:
+def perturb_vocal_tract(log_mel: Mels, factor: float, features: FeatureConfig) -> Mels:
     """Stretch frequencies: energy at f Hz moves to factor * f. Between bands it interpolates
     linearly.
 
@@ -134,11 +132,11 @@ def draw_vtlp(vtlp: float, rng: Generator) -> float:
 
 
 def change_level(
-    log_mel: Float[Tensor, "S M"],
+    log_mel: Mels,
     augmentation: Augmentation,
     features: FeatureConfig,
     rng: Generator,
-) -> Float[Tensor, "S M"]:
+) -> Mels:
     """The utterance at another level and with another balance of high and low, as by another
     microphone or voice.
 
@@ -151,7 +149,7 @@ def change_level(
     return log_mel + (decibels * math.log(10) / 10).to(log_mel.dtype)
 
 
-def add_silence(log_mel: Float[Tensor, "S M"], before: int, after: int) -> Float[Tensor, "_ M"]:
+def add_silence(log_mel: Mels, before: int, after: int) -> Float[Tensor, "_ M"]:
     """The utterance with frames of silence before and after it, each the quietest frame of the
     utterance."""
     quietest = log_mel[log_mel.mean(dim=1).argmin()]
@@ -159,8 +157,8 @@ def add_silence(log_mel: Float[Tensor, "S M"], before: int, after: int) -> Float
 
 
 def add_noise(
-    log_mel: Float[Tensor, "S M"], widths: Float[Tensor, " M"], lowest_snr: float, rng: Generator
-) -> Float[Tensor, "S M"]:
+    log_mel: Mels, widths: Float[Tensor, " M"], lowest_snr: float, rng: Generator
+) -> Mels:
     """White noise behind the utterance: its energy in every band is added to that of the speech.
 
     The signal-to-noise ratio, of energies summed over all bands and frames, is uniform in
@@ -223,7 +221,7 @@ class FrameReader:
         rng: Generator | None = None,
         speed: float = 1.0,
         silence: tuple[int, int] = (0, 0),
-    ) -> Float[Tensor, "S F"]:
+    ) -> FrameVectors:
         """Frames at one speed. Mel bands are masked before the DCT, spans of time after
         normalization.
 
@@ -302,11 +300,11 @@ class FrameReader:
 
 
 def _augmented(
-    log_mel: Float[Tensor, "S M"],
+    log_mel: Mels,
     features: FeatureExtractor,
     augmentation: Augmentation,
     rng: Generator,
-) -> Float[Tensor, "S M"]:
+) -> Mels:
     """The log-mel with another level, noise, another vocal tract and masked bands."""
     if augmentation.gain or augmentation.tilt:
         log_mel = change_level(log_mel, augmentation, features.config, rng)

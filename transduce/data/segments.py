@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from transduce.data.audio import Block
 from transduce.errors import InputError
 
 FRAME = 0.01
@@ -50,7 +51,7 @@ class Levels:
     """The distance of the loudest sample from 0; NaN if one is."""
 
 
-def levels(blocks: Iterable[Float[Tensor, " _"]], sample_rate: int) -> Levels:
+def levels(blocks: Iterable[Block], sample_rate: int) -> Levels:
     """The levels of a recording that is given block by block; the borders of the blocks do not
     matter."""
     size = max(1, round(FRAME * sample_rate))
@@ -71,9 +72,7 @@ def levels(blocks: Iterable[Float[Tensor, " _"]], sample_rate: int) -> Levels:
     return Levels(torch.cat(powers), size, n_samples, sample_rate, loudest)
 
 
-def split_segments(
-    blocks: Iterable[Float[Tensor, " _"]], spans: Sequence[Span], name: str
-) -> Iterator[Float[Tensor, " _"]]:
+def split_segments(blocks: Iterable[Block], spans: Sequence[Span], name: str) -> Iterator[Block]:
     """The samples of every span of a recording that is given block by block; spans are in order and
     do not overlap.
 

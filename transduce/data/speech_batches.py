@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
-from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
+from transduce.data.batch import Batch, Epoch, Lengths, batch_of, pad, pad_frames
 from transduce.data.config import Augmentation
 from transduce.data.frame_reader import (
     PLAIN,
@@ -125,7 +125,7 @@ class SpeechPairs:
         silence = {i: self._silence(n, i) for i in indices}
         lengths = [[self.n_frames[speeds[i]][i] + sum(silence[i])] for i in indices]
 
-        def frames(rows: list[int], seed: int) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
+        def frames(rows: list[int], seed: int) -> tuple[Float[Tensor, "B S F"], Lengths]:
             return pad_frames(
                 [
                     self.reader(

@@ -17,6 +17,7 @@ from transduce.decode.rules import Constraints
 from transduce.decode.scorer import (
     Continuations,
     Places,
+    Prompts,
     Scorer,
     Scores,
     at_least_float32,
@@ -291,7 +292,7 @@ def share_out(
 @torch.inference_mode()
 def beam_search(
     scorer: Scorer,
-    prompts: Int[Tensor, "B P"],
+    prompts: Prompts,
     constraints: Constraints,
     config: BeamConfig,
     *,

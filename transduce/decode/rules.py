@@ -16,6 +16,7 @@ from transduce.decode.config import RulesConfig
 from transduce.decode.phrases import Prefix
 from transduce.decode.scorer import (
     ModelScorer,
+    Prompts,
     Scorer,
     Scores,
     at_least_float32,
@@ -82,7 +83,7 @@ def no_repeat_ngram(n: int, scores: Tensor, tokens: Tensor, sentences: Sequence[
 
 
 def behind_prompt(
-    prompts: Int[Tensor, "B P"] | None, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
+    prompts: Prompts | None, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
 ) -> Int[Tensor, "N M"]:
     """The new tokens of every row behind its prompt."""
     if prompts is None:
@@ -176,7 +177,7 @@ class Constraints:
     suppressed: Sequence[int] = ()
     """Ids of special tokens, which are never produced."""
     config: RulesConfig = NO_RULES
-    prompts: Int[Tensor, "B P"] | None = None
+    prompts: Prompts | None = None
     """The tokens before the new ones, which the repetition penalty counts."""
     rules: Sequence[Rule] = ()
     """Further rules, applied behind those of `config`."""

@@ -15,6 +15,7 @@ from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.rules import Constraints
 from transduce.decode.scorer import (
     Places,
+    Prompts,
     Scorer,
     Scores,
     Tokens,
@@ -90,7 +91,7 @@ class Sampler:
 
     scorer: Scorer
     """One row per sentence; it has seen all of the prompt but the last token."""
-    prompts: Int[Tensor, "B P"]
+    prompts: Prompts
     """The tokens before the output, at least BOS."""
     constraints: Constraints
     """Suppressed tokens leave their probability to the others; without an EOS no step waits for the

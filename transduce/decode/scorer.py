@@ -17,6 +17,8 @@ Tokens = Int[Tensor, " N"]
 """One token of every row."""
 Scores = Float[Tensor, "N V"]
 """Of every next token of every row."""
+Prompts = Int[Tensor, "B P"]
+"""The tokens before the output of each sentence."""
 Places = Int[Tensor, " M"]
 """Numbers of rows, sentences or tokens."""
 
@@ -79,9 +81,7 @@ class ModelScorer:
 
     additive = False
 
-    def __init__(
-        self, model: Any, memory: Any = None, *, prompts: Int[Tensor, "B P"] | None = None
-    ) -> None:
+    def __init__(self, model: Any, memory: Any = None, *, prompts: Prompts | None = None) -> None:
         if memory is None and prompts is None:
             raise InputError(
                 "a model's scores need its memory, its prompts or both, but memory=None and "

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
@@ -21,6 +21,7 @@ from transduce.decode.phrases import (
     vocabulary,
 )
 from transduce.decode.rules import Rule, behind_prompt
+from transduce.decode.scorer import Prompts
 from transduce.errors import InputError, logger
 
 StateT = TypeVar("StateT", bound=Hashable)
@@ -45,9 +46,7 @@ def text_rule(
     return lambda tokens: behind(state(vocabulary.text(tokens)))
 
 
-def by_sentence(
-    rules: Sequence[TextRule | None], prompts: Int[Tensor, "B P"] | None = None
-) -> Rule:
+def by_sentence(rules: Sequence[TextRule | None], prompts: Prompts | None = None) -> Rule:
     """The rule of each sentence, if it has one, for outputs behind these prompts."""
 
     def apply(scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:

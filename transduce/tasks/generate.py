@@ -17,7 +17,7 @@ from transduce.decode.config import RulesConfig
 from transduce.decode.phrases import Prefix, vocabulary
 from transduce.decode.rules import Constraints
 from transduce.decode.sample import Sampler
-from transduce.decode.scorer import ModelScorer, Scorer, combined
+from transduce.decode.scorer import ModelScorer, Prompts, Scorer, combined
 from transduce.errors import InputError, logger
 from transduce.model.transformer import Transformer
 from transduce.tasks.base import Task, check_list, check_positions, last_position, token_log_probs
@@ -192,7 +192,7 @@ class Generator(Task):
             )
         return scores
 
-    def scorer(self, ids: Int[Tensor, "B P"]) -> Scorer:
+    def scorer(self, ids: Prompts) -> Scorer:
         """The scorer of the tokens after these prompts."""
         weight = 1 / len(self.engines)
         return combined([(weight, ModelScorer(model, prompts=ids)) for model in self.engines])
@@ -237,7 +237,7 @@ class Generator(Task):
 
     def _start(
         self, prompts: Sequence["Prompt"], config: GenerationConfig
-    ) -> tuple[Scorer, Int[Tensor, "B P"], Constraints]:
+    ) -> tuple[Scorer, Prompts, Constraints]:
         """What a search begins with: the scorer and the ids of these prompts, and what may follow
         them; the last new token needs no position."""
         ids = torch.tensor([prompt.ids for prompt in prompts], device=self.model.device)

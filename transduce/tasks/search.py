@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
@@ -17,7 +17,7 @@ from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.phrases import Required, required
 from transduce.decode.rules import LEAST, Constraints, Rule, Timestamps
 from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
-from transduce.decode.scorer import ModelScorer, Scorer, combined
+from transduce.decode.scorer import ModelScorer, Prompts, Scorer, combined
 from transduce.decode.text_rules import biased, by_sentence, forbidden, lexicon
 from transduce.errors import InputError, logger
 from transduce.model.transformer import Memory, Transformer
@@ -149,7 +149,7 @@ class SearchTask(Task):
         memory: Memory,
         config: SearchConfig,
         limit: int,
-        prompts: Int[Tensor, "B P"],
+        prompts: Prompts,
         requests: Sequence[Request],
         phrases: Required | None,
     ) -> Constraints:
@@ -215,7 +215,7 @@ class SearchTask(Task):
 def phrase_rules(
     tokenizer: Tokenizer,
     config: RulesConfig,
-    prompts: Int[Tensor, "B P"],
+    prompts: Prompts,
     bias: Sequence[Sequence[tuple[str, float]]],
     size: int = 0,
 ) -> list[Rule]:

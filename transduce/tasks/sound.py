@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.audio import audio_blocks, read_samples, scale
+from transduce.data.audio import Block, audio_blocks, read_samples, scale
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import Features, VectorReader
 from transduce.data.manifest import Recording
@@ -166,9 +166,7 @@ def group_by_duration(items: Iterable[ItemT], least: float) -> Iterator[list[Ite
         yield group
 
 
-def _reader(
-    audio: Audio, rate: int, name: Path | str
-) -> Callable[[], Iterator[Float[Tensor, " _"]]]:
+def _reader(audio: Audio, rate: int, name: Path | str) -> Callable[[], Iterator[Block]]:
     """A function that reads the sound from its beginning."""
     if isinstance(audio, tuple) and len(audio) == 2:
         waveform = read_samples(*audio, rate, name=str(name))
