@@ -51,6 +51,8 @@ class Tokenizer(ABC):
     """The name of its file in a run directory; "tokenizer" in it stands for the side."""
     vocab_size: int
     """Number of tokens, special ones included."""
+    all_tokens: list[str]
+    """The tokens of the whole vocabulary, by their ids; "" where an id has none."""
     bos_id: int | None = None
     """The id that begins every text; None where nothing marks a beginning."""
     eos_id: int | None = None
@@ -212,18 +214,13 @@ class Tokenizer(ABC):
         """The text up to each of these tokens; its last word may be incomplete."""
         return self.decode([ids[:n] for n in range(1, len(ids) + 1)])
 
-    @abstractmethod
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The tokens one by one, readable, for pictures and reports."""
-
-    @property
-    def all_tokens(self) -> list[str]:
-        """The tokens of the whole vocabulary, by their ids."""
-        return self.tokens(range(self.vocab_size))
+        return [self.all_tokens[i] for i in ids]
 
     @property
     def token_ids(self) -> dict[str, int]:
-        """The id of each of them."""
+        """The id of each token."""
         return {token: i for i, token in enumerate(self.all_tokens)}
 
 
@@ -256,7 +253,7 @@ class CharTokenizer(Tokenizer):
                 f"{characters!r:.60}"
             )
         self.vocab_size = len(characters)
-        self._characters = characters
+        self.all_tokens = list(characters)
         self._ids = {character: i for i, character in enumerate(characters)}
 
     @classmethod
@@ -290,9 +287,6 @@ class CharTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return ["".join(self.tokens(row)) for row in ids]
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        return [self._characters[i] for i in ids]
 
 
 def warn_if_smaller(size: int, requested: int) -> None:

@@ -184,10 +184,11 @@ class JSONTokenizer(Tokenizer):
         """Text of each list of ids, without special tokens; U+FFFD where bytes are no UTF-8."""
         return self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
 
-    def tokens(self, ids: Sequence[int]) -> list[str]:
+    @cached_property
+    def all_tokens(self) -> list[str]:  # type: ignore[override]
         """The tokens as the vocabulary writes them: byte-level BPE has a letter per byte, Ġ for a
         space."""
-        return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
+        return [self._tokenizer.id_to_token(i) or "" for i in range(self.vocab_size)]
 
 
 def _byte_level(model: models.BPE) -> LibraryTokenizer:

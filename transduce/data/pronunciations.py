@@ -131,12 +131,12 @@ class PronunciationTokenizer(Tokenizer):
                 f"a word must have phones, but {silent[0]!r} has none; add them or leave the word "
                 "out"
             )
-        self._tokens = [
+        self.all_tokens = [
             *SPECIAL,
             *sorted({phone for phones in self._phones.values() for phone in phones}),
         ]
-        self.vocab_size = len(self._tokens)
-        self._ids = {token: i for i, token in enumerate(self._tokens)}
+        self.vocab_size = len(self.all_tokens)
+        self._ids = {token: i for i, token in enumerate(self.all_tokens)}
         self._n_words = sum(self._counts.values())
         self._words = defaultdict[Phones, list[str]](list)
         for word, phones in self._phones.items():
@@ -234,12 +234,9 @@ class PronunciationTokenizer(Tokenizer):
         return (
             [b""] * SPACE
             + [b" "]
-            + [f"<{phone}>".encode() for phone in self._tokens[len(SPECIAL) :]]
+            + [f"<{phone}>".encode() for phone in self.all_tokens[len(SPECIAL) :]]
         )
 
     def beginnings(self, ids: Sequence[int]) -> list[str]:
         """The phones, as half a word is none."""
         return [text.decode() for text in accumulate(self.surfaces[i] for i in ids)]
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        return [self._tokens[int(i)] for i in ids]

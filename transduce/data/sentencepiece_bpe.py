@@ -64,8 +64,7 @@ class SentencePieceTokenizer(Tokenizer):
             raise InputError(f"this is no SentencePiece model: {error}") from error
         super().__init__(model)
         self.vocab_size = self._processor.get_piece_size()
-        self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
-        """The id of every piece; a merge learned earlier has the smaller id."""
+        self.all_tokens = self._processor.id_to_piece([*range(self.vocab_size)])
 
     @classmethod
     def train(
@@ -128,7 +127,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def tagged_languages(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(tag[1] for tag in map(TAG.fullmatch, self._ids) if tag)
+        return tuple(tag[1] for tag in map(TAG.fullmatch, self.all_tokens) if tag)
 
     def with_tag(self, language: str) -> "SentencePieceTokenizer":
         if language not in self.tagged_languages:
@@ -143,9 +142,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return [self._processor.decode([*row]) for row in ids]
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        return [self._processor.id_to_piece(int(i)) for i in ids]
 
 
 def train_tokenizer_pair(

@@ -4,6 +4,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,15 +26,16 @@ PLACES = ("opening", "first", "closing", "bos")
 the place of bos."""
 
 
-class Pieces:
+class Pieces(Tokenizer):
     """The pieces of a SentencePiece model with a table of ids; what is not in the table is
     unknown."""
 
     def __init__(self, model: bytes, pieces: Sequence[str], unk_id: int) -> None:
+        super().__init__(model)
         self.vocab_size = len(pieces)
+        self.all_tokens = list(pieces)
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
-        self._pieces = pieces
         self._unk_id = unk_id
         self._ids = {piece: i for i, piece in enumerate(pieces) if piece}
         self._tagged = any(map(TAG.fullmatch, pieces))
@@ -57,9 +59,6 @@ class Pieces:
         return [
             self._processor.decode_pieces(self.tokens(row)).replace("▁", " ").strip() for row in ids
         ]
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        return [self._pieces[i] for i in ids]
 
 
 class ImportedTokenizer(Tokenizer):
@@ -216,9 +215,9 @@ class ImportedTokenizer(Tokenizer):
             [[i for i in row if i not in self._special_ids and i < n] for row in ids]
         )
 
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        n = self._tokenizer.vocab_size
-        return [self._tokenizer.tokens([i])[0] if i < n else "" for i in ids]
+    @cached_property
+    def all_tokens(self) -> list[str]:  # type: ignore[override]
+        return [*self._tokenizer.all_tokens, *[""] * (self.vocab_size - self._tokenizer.vocab_size)]
 
 
 def _to_json(plain: Json) -> bytes:
