@@ -34,7 +34,6 @@ from transduce.interop.pretrained import (
     check_same,
     our_config,
     our_fields,
-    piece_tokenizer,
     read_table,
     their_settings,
     write_model,
@@ -124,7 +123,6 @@ def _marian_tokenizers(
     generation: Generation, source_size: int, target_size: int
 ) -> tuple[ImportedTokenizer, ImportedTokenizer]:
     """Those of source.spm, target.spm, vocab.json and perhaps target_vocab.json."""
-    directory = generation.directory
     marks = (generation.pad_token_id, generation.end_id, *generation.suppress_tokens)
     generation.check(
         ("forced_bos_token_id", "null", generation.forced_bos_token_id is None),
@@ -134,10 +132,10 @@ def _marian_tokenizers(
             generation.decoder_start_token_id in marks,
         ),
     )
-    separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
-    table = "target_vocab.json" if separate else "vocab.json"
-    make = partial(piece_tokenizer, directory, generation.special_ids())
-    source, target = make(source_size, "source.spm"), make(target_size, "target.spm", table)
+    settings = read_optional(generation.directory / TOKENIZER)
+    table = "target_vocab.json" if settings.get("separate_vocabs") is True else "vocab.json"
+    source = generation.tokenizer(source_size, "source.spm")
+    target = generation.tokenizer(target_size, "target.spm", table)
     return target if source.model == target.model else source, target
 
 

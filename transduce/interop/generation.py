@@ -6,13 +6,14 @@ A setting that would change outputs, and has no equal here, is refused by its na
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import field
 
 from transduce.config import Json
+from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError, logger
-from transduce.files import read_json
-from transduce.interop.pretrained import CONFIG, known_fields
+from transduce.files import read_json, regular
+from transduce.interop.pretrained import CONFIG, known_fields, read_table
 from transduce.interop.settings import EncoderDecoderSettings, Settings, Stored, WhisperSettings
 from transduce.model.config import TransformerConfig
 
@@ -67,6 +68,19 @@ class Generation(Stored):
             "eos": self.end_id,
             "pad": self.pad_token_id,
         }
+
+    def tokenizer(
+        self, vocab_size: int, model: str, table: str = "vocab.json", *, opening: Sequence[int] = ()
+    ) -> ImportedTokenizer:
+        """The tokenizer of a SentencePiece model, and of a table with the ids of its pieces.
+
+        Args:
+            opening: ids that stand before every text.
+        """
+        pieces = read_table(self.directory / table, vocab_size)
+        spm = regular(self.directory / model).read_bytes()
+        special = self.special_ids() | {"unk": pieces.index("<unk>")}
+        return ImportedTokenizer.of_pieces(spm, pieces, special=special, opening=opening)
 
     def refusal(self, name: str, rule: str, value: object) -> InputError:
         """The error that says which value a setting must have."""

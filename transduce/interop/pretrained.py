@@ -14,9 +14,8 @@ from safetensors.torch import save as serialize
 from transduce.config import Json, differences, from_dict, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import Features
-from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
-from transduce.files import Weights, read_json, regular, write_file, write_json
+from transduce.files import Weights, read_json, write_file, write_json
 from transduce.interop.settings import (
     SETTINGS,
     EncoderDecoderSettings,
@@ -255,27 +254,6 @@ def write_tokenizer_settings(
     """
     known = {"tokenizer_class": kind, "model_max_length": max_positions}
     write_json(directory / TOKENIZER, known | settings)
-
-
-def piece_tokenizer(
-    directory: Path,
-    special: dict[str, int | None],
-    vocab_size: int,
-    model: str,
-    table: str = "vocab.json",
-    *,
-    opening: Sequence[int] = (),
-) -> ImportedTokenizer:
-    """The tokenizer of a SentencePiece model, and of a table with the ids of its pieces.
-
-    Args:
-        special: the ids of special tokens by their roles; that of unk is a piece's.
-        opening: ids that stand before every text.
-    """
-    pieces = read_table(directory / table, vocab_size)
-    spm = regular(directory / model).read_bytes()
-    special = special | {"unk": pieces.index("<unk>")}
-    return ImportedTokenizer.of_pieces(spm, pieces, special=special, opening=opening)
 
 
 def read_table(path: Path, size: int) -> list[str]:

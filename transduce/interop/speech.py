@@ -24,7 +24,6 @@ from transduce.interop.pretrained import (
     known_fields,
     our_config,
     our_fields,
-    piece_tokenizer,
 )
 from transduce.interop.settings import Speech2TextSettings, SpeechSettings, Stored, WhisperSettings
 from transduce.interop.weights import (
@@ -202,17 +201,12 @@ def _speech2text(settings: SpeechSettings, model: Transformer, generation: Gener
         log_mel="kaldi",
         normalize="utterance" if plain.do_ceptral_normalize else "none",
     )
-    directory = settings.directory
-    if read_optional(directory / TOKENIZER).get("do_upper_case"):
-        raise InputError(f"do_upper_case must be False, but in {directory} it is True")
+    if read_optional(settings.directory / TOKENIZER).get("do_upper_case"):
+        raise InputError(f"do_upper_case must be False, but in {settings.directory} it is True")
     forced = generation.forced_bos_token_id
     opening = [] if forced is None else [forced]
-    tokenizer = piece_tokenizer(
-        directory,
-        generation.special_ids(),
-        settings.vocab_size,
-        "sentencepiece.bpe.model",
-        opening=opening,
+    tokenizer = generation.tokenizer(
+        settings.vocab_size, "sentencepiece.bpe.model", opening=opening
     )
     decoding = read_decoding(generation, settings.vocab_size, n_forced=len(opening))
     decoding["max_seconds"] = features.hop * settings.max_source_positions
