@@ -87,7 +87,9 @@ class SpeechPairs:
         if config.ctc_column:
             ctc_targets = tokenizer.with_eos(tokenizer.encode(cells(usable, config.ctc_column)))
         n_positions = out_lengths(n_frames.min(axis=0))
-        fits = [i for i, row in enumerate(ctc_targets) if n_positions[i] >= positions_needed(row)]
+        fits = [
+            i for i, row in enumerate(ctc_targets) if n_positions[i] >= positions_needed(row[:-1])
+        ]
         self.skipped["fewer positions than tokens"] = len(usable) - len(fits)
         if all(usable[i].replay for i in fits):
             counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
@@ -263,10 +265,9 @@ def _stated(recording: Recording) -> float:
     return 0.0 if recording.audio.suffix == VECTORS else recording.seconds
 
 
-def positions_needed(row: Sequence[int]) -> int:
-    """The fewest positions that CTC can align with these ids: one per id except EOS, and a blank
-    between equal ids."""
-    ids = row[:-1]
+def positions_needed(ids: Sequence[int]) -> int:
+    """The fewest positions that CTC can align with these ids: one for each, and a blank between
+    equal ones."""
     return len(ids) + sum(a == b for a, b in pairwise(ids))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
+from transduce.data.speech_batches import positions_needed
 from transduce.decode.scorer import at_least_float32
 from transduce.engine.select import Engine
 from transduce.model.transformer import Memory
@@ -130,7 +131,7 @@ def ctc_spans(
 
     None at all where there are fewer positions than tokens and blanks between equal ones.
     """
-    if not ids or len(logits) < len(ids) + sum(a == b for a, b in pairwise(ids)):
+    if not ids or len(logits) < positions_needed(ids):
         return []
     from torchaudio.functional import forced_align, merge_tokens
 
