@@ -130,7 +130,9 @@ def _compiled(compiler: str) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=True
     ).stdout
-    key = "\n".join([SOURCE.read_text(), version, *FLAGS, *NATIVE, _cpu()])
+    # a home may be shared by machines, and code of one CPU is none of another
+    cpu = re.findall(r"^(?:model name|flags|CPU part|Features).*", _cpuinfo(), re.M)
+    key = "\n".join([SOURCE.read_text(), version, *FLAGS, *NATIVE, *sorted(set(cpu))])
     folder = cache_folder()
     path = folder / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if path.exists():
@@ -143,13 +145,6 @@ def _compiled(compiler: str) -> Path:
         compile_library(compiler, NATIVE, made)
         made.replace(path)
     return path
-
-
-def _cpu() -> str:
-    """What CPU this is: a home may be shared by machines, and code of one is none of another."""
-    return "\n".join(
-        sorted(set(re.findall(r"^(?:model name|flags|CPU part|Features).*", _cpuinfo(), re.M)))
-    )
 
 
 def _cpuinfo() -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from transduce.config import from_dict
+from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import Features
 from transduce.data.lines import each_line
 from transduce.data.tokenizer_files import same_tokens
@@ -177,16 +178,14 @@ def _load(directory: Path, device: Device, dtype: torch.dtype) -> AnyTask:
     if experiment.get("ctc_weight") == 0 or of_another_text:  # untrained, or of no use to a search
         model.ctc = None
         model.config = replace(model.config, ctc=False, ctc_layers=())
-    task = _task(run, model)
+    task = _task(run, model, run.target_tokenizer)
     task.engines = (engine_for(model.eval().requires_grad_(False), int8=int8),)
     return task
 
 
-def _task(run: Run, model: Transformer) -> AnyTask:
+def _task(run: Run, model: Transformer, target: Tokenizer) -> AnyTask:
     """What a run was trained to be."""
-    target = run.target_tokenizer
     directory = run.directory
-    assert target is not None
     if run.model.encoder is None:
         return Generator(model, target, run_decoding(run, GenerationConfig))
     if run.model.decoder is None:
