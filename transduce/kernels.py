@@ -158,6 +158,14 @@ def required() -> ctypes.CDLL:
     return kernels
 
 
+def compute(name: str, *arguments: Any) -> int:
+    """Call a kernel, with as many threads as PyTorch has in the calling one."""
+    import torch  # which setup.py does without
+
+    result: int = getattr(required(), name)(*arguments, torch.get_num_threads())
+    return result
+
+
 class Pointer:
     """The type of an argument that is a structure, a contiguous tensor, or None."""
 

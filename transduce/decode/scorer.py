@@ -3,7 +3,6 @@ and the best tokens of many rows, in C++ on a CPU without a sort or a second tab
 
 import math
 from collections.abc import Sequence
-from ctypes import CDLL
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -11,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.kernels import library
+from transduce.kernels import compute, library
 
 Tokens = Int[Tensor, " N"]
 """One token of every row."""
@@ -180,9 +179,9 @@ class Continuations(NamedTuple):
 
 def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     """log of the sum of exp(logits) of every row; log_softmax is the logits minus it."""
-    if cpp := in_cpp(logits):
+    if in_cpp(logits):
         out = logits.new_empty(len(logits))
-        cpp.log_sum_exp(logits, *logits.shape, out, torch.get_num_threads())
+        compute("log_sum_exp", logits, *logits.shape, out)
         return out
     return logits.logsumexp(-1)
 
@@ -197,10 +196,11 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
     """
     n_sentences, n_rows = offset.shape
     vocab_size = scores.size(1)
-    if cpp := in_cpp(scores):
+    if in_cpp(scores):
         values = scores.new_empty(n_sentences, n)
         tokens, rows = (torch.empty(n_sentences, n, dtype=torch.long) for _ in range(2))
-        cpp.top_k(
+        compute(
+            "top_k",
             scores,
             offset.to(scores.dtype).contiguous(),
             n_sentences,
@@ -210,7 +210,6 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
             values,
             tokens,
             rows,
-            torch.get_num_threads(),
         )
         return Continuations(values, tokens, rows)
     if n == n_rows == 1:
@@ -223,7 +222,7 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
     return Continuations(values, index % vocab_size, (index // vocab_size).clamp_max(n_rows - 1))
 
 
-def in_cpp(scores: Tensor) -> CDLL | None:
-    """The library of kernels, if it takes tables of this kind."""
+def in_cpp(scores: Tensor) -> bool:
+    """Whether there are kernels for tables of this kind."""
     fits = scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.is_contiguous()
-    return library() if fits else None
+    return fits and library() is not None

@@ -22,7 +22,7 @@ from transduce.engine.stack import (
 )
 from transduce.engine.support import by_layers, unsupported
 from transduce.errors import InputError
-from transduce.kernels import required
+from transduce.kernels import compute
 from transduce.model.cache import Cache
 from transduce.model.inputs import States, TokenInput
 from transduce.model.transformer import Memory, Transformer
@@ -106,9 +106,7 @@ class CPUEngine:
         x = self.encoder.positions(vectors(x, self.config.d_model)).clone()
         inside = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
         positions = self.encoder.position_struct(0, x.size(1))
-        required().encoder_states(
-            self.encoder.struct, x, *x.shape[:2], inside, positions, torch.get_num_threads()
-        )
+        compute("encoder_states", self.encoder.struct, x, *x.shape[:2], inside, positions)
         return Memory(x, lengths)
 
     def new_cache(self) -> KVCache | Cache:
@@ -145,7 +143,7 @@ class CPUEngine:
         x = past.new_empty(n_rows, n_new, self.config.d_model)
         positions = self.decoder.position_struct(cache.length, cache.length + n_new)
         structs = (self.decoder.struct, cache.struct(), self.embedding, positions)
-        if not required().decoder_states(*structs, tokens, x, n_new, torch.get_num_threads()):
+        if not compute("decoder_states", *structs, tokens, x, n_new):
             raise IndexError(
                 f"tokens are 0 to {self.embedding.rows - 1}, but there is {int(tokens.min())} or "
                 f"{int(tokens.max())}"
@@ -187,7 +185,7 @@ class CPUEngine:
             tokens = F.pad(tokens, (0, size - tokens.size(1)), value=eos_id)
             search.tokens = tokens
 
-        self._steps(required().greedy_steps, search, cache, (len(rows), 1), bounds, enlarge)
+        self._steps("greedy_steps", search, cache, (len(rows), 1), bounds, enlarge)
         return tokens[:, 1:]
 
     def beam(
@@ -228,12 +226,12 @@ class CPUEngine:
             penalties = [1.0, *map(penalty, range(1, size + 1))]
             search.penalties = torch.tensor(penalties, dtype=torch.float32)
 
-        self._steps(required().beam_steps, search, cache, (n_sentences, beam), bounds, enlarge)
+        self._steps("beam_steps", search, cache, (n_sentences, beam), bounds, enlarge)
         return tables, lengths
 
     def _steps(
         self,
-        steps: Any,
+        steps: str,
         search: Any,
         cache: KVCache,
         size: tuple[int, int],
@@ -263,7 +261,7 @@ class CPUEngine:
             positions = self.decoder.position_struct(start, start + n_steps)
             structs = (self.decoder.struct, places, self.embedding, positions, search)
             x = past.new_empty(n_sentences * n_each, self.config.d_model)
-            steps(*structs, x, n_steps, torch.get_num_threads())
+            compute(steps, *structs, x, n_steps)
             cache.advance(places.length - cache.stored)
             n_sentences = places.n_rows // n_each
             cache.reorder(torch.arange(places.n_rows))
@@ -289,9 +287,7 @@ class CPUEngine:
             if memory.lengths is not None:
                 cache.memory_lengths = memory.lengths.to(torch.long, copy=True)
             n_positions = n_sentences * length
-            required().project_memory(
-                self.decoder.struct, states, n_positions, cache.memory, torch.get_num_threads()
-            )
+            compute("project_memory", self.decoder.struct, states, n_positions, cache.memory)
         n_sentences = 1 if cache.memory is None else len(cache.memory_slots)
         if n_rows % max(1, n_sentences) or (cache.past is not None and n_rows != len(cache.slots)):
             raise InputError(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.kernels import required
+from transduce.kernels import compute, required
 from transduce.model.layers import Layer
 from transduce.model.transformer import Stack
 
@@ -77,7 +77,7 @@ class Matrix:
         x = vectors(x, self.linear.inputs)
         y = x.new_empty(*x.shape[:-1], self.linear.outputs)
         n_rows = x.numel() // self.linear.inputs
-        required().linear_map(self.linear, x, n_rows, y, torch.get_num_threads())
+        compute("linear_map", self.linear, x, n_rows, y)
         return y
 
 
