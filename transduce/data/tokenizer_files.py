@@ -183,7 +183,9 @@ class ImportedTokenizer(Tokenizer):
                 change = {"opening": [tag, *self.opening[1:]]}
             else:
                 change = {self._place: [tag]}
-            self._by_language[language] = ImportedTokenizer(_to_json(self._plain | change))
+            other = ImportedTokenizer(_to_json(self._plain | change))
+            other._by_language = self._by_language
+            self._by_language[language] = other
         return self._by_language[language]
 
     @property

@@ -149,9 +149,13 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         task.decoding = decoding
         return task
 
-    def _for_call(self: TaskT, settings: dict[str, Any]) -> TaskT:
-        """The task as the settings of one call have it."""
-        return self.with_decoding(self.decoding.changed(**settings))
+    def _for_call(
+        self: TaskT, settings: dict[str, Any], decoding: SearchConfig | None = None
+    ) -> TaskT:
+        """The task as one call has it: with its settings, in another `decoding` if it names one."""
+        decoding = decoding or self.decoding
+        # checking all of them again takes a millisecond
+        return self.with_decoding(decoding.changed(**settings) if settings else decoding)
 
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
         """The encoder's states (S, d_model) of every input, a row per source position, on the CPU.

@@ -121,7 +121,7 @@ class Translator(Seq2SeqTask[str]):
             prefix, require, first_line, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines", of_text=True)
-        task = self.with_decoding((decoding or self.decoding).changed(**settings))
+        task = self._for_call(settings, decoding)
         check_tags(lines, task.source_tokenizer, first_line)
         rows = with_phrases(lines, prefix, require)
         terms = Glossary(task.decoding.glossary)
