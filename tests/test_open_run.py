@@ -144,7 +144,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from transduce.files import held
-with held(Path(sys.argv[1]), "a run is trained by one process at a time", "name another directory with --run"):
+with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -84,11 +84,11 @@ def remove_leftovers(directory: Path) -> None:
 
 
 @contextmanager
-def held(directory: Path, rule: str, way_out: str) -> Iterator[None]:
-    """Lock a directory against other processes until the `with` ends.
+def held(directory: Path) -> Iterator[None]:
+    """Lock a run directory against other processes until the `with` ends.
 
     Raises:
-        InputError: another process holds it; the message has the rule, the process and the way out.
+        InputError: another process holds it; the message names the process.
     """
     lock = FileLock(directory / LOCK)
     holder = directory / HOLDER
@@ -97,7 +97,8 @@ def held(directory: Path, rule: str, way_out: str) -> Iterator[None]:
     except Timeout as error:
         by = holder.read_text("utf-8", "replace") if holder.is_file() else "another process"
         raise InputError(
-            f"{rule}, but {directory} is held by {by}; wait for it or stop it, or {way_out}"
+            f"a run is trained by one process at a time, but {directory} is held by {by}; wait for "
+            "it or stop it, or name another directory with --run"
         ) from error
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")

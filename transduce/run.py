@@ -282,9 +282,7 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
     if directory.exists() and not directory.is_dir():
         raise InputError(f"a run is a folder, but {directory} is a file; name another --run")
     directory.mkdir(parents=True, exist_ok=True)
-    with held(
-        directory, "a run is trained by one process at a time", "name another directory with --run"
-    ):
+    with held(directory):
         for folder in (directory, directory / SAMPLES):
             remove_leftovers(folder)
         begun = any((directory / name).exists() for name in (CONFIG, CHECKPOINTS, WEIGHTS))

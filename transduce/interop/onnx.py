@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +17,6 @@ from transduce.errors import require
 from transduce.files import write_json
 from transduce.interop.pretrained import CONFIG, Parts, check_exportable
 from transduce.model.cache import Cache, LayerCache, ProjectedMemory
-from transduce.model.layers import Layer
 from transduce.model.transformer import Transformer
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
@@ -67,8 +67,8 @@ def encode_memory(
     memory."""
     memory = model.encode(source, lengths)
     assert model.decoder is not None and memory.lengths is not None
-    crosses = [layer.cross for layer in model.decoder.layers if isinstance(layer, Layer)]
-    parts = [cross.project(memory)[:2] for cross in crosses if cross is not None]
+    layers: Any = model.decoder.layers
+    parts = [layer.cross.project(memory)[:2] for layer in layers]
     keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
     return keys, values, memory.lengths
 

@@ -10,7 +10,7 @@ from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -266,10 +266,11 @@ def in_order(results: Iterable[tuple[int, ResultT]]) -> list[ResultT]:
 
 def encoded(model: Engine, sources: Sequence[Source]) -> Memory:
     """The memory of one batch of sources of one kind."""
+    rows: Any = sources
     if isinstance(sources[0], list):
-        source, lengths = pad([row for row in sources if isinstance(row, list)], 0)
+        source, lengths = pad(rows, 0)
     else:
-        frames, lengths = pad_frames([row for row in sources if isinstance(row, Tensor)])
+        frames, lengths = pad_frames(rows)
         source = frames.to(model.dtype)
     return model.encode(source.to(model.device), lengths.to(model.device))
 
