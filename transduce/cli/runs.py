@@ -250,8 +250,6 @@ def export(
 
     check_new(directory)
     contents = load_run(run)
-    if contents.target_tokenizer is None:
-        raise InputError(f"a model is exported with its tokenizer, but {run} has none")
     if any(languages) and to not in ("argos", "web"):
         raise InputError(f"languages are for argos and web, but this is --to {to}; leave them out")
     if to == "argos":
@@ -276,9 +274,10 @@ def _exported(run: "Contents", directory: Path, to: Format, languages: tuple[str
     from transduce.tasks.config import GenerationConfig, SearchConfig
     from transduce.tasks.load import run_decoding
 
-    model = read_model(run, "cpu")
     target = run.target_tokenizer
-    assert target is not None
+    if target is None:
+        raise InputError(f"a model is exported with its tokenizer, but {run.directory} has none")
+    model = read_model(run, "cpu")
     kind: type[Any] = GenerationConfig if model.config.encoder is None else SearchConfig
     decoding = to_dict(run_decoding(run, kind))
     parts = Parts(model, run.source_tokenizer, target, decoding, run.feature_extractor)

@@ -103,7 +103,7 @@ def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
     return _per_token(batches, model.device, lambda batch: objective(batch).total.item())
 
 
-def masked_accuracy(fill_mask: FillMask, batches: MaskedBatches) -> float:
+def masked_accuracy(fill_mask: FillMask, batches: Sequence[Batch]) -> float:
     """The share of masked tokens that are predicted right."""
 
     def n_right(batch: Batch) -> int:
@@ -326,11 +326,7 @@ def held_out_report(
         of every baseline.
     """
     task = load(directory, device)
-    assert isinstance(task, Generator | FillMask)
-    accuracy = None
-    if isinstance(task, FillMask):
-        assert isinstance(batches, MaskedBatches)
-        accuracy = masked_accuracy(task, batches)
+    accuracy = masked_accuracy(task, batches) if isinstance(task, FillMask) else None
     n_tokens = sum(batch.n_tokens for batch in batches)
     print(
         f"{name}: {n_tokens:,} tokens to predict of "

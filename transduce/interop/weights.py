@@ -20,7 +20,7 @@ from transduce.files import Weights, copy_weights, read_json, read_weights, regu
 from transduce.interop.pretrained import CONFIG, WEIGHTS
 from transduce.model.config import Sinusoids, TransformerConfig
 from transduce.model.inputs import TokenInput, sinusoidal
-from transduce.model.linear import FusedLinear, split_rows
+from transduce.model.linear import split_rows
 from transduce.model.meta import blank_transformer, check_fits
 from transduce.model.transformer import Transformer
 
@@ -185,9 +185,7 @@ def named_weights(model: Transformer, names: Names) -> Weights:
         module = path if path in names else re.sub(r"\d+", "{}", path)
         parts = {module: weight}
         if module not in names:
-            fused_maps = model.get_submodule(path)
-            assert isinstance(fused_maps, FusedLinear)
-            fused = split_rows(fused_maps, weight)
+            fused = split_rows(model.get_submodule(path), weight)
             parts = {f"{module}.{part}": rows for part, rows in fused.items()}
         for part, rows in parts.items():
             stored = rows.t() if names is GPT2 else rows  # the vector of a norm stays as it is

@@ -33,7 +33,7 @@ class FusedLinear(Linear):
         return x.split(list(self.widths.values()), dim=-1)
 
 
-def split_rows(linear: nn.Linear, rows: Tensor) -> dict[str, Tensor]:
+def split_rows(linear: nn.Module, rows: Tensor) -> dict[str, Tensor]:
     """Split a weight or bias into those of the fused maps, by name; a plain map has the name ""."""
     widths: dict[str, int] = getattr(linear, "widths", {"": len(rows)})
     return dict(zip(widths, rows.split(list(widths.values())), strict=True))
