@@ -120,10 +120,9 @@ class SpeechPairs:
     def epoch(self, n: int) -> Epoch:
         """The batches of epoch n; in epoch 0 they go from short to long."""
         config = self.config
+        augmentation = self.augmentation
         indices = self._indices(n)
-        speeds = {
-            i: draw_speed(self.augmentation.speeds, generator(config.seed, n, i)) for i in indices
-        }
+        speeds = {i: draw_speed(augmentation.speeds, generator(config.seed, n, i)) for i in indices}
         silence = {i: self._silence(n, i) for i in indices}
         lengths = [[self.n_frames[speeds[i]][i] + sum(silence[i])] for i in indices]
 
@@ -132,7 +131,7 @@ class SpeechPairs:
                 [
                     self.reader(
                         self.recordings[i].audio,
-                        self.augmentation,
+                        augmentation,
                         generator(seed, n, i),
                         speeds[i],
                         silence[i],
@@ -151,10 +150,9 @@ class SpeechPairs:
             if config.ctc_column:
                 ctc_targets, ctc_lengths = pad([self.ctc_targets[i] for i in rows], 0)
                 made = replace(made, ctc_targets=ctc_targets, ctc_target_lengths=ctc_lengths)
-            if share := self.augmentation.token_dropout:
-                for ids, length, i in zip(
-                    made.target_in, made.target_lengths.tolist(), rows, strict=True
-                ):
+            if share := augmentation.token_dropout:
+                n_tokens = made.target_lengths.tolist()
+                for ids, length, i in zip(made.target_in, n_tokens, rows, strict=True):
                     rng = generator(config.seed + 2, n, i)
                     ids[:length] = drop_tokens(
                         ids[:length], share=share, instead=self.dropped_id, rng=rng
