@@ -55,6 +55,14 @@ def test_what_is_no_sound_is_refused_alone(transcriber, given, monkeypatch):
     )
 
 
+def test_one_sound_whose_rate_is_a_float_is_no_list(transcriber, monkeypatch):
+    """As librosa gives it, where it was asked for 16e3."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the type is wrong on purpose
+    wave = sound("red blue", rate=RATE)
+    want = transcriber((wave, RATE), SHORT)
+    assert [transcriber((wave, rate), SHORT) for rate in (float(RATE), np.float64(RATE))] == [want, want]
+
+
 def test_rate_and_samples_in_the_wrong_order_are_refused(transcriber, monkeypatch):
     """As scipy.io.wavfile gives them."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

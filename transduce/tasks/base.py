@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BufferedIOBase
 from itertools import islice
+from numbers import Real
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -93,7 +94,7 @@ class LanguageModel:
 def is_single(inputs: object) -> bool:
     """Whether this is one input, no list of them: a text, a file, or samples with their rate."""
     if isinstance(inputs, tuple):
-        return len(inputs) == 2 and isinstance(inputs[1], int | np.integer)
+        return len(inputs) == 2 and isinstance(inputs[1], Real)
     return isinstance(inputs, str | Path | BufferedIOBase)
 
 
