@@ -136,17 +136,20 @@ def test_tables_have_a_column_for_each_language(tmp_path, clean):
     assert code == 2 and f"{lines}, line 1, has no en of that kind; it has translation.en, translation.de;" in said
 
 
-def test_a_stray_byte_is_a_wrong_encoding_and_many_are_another_one(tmp_path, clean):
+@pytest.mark.parametrize(
+    ("encoding", "part"), [("latin1", "line 1, byte 7 is 0xfc; convert"), ("utf-16", "line 1, has a zero byte")]
+)
+def test_a_stray_byte_is_a_wrong_encoding_and_many_are_another_one(tmp_path, clean, encoding, part):
     pairs = [(f"a dog {i}", f"ein grüner Hund {i}") for i in range(20)]
     source = put(tmp_path / "a.en", [s for s, _ in pairs])
     target = tmp_path / "a.de"
-    target.write_bytes("".join(f"{t}\n" for _, t in pairs).encode().replace(b"Hund 7", b"H\xfcnd 7"))
+    target.write_bytes("".join(f"{t}\n" for _, t in pairs).encode().replace(b"Hund 7", b"H\xfcnd \0"))
     code, said, written = clean(source, target)
     assert (code, len(written["c.de"])) == (0, 19) and said.endswith("1 wrong encoding\n")
-    assert written["c.removed.tsv"] == ["wrong encoding\ta dog 7\tein grüner H\ufffdnd 7"]
-    target.write_bytes("".join(f"{t}\n" for _, t in pairs).encode("latin1"))
+    assert written["c.removed.tsv"] == ["wrong encoding\ta dog 7\tein grüner H\ufffdnd \ufffd"]
+    target.write_bytes("".join(f"{t}\n" for _, t in pairs).encode(encoding))
     code, said, _ = clean(source, target)
-    assert code == 2 and f"text must be UTF-8, but {target}, line 1, byte 7 is 0xfc; convert" in said
+    assert code == 2 and f"text must be UTF-8, but {target}, {part}" in said
 
 
 def test_what_cannot_be_read_is_told_in_a_line(tmp_path, clean):

@@ -60,7 +60,7 @@ def read_lines(path: Path | str) -> list[str]:
 def each_line(path: Path, errors: str = "strict") -> Iterator[str]:
     """The lines of `read_lines`, one after the other, so that a file may be larger than memory.
 
-    With errors="replace", bytes that are not UTF-8 become U+FFFD.
+    With errors="replace", bytes that are not UTF-8, and zero bytes behind line 1, become U+FFFD.
     """
     return decode_lines(raw_lines(path), str(path), errors)
 
@@ -124,13 +124,15 @@ def decode_line(line: bytes, name: str, number: int, errors: str = "strict") -> 
         raise InputError(
             f"text must be UTF-8, but {name} is packed; send it through zcat, or xzcat"
         )
-    if b"\0" in line:  # valid in UTF-8, but no text has it
+    # valid in UTF-8, but no text has it; UTF-16 has it from the first line on
+    if b"\0" in line and (errors == "strict" or number == 1):
         raise InputError(
             f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it "
-            "is, convert the file with iconv -f utf-16le -t utf-8"
+            "is, convert the file with iconv -f utf-16le -t utf-8; if not, remove it with tr -d "
+            "'\\0'"
         )
     try:
-        text = line.removesuffix(b"\r").decode("utf-8", errors)
+        text = line.removesuffix(b"\r").decode("utf-8", errors).replace("\0", "\ufffd")
     except UnicodeDecodeError as error:
         raise InputError(
             f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is "
