@@ -89,6 +89,15 @@ def test_what_does_not_exist_is_named(tmp_path, capsys):
         assert capsys.readouterr().err == f"transduce: {told}\n"
 
 
+@pytest.mark.parametrize("inside", ["", "a", "a/b"])
+def test_a_file_where_a_folder_must_be_is_named(tmp_path, capsys, inside):
+    file = tmp_path / "file"
+    file.touch()
+    assert exit_code(lambda: (file / inside).mkdir(parents=True, exist_ok=True), interrupted="") == 2
+    told = f"transduce: {file} is a file, where a folder must be; name another place\n"
+    assert capsys.readouterr().err == told
+
+
 def failing(error: Exception):
     """What raises it, however it is called."""
 

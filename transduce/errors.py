@@ -94,9 +94,14 @@ def os_error_message(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         place = f", {error.filename}" if error.filename else ""
         return f"no space is left on the disk{place}; make room, and run it again"
-    if error.filename and isinstance(error, FileNotFoundError | NotADirectoryError):
-        is_file = isinstance(error, NotADirectoryError) and os.path.isfile(error.filename)
-        return f"{error.filename} {'is not a folder' if is_file else 'does not exist'}"
+    if error.filename and isinstance(error, FileNotFoundError):
+        return f"{error.filename} does not exist"
+    if error.filename and isinstance(error, FileExistsError | NotADirectoryError):
+        place = error.filename
+        while place and not os.path.exists(place):
+            place = os.path.dirname(place)
+        if os.path.isfile(place):
+            return f"{place} is a file, where a folder must be; name another place"
     if error.filename and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return (
             f"{error.filename} may not be read or written ({error.strerror}); change its "
