@@ -167,13 +167,13 @@ class Columns:
     """Columns behind an input: what its output begins with, and what it holds."""
 
     prefix: bool = False
-    """Lines are INPUT<TAB>PREFIX, where a FILE of transcribe is a list of sounds, and an output
-    begins with its prefix, where somebody has written its beginning; its last word may go on,
-    unless a space ends it."""
+    """Lines are INPUT<TAB>PREFIX, and an output begins with its prefix, whose last word may go on,
+    unless a space ends it. A FILE of transcribe is then a list of such lines, each a sound with its
+    prefix."""
     require: bool = False
-    """Lines are INPUT<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and an output, of
-    sound in one segment, holds all of its phrases, where terms or names are prescribed; phrases may
-    be inflected. Costs time; takes a wide beam."""
+    """Lines are INPUT<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and an output
+    holds all of its phrases, such as prescribed terms or names, which may be inflected. Costs time;
+    takes a wide beam, and sound in one segment."""
 
     def __bool__(self) -> bool:
         return self.prefix or self.require
