@@ -352,7 +352,8 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     rival(theirs, vocab_size=300, eos_token_id=7)
     new = tmp_path / "run"
     assert main(["import", str(theirs / "config.json"), str(new)]) == 2
-    assert capsys.readouterr().err == f"transduce: {theirs}/config.json/config.json does not exist\n"
+    told = f"{theirs}/config.json is a file, where a folder must be; name another place"
+    assert capsys.readouterr().err == f"transduce: {told}\n"
     assert main(["import", str(theirs), str(new)]) == 2
     assert f"tokenizer.json, or vocab.json and merges.txt, but {theirs} has neither" in capsys.readouterr().err
     pieces(theirs)

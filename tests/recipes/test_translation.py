@@ -93,19 +93,28 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(
     assert (copy / "model.safetensors").read_bytes() == (translation_run.run / "model.safetensors").read_bytes()
     for name in ("tokenize", "decoding.target_language"):  # a run that was begun before there were such fields goes on
         assert name not in load_run(copy).resume_key()
+    with pytest.raises(ValueError, match=r"this differs: tokenize: .* -> char\. Name another directory"):
+        run(replace(first, tokenize="char"))
+    with pytest.raises(ValueError, match=r"this differs: max_length: 256 -> 255\. Name another directory"):
+        run(replace(first, max_length=255))
+
+
+def test_the_same_command_keeps_a_model_that_is_newer_than_the_checkpoints(translation_run, parallel_text, tmp_path):
+    copy = shutil.copytree(translation_run.run, tmp_path / "run")
+    first = small(copy, parallel_text)
     (copy / "model.safetensors").write_bytes(b"an average that somebody has made")  # and is newer than the checkpoints
     with pytest.raises(ValueError, match="model"):
         run(first)
     assert (copy / "model.safetensors").read_bytes() == b"an average that somebody has made"
     os.utime(copy / "model.safetensors", (0, 0))  # as of an end before updates that were interrupted
     assert run(first) == translation_run.scores
+
+
+def test_a_picture_that_a_kill_left_out_is_drawn_by_the_same_command(translation_run, parallel_text, tmp_path):
+    copy = shutil.copytree(translation_run.run, tmp_path / "run")
     (picture,) = copy.glob("samples/*.attention.png")
-    picture.unlink()  # killed between the model and its picture
-    assert run(first) == translation_run.scores and picture.exists()
-    with pytest.raises(ValueError, match=r"this differs: tokenize: .* -> char\. Name another directory"):
-        run(replace(first, tokenize="char"))
-    with pytest.raises(ValueError, match=r"this differs: max_length: 256 -> 255\. Name another directory"):
-        run(replace(first, max_length=255))
+    picture.unlink()
+    assert run(small(copy, parallel_text)) == translation_run.scores and picture.exists()
 
 
 def test_one_vocabulary_per_side(parallel_text, tmp_path, untrained):
