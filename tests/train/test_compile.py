@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.train import toy
 from transduce.data.text_batches import Stream, TokenWindows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.layers import Dropout
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig
 from transduce.train.objectives import CrossEntropy, HybridCTC, Objective
@@ -92,3 +93,14 @@ def test_compiled_the_weights_end_where_they_do_without_and_graphs_are_few(tmp_p
     assert max(float((plain[key] - compiled[key]).abs().max()) for key in plain) < 1e-9
     n_graphs = sum(any(node.op.startswith("call") for node in graph.graph.nodes) for graph in graphs.graphs)
     assert 1 <= n_graphs <= at_most and (made is language or len(batches) > at_most)
+
+
+@pytest.mark.long
+@pytest.mark.skipif("SHAPES" in os.environ, reason="torch.compile cannot look through the checks of shapes")
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_dropout_is_compiled_whole():
+    """With the share of zeros and the scale of its formula. A break in the graph would end the training of a model."""
+    torch._dynamo.reset()
+    values = torch.compile(Dropout(0.3), backend="aot_eager", fullgraph=True)(torch.ones(200, 500))
+    assert (values == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)  # seven standard deviations
+    torch.testing.assert_close(values[values != 0].unique(), torch.tensor([1 / 0.7]))

@@ -35,7 +35,8 @@ class Dropout(nn.Module):
 
     On a CPU, one random byte decides about each value, so p (and the scale with it) is rounded to a
     256th, from 1 / 256 to 255 / 256. PyTorch draws its Bernoulli numbers one after the other, which
-    took an eighth of a small model's training time.
+    took an eighth of a small model's training time, unless it compiles them; and it cannot compile
+    these bytes.
 
     Source: Srivastava et al. (2014).
     """
@@ -47,7 +48,7 @@ class Dropout(nn.Module):
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         if not self.training or not self.p:
             return x
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.p)
         n_dropped = min(max(1, round(self.p * 256)), 255)  # of 256
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(1 << 63), None)
