@@ -104,3 +104,17 @@ def test_dropout_is_compiled_whole():
     values = torch.compile(Dropout(0.3), backend="aot_eager", fullgraph=True)(torch.ones(200, 500))
     assert (values == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)  # seven standard deviations
     torch.testing.assert_close(values[values != 0].unique(), torch.tensor([1 / 0.7]))
+
+
+@pytest.mark.long
+@pytest.mark.skipif("SHAPES" in os.environ, reason="torch.compile cannot look through the checks of shapes")
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_layers_that_break_the_graph_are_compiled_in_parts(monkeypatch):
+    """As experts do, whose positions are counted on the host."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    made = language()
+    model, batch = Transformer(replace(made["objective"].model.config, n_experts=3)), made["data"].epoch(0)[0]
+    compiled = CrossEntropy(model)
+    compiled.compile(dynamic=False)
+    torch.testing.assert_close(compiled(batch).total, CrossEntropy(model)(batch).total)

@@ -102,7 +102,9 @@ class Stack(nn.Module):
         experts."""
         taps = context.taps.of_layer()
         layer_cache = None if cache is None else cache.layers[number]
-        x = self.layers[number](x, context._replace(cache=layer_cache, taps=taps))
+        # torch.compile would lose the fields of a named tuple that _replace makes
+        own = Context(context.lengths, context.memory, layer_cache, context.distances, taps)
+        x = self.layers[number](x, own)
         n_chosen, weight = self.config.experts_per_token, self.config.balance_weight
         scores = taps.router_scores or []
         return x, [weight * balance_loss(each, n_chosen, lengths) for each in scores]
