@@ -227,8 +227,8 @@ class MaskingConfig:
     """
 
     mask_probability: float = 0.15
-    """The share of a row's tokens that is chosen, at least one token. BOS and EOS are never
-    chosen."""
+    """The share of a row's tokens that is chosen, at least one token. BOS, EOS and other special
+    tokens are chosen only where a row has nothing else."""
     mask_replace_probability: float = 0.8
     """The share of the chosen tokens that is replaced by the mask symbol."""
     random_replace_probability: float = 0.1
