@@ -35,7 +35,9 @@ class Sink:
         """Receive the losses of every update, in nats per token."""
 
     def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
-        """Receive the means of the last EVERY updates ("train") or the metrics of a validation."""
+        """Receive the metrics of a validation, or of an update in EVERY ("train"): the means of the
+        losses since the line before, or since the start of a part that was resumed behind it, and
+        the update's own gradient norm and rate."""
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Receive a validation, after its numbers."""
