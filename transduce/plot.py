@@ -46,9 +46,11 @@ def curves(metrics: list[Json]) -> dict[str, tuple[Points, Points]]:
         kind = line.get("kind")
         if kind not in KINDS:
             continue
-        measured = [name for name in line if name not in NO_METRICS]
-        for name in ["loss"] if kind == "train" else measured:
-            update, value = line.get("update"), line.get(name)
+        measured = {name: value for name, value in line.items() if name not in NO_METRICS}
+        if kind == "train":  # what is minimized may have other parts, which no validation has
+            measured = {"loss": line.get("cross_entropy", line.get("loss"))}
+        update = line.get("update")
+        for name, value in measured.items():
             if _is_finite(update) and _is_finite(value):
                 points.setdefault(name, ([], []))[KINDS.index(kind)].append((update, value))
     return {

@@ -41,6 +41,14 @@ def test_values_that_json_lacks_are_left_out(tmp_path):
     assert [(each.measure, each.value) for each in found.scores["validation"]] == [("loss", 1.5)]
 
 
+def test_the_curves_of_training_and_validation_are_of_one_loss(tmp_path):
+    """Cross-entropy; CTC and divergences, of which a training minimizes the sum, are in no validation."""
+    lines = '{"update": 4, "kind": "train", "loss": 20.5, "cross_entropy": 3.5, "ctc": 37.5}\n'
+    write(tmp_path, **{"metrics.jsonl": lines + '{"update": 5, "kind": "valid", "loss": 3.0}\n'})
+    (curve,) = record(tmp_path).curves
+    assert (curve.name, curve.training, curve.validation) == ("loss", [(4, 3.5)], [(5, 3.0)])
+
+
 def test_an_empty_directory_has_none(tmp_path):
     assert record(tmp_path) == Record("", [], [], {})
 
