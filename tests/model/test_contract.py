@@ -37,6 +37,7 @@ VARIANTS = {
     "rotary": ROTARY,
     "grouped-queries": {"n_heads": 6, "n_kv_heads": 2, "head_width": 3},
     "multi-query": {"n_heads": 3, "n_kv_heads": 1, "head_width": 5},
+    "narrowest-heads": {"n_heads": 6, "n_kv_heads": 2, "head_width": 1},
     "relative-grouped": {"positions": "relative", "n_heads": 6, "n_kv_heads": 2, "head_width": 3},
     "qk-norm": {"qk_norm": True},
     "rms": {"norm": "rms"},
@@ -134,7 +135,7 @@ BETWEEN = [
     "tokens-tokens-experts", "tokens-tokens-tensor2tensor", "tokens-tokens-everything", "tokens-tokens-halves",
     "decoder-multi-query", "decoder-rotary-bands", "decoder-grouped-window", "decoder-everything",
     "frames-tokens-self-conditioned-pre", "stacked-frames-tokens-everything", "tokens-tokens-relative-grouped",
-    "tokens-tokens-pre-relative", "decoder-post-relative", "encoder-pre-relative",
+    "tokens-tokens-pre-relative", "decoder-post-relative", "encoder-pre-relative", "tokens-tokens-narrowest-heads",
 ]  # fmt: skip
 """What positions have to do with each other; what is done at every position by itself is in test_transformer.py."""
 

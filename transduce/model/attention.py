@@ -315,7 +315,7 @@ class CrossAttention(nn.Module):
             taps.cross_attention.append(weights.transpose(1, 2).flatten(0, 1))
         dropout = self.dropout * self.training
         heads = attend(query, key, value, key_lengths=lengths, dropout=dropout)
-        return self.output(_join(heads).view(n_rows, n_steps, -1))
+        return self.output(_join(heads).reshape(n_rows, n_steps, -1))
 
 
 def _split(x: Float[Tensor, "N T HE"], d_head: int) -> Float[Tensor, "N H T E"]:
