@@ -35,8 +35,8 @@ class Dropout(nn.Module):
 
     On a CPU, one random byte decides about each value, so p (and the scale with it) is rounded to a
     256th, from 1 / 256 to 255 / 256. PyTorch draws its Bernoulli numbers one after the other, which
-    took an eighth of a small model's training time, unless it compiles them; and it cannot compile
-    these bytes.
+    took an eighth of a small model's training time. torch.compile draws them fast, and has no such
+    bytes.
 
     Source: Srivastava et al. (2014).
     """
