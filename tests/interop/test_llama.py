@@ -114,6 +114,8 @@ def test_logits_of_random_shapes_are_those_of_transformers(tmp_path, rng, seed):
     ("kind", "settings", "again"),
     [
         ("mistral", {"sliding_window": None}, "llama"),
+        ("mistral", {"sliding_window": None, "hidden_size": 26}, "mistral"),
+        ("gemma", {"hidden_size": 26}, "mistral"),
         ("gemma", {"num_key_value_heads": 1, "head_dim": 10}, "llama"),
         ("gemma", {"tie_word_embeddings": False, "hidden_act": "gelu"}, "llama"),
         ("phi3", {"rms_norm_eps": 1e-3}, "llama"),

@@ -255,8 +255,8 @@ def _llama_settings(config: TransformerConfig) -> Json:
         kind = "qwen3"
     elif config.attention_bias and not config.bias:
         kind = "qwen2"
-    elif config.window is not None and not config.bias:
-        kind = "mistral"
+    elif (config.window is not None or config.d_model % config.n_heads) and not config.bias:
+        kind = "mistral"  # whose heads may have any width
     theirs = their_settings(config, kind, f"{kind.capitalize()}ForCausalLM")
     theirs["tie_word_embeddings"] &= not config.scale_embeddings
     if kind == "llama":
