@@ -112,6 +112,17 @@ def test_a_file_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_in
     assert "directory" in refused("translate", run, "--output", out, *OPTIONS)
 
 
+def test_an_output_takes_the_place_of_a_link_that_leads_nowhere(run, tmp_path, standard_input, capsys):
+    out, other = tmp_path / "out", tmp_path / "other"
+    out.symlink_to(other)
+    other.symlink_to(out)
+    assert call("translate", run, "--output", out, *OPTIONS) == 0
+    written = out.read_text()
+    capsys.readouterr()
+    assert call("translate", run, standard_input, *OPTIONS) == 0
+    assert written == capsys.readouterr().out
+
+
 def test_of_two_at_once_the_second_is_refused(run, tmp_path, standard_input, refused):
     with (tmp_path / "out.unfinished").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -194,7 +194,7 @@ def carry_out(
     n_workers = min(division.workers or default_workers(job, n_chunks), n_chunks)
     if output is None or (output.exists() and not output.is_file()):  # a pipe or a device
         return _print(job, cut(items, job.cost, limit), output, n_workers, n)
-    output = output.resolve() if output.is_symlink() else output
+    output = Path(os.path.realpath(output)) if output.is_symlink() else output
     unfinished = output.with_name(f"{output.name}.unfinished")
     path = share.file(output) if division.part else unfinished
     with open_unfinished(path, Done(key, n, share)) as (file, done):
