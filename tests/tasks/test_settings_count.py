@@ -21,7 +21,8 @@ LINES = ["Open the old letter.", "Print it."]
 def run(tmp_path_factory):
     folder = random_run(tmp_path_factory.mktemp("run"), model=LITTLE)
     plain = json.loads((folder / "config.json").read_text())
-    plain["experiment"]["decoding"] = {"early_stopping": True, "sample": True, "beam_size": 2, "max_length": 5}
+    plain["experiment"]["decoding"] = {"early_stopping": True, "sample": True, "temperature": 0.7, "top_k": 9}
+    plain["experiment"]["decoding"] |= {"beam_size": 2, "max_length": 5}
     (folder / "config.json").write_text(json.dumps(plain))
     return folder
 

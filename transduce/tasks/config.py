@@ -152,7 +152,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
 
     def changed(self, **settings: Any) -> "SearchConfig":
         """The same with other settings. A beam too narrow for n_best becomes as wide, unless
-        beam_size is named too.
+        beam_size is named too; without sample, its settings are gone, too.
 
         Raises:
             InputError: there is no such setting, or its value does not fit.
@@ -160,6 +160,8 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         settings = checked(self, settings)
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
+        if settings.get("sample") is False:  # those of a run are no wish of the user's
+            settings = UNCHANGED | settings
         if "max_seconds" in settings:  # the run's shortest segment is no wish of the user's
             settings.setdefault("min_seconds", min(self.min_seconds, settings["max_seconds"]))
         return replace(self, **settings)
