@@ -97,6 +97,19 @@ def test_an_output_that_is_an_input_is_refused(run, letters, tmp_path, standard_
     assert standard_input.read_text() == TEXT
 
 
+@pytest.mark.parametrize("option", ["--forbid", "--glossary"])
+def test_an_output_that_a_search_reads_is_refused(run, letters, tmp_path, standard_input, refused, option):
+    terms = tmp_path / "terms"
+    terms.write_text("Brief\n")
+    commands = [["translate", run, standard_input]]
+    if option == "--forbid":
+        commands.append(["generate", letters, standard_input, "--max-length", 2])
+    for command in commands:
+        read = refused(*command, option, terms, "--output", terms)
+        assert "must not replace what is read" in read
+    assert terms.read_text() == "Brief\n"
+
+
 def test_a_file_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_input, two_a_chunk, refused):
     out, path, thesis = tmp_path / "out", tmp_path / "out.unfinished", tmp_path / "thesis.txt"
     for place in (path, thesis):

@@ -124,6 +124,11 @@ class SearchOptions:
     are: names and terms that may be said."""
     settings: Group[Overrides]
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that it reads."""
+        return [*filter(None, (self.lm, self.forbid, self.glossary))]
+
     def overrides(self, files: Sequence[Path] = ()) -> Json:
         """The settings that the command line names, beside files of the input.
 

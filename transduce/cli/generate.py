@@ -144,7 +144,8 @@ def generate(
             checked(prompt)  # refused before anything is written
     if output.stream:
         return job.print_texts(job.load(), map(checked, prompts))
-    carry_out(job, prompts, division, inputs=files)
+    read = [*files, *filter(None, [generation.forbid])]
+    carry_out(job, prompts, division, inputs=read)
 
 
 @dataclass(frozen=True, kw_only=True)

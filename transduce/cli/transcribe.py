@@ -220,7 +220,7 @@ def transcribe(
         _stream(job, sounds)
     elif output.output_dir is None:
         paths = [sound for sound in sounds if isinstance(sound, Path)]
-        carry_out(job, sounds, division, inputs=[*files, *paths])
+        carry_out(job, sounds, division, inputs=[*files, *paths, *search.files])
     else:
         job = replace(job, stems=stems_of(sounds, files, output.output_dir))
         if left := _unfinished(job, output.output_dir):

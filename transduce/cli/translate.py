@@ -144,7 +144,7 @@ def translate(
         return interact(partial(job.answer, job.load()))
     # to go on where it was stopped takes the whole input
     lines = Lines(*texts) if files or division.output else lines_or_errors(STDIN)
-    carry_out(job, lines, division, inputs=files)
+    carry_out(job, lines, division, inputs=[*files, *search.files])
 
 
 @dataclass(frozen=True, kw_only=True)
