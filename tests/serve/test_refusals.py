@@ -57,7 +57,7 @@ def prompts(**fields: object) -> dict[str, object]:
          "format must be text or html, but it is 'xml'; send one of them"),
         ("/translate", {"json": {**ASKED, "q": "a\nb\0"}}, 400,
          "text must be UTF-8, but q, line 2, has a zero byte, as UTF-16 has; if it is, convert the file with iconv -f "
-         "utf-16le -t utf-8; if not, remove it with tr -d '\\0'"),
+         "utf-16 -t utf-8 (utf-16be, if other letters come out); if not, remove it with tr -d '\\0'"),
         ("/translate", {"json": {"q": "a"}}, 400, "target is missing; send it"),
         ("/translate", {"content": b"[" * 5000, "headers": {"content-type": "application/json"}}, 400,
          "the body must be an object of JSON, or a form, but it cannot be read as such (recursion limit exceeded at line 1 "

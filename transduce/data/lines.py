@@ -128,8 +128,8 @@ def decode_line(line: bytes, name: str, number: int, errors: str = "strict") -> 
     if b"\0" in line and (errors == "strict" or number == 1):
         raise InputError(
             f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it "
-            "is, convert the file with iconv -f utf-16le -t utf-8; if not, remove it with tr -d "
-            "'\\0'"
+            "is, convert the file with iconv -f utf-16 -t utf-8 (utf-16be, if other letters come "
+            "out); if not, remove it with tr -d '\\0'"
         )
     try:
         text = line.removesuffix(b"\r").decode("utf-8", errors).replace("\0", "\ufffd")
