@@ -2,8 +2,8 @@
 
 import bz2
 import gzip
-import re
 import lzma
+import re
 import zipfile
 
 import pytest
