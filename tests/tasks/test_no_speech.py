@@ -108,6 +108,7 @@ def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path,
         paths[1:], SHORT, prefix=["red"] * 4 + [""] * 4, require=[[]] * 4 + [["blue"]] * 4, no_speech_threshold=1e-9
     )
     assert all(each.text.startswith("red") for each in begun[:4]) and all("blue" in each.text for each in begun[4:])
+    assert transcriber(paths[:1], SHORT, no_speech_threshold=1.0) == [""]  # without a frame, whatever the threshold
     assert not any("nobody speaks" in record.getMessage() for record in caplog.records)
     assert transcriber(paths[1:], SHORT, no_speech_threshold=1e-9) == [""] * 8
     assert caplog.records[-1].getMessage() == (

@@ -199,7 +199,7 @@ class Transcriber(SoundTask):
             else:
                 blank = Output("", math.nan, math.nan, language=request.language, no_speech_prob=p)
                 yield i, Segment(segment.start, segment.stop, [blank] * config.n_best)
-        if parts and config.no_speech_threshold and not speech:
+        if states and config.no_speech_threshold and not speech:
             logger.warning(
                 "nobody speaks in any of %d segments, by no_speech_threshold=%g, so they have no "
                 "text; 0 writes what was understood all the same",
