@@ -40,6 +40,16 @@ def test_in_bf16_a_row_is_the_same_alone_and_among_others(rng, n_keys, masked):
     torch.testing.assert_close(together.float(), exact, rtol=2**-8, atol=1e-3)
 
 
+@pytest.mark.parametrize("n", [5, 16, 20])
+def test_in_bf16_padding_changes_no_row(rng, n):
+    """Longer neighbours bring it, and with it another kernel; some sums in float32 have another order."""
+    rows = [torch.randn(64, 4, 40, 32, generator=rng).bfloat16() for _ in range(3)]
+    with torch.no_grad():
+        alone = attend(*(x[:, :, :n] for x in rows), key_lengths=torch.full((64,), n))
+        padded = attend(*rows, key_lengths=torch.full((64,), n))[:, :, :n]
+    assert float((alone != padded).float().mean()) < 1e-3
+
+
 def test_no_row_gives_no_row():
     none = torch.zeros(0, 4, 1, 8, dtype=torch.bfloat16)
     with torch.no_grad():

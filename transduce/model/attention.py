@@ -75,7 +75,10 @@ def _kernel(query: Queries, n_keys: int, dropout: float) -> Callable[..., Querie
     if query.device.type != "cpu":
         return exact
     if not torch.is_grad_enabled():
-        return _attend_few if query.size(2) <= 16 and not dropout else exact
+        if query.size(2) <= 16 and not dropout:
+            return _attend_few
+        # which computes in float32, too: padding must not change a row
+        return partial(_in_float32, exact) if query.dtype == torch.bfloat16 else exact
     if query.dtype == torch.bfloat16 and 0 < n_keys <= MAX_KEYS_IN_BF16 and not dropout:
         return _attend_in_bf16
     return exact if _softmax_dtype(query) == query.dtype else partial(_in_float32, exact)
