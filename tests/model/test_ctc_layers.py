@@ -128,8 +128,12 @@ def test_what_is_missing_is_named():
         replace(CONFIG, ctc=False)
     assert str(error.value) == (
         "ctc_layers must be layers below the last one of an encoder with ctc=True, in order, but "
-        f"ctc_layers=1, 3, ctc=False and there are {ENCODER.n_layers} layers"
+        f"ctc_layers=1, 3, ctc=False and there are {ENCODER.n_layers} layers; name others "
+        "(--model.ctc-layers 1), or none (--model.ctc-layers --model.no-ctc-conditioning)"
     )
     with pytest.raises(ValueError) as error:
         replace(CONFIG, ctc_layers=(), ctc_conditioning=True)
-    assert str(error.value) == "ctc_conditioning takes place after ctc_layers, but there are none; name some"
+    assert str(error.value) == (
+        "ctc_conditioning takes place after ctc_layers, but there are none; name some (--model.ctc-layers), or go "
+        "without (--model.no-ctc-conditioning)"
+    )

@@ -250,11 +250,13 @@ class TransformerConfig:
             raise InputError(
                 "ctc_layers must be layers below the last one of an encoder with ctc=True, in "
                 f"order, but ctc_layers={shown(self.ctc_layers)}, ctc={self.ctc} and there are "
-                f"{n_layers} layers"
+                f"{n_layers} layers; name others (--model.ctc-layers 1), or none "
+                "(--model.ctc-layers --model.no-ctc-conditioning)"
             )
         if self.ctc_conditioning and not self.ctc_layers:
             raise InputError(
-                "ctc_conditioning takes place after ctc_layers, but there are none; name some"
+                "ctc_conditioning takes place after ctc_layers, but there are none; name some "
+                "(--model.ctc-layers), or go without (--model.no-ctc-conditioning)"
             )
         fits = self.encoder is not None and self.norm_position == "pre" and not self.n_experts
         if self.conformer_kernel and not (fits and self.conformer_kernel % 2):
