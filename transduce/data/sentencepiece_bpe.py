@@ -81,8 +81,8 @@ class SentencePieceTokenizer(Tokenizer):
 
         Args:
             symbols: words that are one piece wherever they stand, such as <2de>.
-            lowercase: a text, but for symbols, comes back without capitals, as `str.lower` writes
-                it.
+            lowercase: a text, but for symbols, comes back without capitals, each as `str.lower`
+                writes it alone: a final sigma is like any other.
             normalization: how characters are changed; runs of spaces are one space in any case.
 
         Raises:
