@@ -97,6 +97,15 @@ def test_an_output_that_is_an_input_is_refused(run, letters, tmp_path, standard_
     assert standard_input.read_text() == TEXT
 
 
+def test_an_output_that_a_list_with_columns_names_is_refused(run, tmp_path, refused):
+    """Before the run is read."""
+    sound = tmp_path / "a.wav"
+    sound.write_text("a recording")
+    (tmp_path / "list").write_text(f"{sound}\tred\n")
+    said = refused("transcribe", run, tmp_path / "list", "--prefix", "--output", sound)
+    assert "must not replace what is read" in said and sound.read_text() == "a recording"
+
+
 @pytest.mark.parametrize("option", ["--forbid", "--glossary"])
 def test_an_output_that_a_search_reads_is_refused(run, letters, tmp_path, standard_input, refused, option):
     terms = tmp_path / "terms"

@@ -219,7 +219,8 @@ def transcribe(
     if live.stream:
         _stream(job, sounds)
     elif output.output_dir is None:
-        paths = [sound for sound in sounds if isinstance(sound, Path)]
+        named = [sound for sound in sounds if not isinstance(sound, NamedSound)]
+        paths = [Path(job.path(sound)) for sound in named]
         carry_out(job, sounds, division, inputs=[*files, *paths, *search.files])
     else:
         job = replace(job, stems=stems_of(sounds, files, output.output_dir))
@@ -273,16 +274,17 @@ class Transcription(SearchJob):
         """Its path and version; what has no path is its content."""
         if isinstance(item, NamedSound):
             return sha256(item.getvalue()).hexdigest()
-        return f"{item} {version_of(self._path(item))}"
+        return f"{item} {version_of(self.path(item))}"
 
     def cost(self, item: "Audio") -> int:
         """Its bytes; 0 where there are none."""
         if isinstance(item, NamedSound):
             return item.getbuffer().nbytes
-        path = self._path(item)
+        path = self.path(item)
         return os.path.getsize(path) if os.path.isfile(path) else 0
 
-    def _path(self, item: "Audio") -> str:
+    def path(self, item: "Audio") -> str:
+        """The path of a sound, or that of a line of a list."""
         return str(self.columns.split(item, 0)[0])
 
     def read(
