@@ -129,6 +129,9 @@ def test_a_file_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_in
         assert path.read_text() == "years of work"
         path.unlink()
         path.symlink_to(thesis)
+    thesis.unlink()  # a link to nothing, too
+    assert "out.unfinished must be" in refused("translate", run, "--output", out, *OPTIONS)
+    assert not thesis.exists()
     path.unlink()
     path.mkdir()
     assert "directory" in refused("translate", run, "--output", out, *OPTIONS)

@@ -100,6 +100,12 @@ def open_unfinished(path: Path, done: Done) -> Iterator[tuple[BinaryIO, Done]]:
     from transduce.files import read_json
 
     progress = progress_file(path)
+    foreign = InputError(
+        f"{path} must be as this command has left it, but it is not; move it, or name another "
+        "--output"
+    )
+    if path.is_symlink():  # rows would be written into another file
+        raise foreign
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,10 +127,7 @@ def open_unfinished(path: Path, done: Done) -> Iterator[tuple[BinaryIO, Done]]:
                 )
             done = before
         if size < done.n_bytes or (size and not progress.exists()):
-            raise InputError(
-                f"{path} must be as this command has left it, but it is not; move it, or name "
-                "another --output"
-            )
+            raise foreign
         file.truncate(done.n_bytes)
         try:
             yield file, done
