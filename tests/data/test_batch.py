@@ -80,6 +80,11 @@ def test_buckets_are_as_full_as_the_budget_allows():
     assert [len(batch) for batch in bucket(np.full((23, 2), 7), 40)] == [5, 5, 5, 5, 3]
 
 
+def test_memory_for_buckets_does_not_grow_with_the_budget():
+    (batch,) = bucket(np.full((23, 2), 7), 10**17)
+    assert batch.tolist() == list(range(23))
+
+
 def test_padding_is_to_the_right():
     ids, lengths = pad([[5, 6, 7], [8], [9, 9]], -1)
     assert ids.tolist() == [[5, 6, 7], [8, -1, -1], [9, 9, -1]]

@@ -97,8 +97,8 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
     start = 0
     while start < len(order):
         # rows: the first one is the shortest
-        most = max(1, tokens_per_batch // int(longest[start]))
-        size = longest[start : start + most] * np.arange(1, most + 1)[: len(order) - start]
+        most = min(max(1, tokens_per_batch // int(longest[start])), len(order) - start)
+        size = longest[start : start + most] * np.arange(1, most + 1)
         stop = start + max(1, int(np.searchsorted(size, tokens_per_batch, side="right")))
         batches.append(order[start:stop])
         start = stop
