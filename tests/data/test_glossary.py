@@ -30,6 +30,25 @@ def test_the_longest_term_of_whole_words_is_found_first(text, want):
     assert Glossary(())(text) == []
 
 
+@pytest.mark.parametrize(
+    ("term", "with_it", "without"),
+    [
+        ("من", "خرج من البيت", "ثمن الكتاب"),  # Arabic: from; price
+        ("על", "הספר על השולחן", "הבעל שלה"),  # Hebrew: on; husband
+        ("पर", "किताब घर पर। है", "परिवार यहाँ है"),  # Hindi: on; family
+        ("क", "क ख ग", "किताब"),  # a vowel behind it is no letter of its own
+        ("ሰው", "አንድ ሰው", "ሰውነት"),  # Amharic: man; body
+        ("cafe", "a cafe", "cafe\u0301 noir"),
+        ("iPhone", "我用iPhone打电话", "iPhones"),
+        ("친구", "친구는 왔다", "친척"),  # Korean: friend, with a particle; relative
+        ("ไทย", "คนไทย", "คนลาว"),
+    ],
+)
+def test_whole_words_are_those_of_the_script(term, with_it, without):
+    glossary = Glossary(((term, "X"),))
+    assert (glossary(with_it), glossary(without)) == (["X"], [])
+
+
 def test_terms_are_found_as_python_finds_them_in_any_order_of_the_file():
     text = "a b a b c b a"
     for terms in (["a", "a b", "b c", "c b a"], ["c b a", "b c", "a b", "a"]):
@@ -43,7 +62,8 @@ def test_terms_are_found_as_python_finds_them_in_any_order_of_the_file():
 
 
 def test_a_phrase_begins_a_word_where_there_are_spaces():
-    assert [at_word(term) for term in ("Hund", "犬", "5G", "école")] == [" Hund", "犬", " 5G", " école"]
+    terms = ["Hund", "犬", "5G", "école", "من", "घर", "친구"]
+    assert [at_word(term) for term in terms] == [" Hund", "犬", " 5G", " école", " من", " घर", "친구"]
 
 
 def test_a_file_has_terms_that_are_translated_and_terms_that_stay():

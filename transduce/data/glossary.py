@@ -9,9 +9,21 @@ Terms = tuple[tuple[str, str], ...]
 """Terms of a source, and their translations."""
 
 
+LETTER = (
+    r"(?![\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u31ff\u3400-\u9fff\uac00-\ud7ff"
+    r"\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff])"
+    r"[\w\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0900-\u0963\u0966-\u0dff]"
+)
+"""A letter, digit, mark or Indian vowel of a script with spaces around words: not of Thai, Lao,
+Tibetan, Burmese, Khmer, Chinese and Japanese, nor of Korean, where particles follow a word."""
+
+BORDERS = re.compile(f"(?<!{LETTER})(?={LETTER})|(?<={LETTER})(?!{LETTER})")
+"""The beginnings and the ends of words."""
+
+
 def has_spaces(letter: str) -> bool:
-    """Whether spaces stand between words in the script of a letter, as far as its case tells."""
-    return letter.isdecimal() or letter.lower() != letter.upper()
+    """Whether spaces stand around words in the script of a letter."""
+    return re.match(LETTER, letter) is not None
 
 
 def at_word(term: str) -> str:
@@ -33,14 +45,18 @@ class Glossary:
 
     def __call__(self, text: str) -> list[str]:
         """The translations of the terms in a text, each once."""
-        numbers = (match.lastindex or 1 for match in self.pattern.finditer(text))
+        numbers = (match.lastindex or 1 for match in self.pattern.finditer(_marked(text)))
         return list(dict.fromkeys(self.translations[number - 1] for number in numbers))
 
 
+def _marked(text: str) -> str:
+    """The text with a mark at every border of a word."""
+    return BORDERS.sub("\0", text)
+
+
 def _pattern(term: str) -> str:
-    escaped = re.escape(term)
-    cased = f"(?i:{escaped})" if term == term.lower() else escaped
-    return r"(?<!\w)" * has_spaces(term[0]) + cased + r"(?!\w)" * has_spaces(term[-1])
+    escaped = re.escape(_marked(term))
+    return f"(?i:{escaped})" if term == term.lower() else escaped
 
 
 def parse_glossary(lines: Iterable[str], name: str) -> Terms:
