@@ -68,6 +68,17 @@ def test_pairs_that_teach_nothing_go_and_are_kept_with_the_reason(tmp_path, clea
     assert f"{tmp_path}/out/c.de: 3 pairs; {tmp_path}/out/c.removed.tsv: 2 wrong encoding, 1 " in said
 
 
+def test_usual_pairs_of_english_and_chinese_stay(tmp_path, clean):
+    good = [
+        ("I like to read books in the library every day after school.", "我每天放学后喜欢在图书馆看书。"),
+        ("The government announced yesterday that it would raise taxes.", "政府昨天宣布将提高税收。"),
+    ]
+    bad = ("He said that the meeting had been postponed because of the heavy snow.", "他说会议。")
+    code, _, written = clean(put(tmp_path / "a.tsv", map("\t".join, [*good, bad])))
+    assert code == 0
+    assert written["c.removed.tsv"] == ["\t".join(("length ratio", *bad))]
+
+
 def test_tsv_moses_zips_and_tmx_are_the_same_text(tmp_path, clean):
     tsv = put(tmp_path / "a.tsv", map("\t".join, GOOD))
     moses = tmp_path / "Tatoeba.zip"

@@ -48,6 +48,11 @@ FIRST = 10_000
 ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}
 """Scripts that one text mixes."""
 
+WIDE = re.compile(
+    "[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60\U00020000-\U0003fffd]"
+)
+"""A character of Chinese, Japanese or Korean, which says about as much as three letters."""
+
 TOKENIZER_BYTES = 200_000_000
 """Text from which a tokenizer is trained: the beginning of the training text."""
 
@@ -77,7 +82,8 @@ def clean(
         source: The language that goes in, such as en: the ending of its file.
         target: The language that comes out, such as de.
         output: What the names of the new files begin with.
-        max_ratio: The characters of the longer side for each of the shorter one.
+        max_ratio: The characters of the longer side for each of the shorter one, of which those of
+            Chinese, Japanese and Korean count three times.
         max_words: Words of a side.
     """
     from transduce.files import replacing
@@ -167,7 +173,7 @@ class Filters:
 
     def reason(self, pair: Pair) -> str:
         """Why this pair goes; "" if it stays."""
-        lengths = sorted(map(len, pair))
+        lengths = sorted(len(text) + 2 * len(WIDE.findall(text)) for text in pair)
         if not has_text(pair):
             return "blank"
         if hash(pair) in self.seen:
