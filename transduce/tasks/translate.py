@@ -36,7 +36,10 @@ from transduce.tasks.outputs import Output, TokenScores, WordAlignment, word_ali
 from transduce.tasks.search import bias_of, outputs_of
 from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
 
-SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*""")
+SENTENCE_END = re.compile(
+    r"""[.!?…\u0589\u061f\u06d4\u0964\u0965\u104b\u1362\u1367\u17d4]["'”’»)\]]*\s+"""
+    r"""|[。！？]["'”’」』）]*\s*"""
+)
 """The end of a sentence, closing quotes and brackets included, and the space behind it."""
 
 OPENING = "\"'“‘«„([¿¡"

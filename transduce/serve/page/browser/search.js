@@ -1,7 +1,7 @@
 // Beam search, and what transduce translates in the end: by a line as one, or sentence by sentence.
 
 // Spaces are those of Python's \s and strip().
-const SENTENCE_END = /[.!?…]["'”’»)\]]*[\t-\r\x1c-\x1f\x85\p{Z}]+|[。！？]["'”’」』）]*[\t-\r\x1c-\x1f\x85\p{Z}]*/gu;
+const SENTENCE_END = /[.!?…\u0589\u061f\u06d4\u0964\u0965\u104b\u1362\u1367\u17d4]["'”’»)\]]*[\t-\r\x1c-\x1f\x85\p{Z}]+|[。！？]["'”’」』）]*[\t-\r\x1c-\x1f\x85\p{Z}]*/gu;
 const OUTER_SPACES = /^[\t-\r\x1c-\x1f\x85\p{Z}]+|[\t-\r\x1c-\x1f\x85\p{Z}]+$/gu;
 const GOES_ON = /^["'“‘«„([¿¡]*\p{Lowercase}/u;
 const VISIBLE = /[^\p{Cc}\p{Cf}\p{Z}]|[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u{110bd}\u{110cd}]/u; // as in data/lines.py
