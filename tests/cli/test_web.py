@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from transduce.cli.main import main
 from transduce.cli.web import PAGE, RUNTIME_FILES
 from transduce.data.lines import is_blank
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
+from transduce.tasks.outputs import joined_texts
 from transduce.tasks.translate import sentences
 
 COMMANDS = Path(__file__).parents[2] / "recipes" / "data" / "commands"
@@ -74,6 +76,11 @@ console.log(JSON.stringify(models.map((model) => {
   const encoded = lines.map((line) => tokenizer.encode(line));
   return { encoded, decoded: [...encoded, ...ids].map((row) => tokenizer.decode(row)) };
 })));
+"""
+JOIN = """
+import { readFileSync } from "node:fs";
+const { joined } = await import(process.argv[1]);
+console.log(JSON.stringify(JSON.parse(readFileSync(0, "utf8")).map(joined)));
 """
 SPLIT = """
 import { readFileSync } from "node:fs";
@@ -187,6 +194,18 @@ def test_blank_lines_and_sentences_are_those_of_python():
         parts = [] if is_blank(line) else sentences(line)
         assert found["outputs"] == (blank if is_blank(line) else None), ascii(line)
         assert found["parts"] == (parts if len(parts) > 1 else []), ascii(line)
+
+
+@pytest.mark.process
+def test_texts_are_joined_as_python_joins_them():
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    ends = ["", " ", "a.", "猫。", "カ", "고", "𠀀", "，", "\u3000い", "ไทย", "z\x85"]
+    texts = [*itertools.product(ends, repeat=3)]
+    command = [node, "--input-type=module", "-e", JOIN, str(PAGE / "browser" / "search.js")]
+    answer = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True).stdout
+    assert json.loads(answer) == [*map(joined_texts, texts)]
 
 
 @pytest.mark.process

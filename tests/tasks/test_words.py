@@ -21,7 +21,7 @@ from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
 from transduce.tasks.markup import translate_markup
-from transduce.tasks.outputs import Output, WordAlignment, word_alignment, word_spans
+from transduce.tasks.outputs import Output, Segment, Transcript, WordAlignment, joined_texts, word_alignment, word_spans
 from transduce.tasks.speech import _seconds, boundaries, ctc_posteriors, ctc_spans
 from transduce.tasks.translate import join_parts
 
@@ -176,6 +176,30 @@ def test_words_align_with_what_their_tokens_look_at():
     assert str(word_alignment(other, *spans)) == "1-0 0-1"
     assert str(found.followed_by(WordAlignment(["d"], ["e"], [(0, 0)]))) == "0-0 0-1 2-2"
     assert str(word_alignment(torch.zeros(1, 1, 1), [], [("x", 0, 1)])) == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "whole"),
+    [
+        (["猫が好き。", "犬も いる", "鳥。"], "猫が好き。犬も いる鳥。"),
+        (["我去。", "", "OK.", "你好", "iPhone"], "我去。 OK. 你好 iPhone"),
+        (["고양이.", " 개. "], "고양이. 개."),
+        (["A.", "B."], "A. B."),
+        ([], ""),
+    ],
+)
+def test_texts_are_joined_by_a_space_but_within_chinese_and_japanese(texts, whole):
+    """And an alignment counts the words of the whole text, each of which has one source word."""
+    assert (
+        joined_texts(texts) == Transcript("a.wav", [Segment(0.0, 1.0, [Output(text)]) for text in texts]).text == whole
+    )
+    aligned = WordAlignment([], [], [])
+    for text in texts:
+        words = text.split()
+        pairs = [(n, n) for n in range(len(words))]
+        aligned = aligned.followed_by(WordAlignment(words, words, pairs))
+    assert aligned.target == whole.split()
+    assert [target for _, target in aligned.pairs] == list(range(len(whole.split())))
 
 
 def test_alignments_stay_with_their_line_whatever_shares_the_batch(translator):

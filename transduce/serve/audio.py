@@ -33,7 +33,7 @@ from transduce.serve.http import (
 )
 from transduce.tasks.base import PLAIN, Details
 from transduce.tasks.formats import HEAD, WRITE
-from transduce.tasks.outputs import Segment, Transcript
+from transduce.tasks.outputs import Segment, Transcript, between
 from transduce.tasks.transcribe import Transcriber
 
 SEGMENT_COST = 4
@@ -192,12 +192,13 @@ def _request(
 
 async def _deltas(pieces: AsyncIterator[tuple[int, list[Segment]]]) -> AsyncIterator[Json]:
     """Yield the events of a stream: one for each segment, and the whole text."""
-    texts = list[str]()
+    whole = ""
     async for _, (segment,) in pieces:
         if text := segment.outputs[0].text.strip():
-            yield {"type": "transcript.text.delta", "delta": " " * bool(texts) + text}
-            texts.append(text)
-    yield {"type": "transcript.text.done", "text": " ".join(texts)}
+            delta = between(whole, text) + text
+            yield {"type": "transcript.text.delta", "delta": delta}
+            whole += delta
+    yield {"type": "transcript.text.done", "text": whole}
 
 
 def _segment(i: int, segment: Segment) -> Json:

@@ -2,7 +2,8 @@
 from; the transcript of a sound; perplexity."""
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,22 @@ from transduce.tasks.base import token_log_probs
 
 Span = tuple[str, int, int]
 """A word, its first token, and the one behind its last."""
+
+WIDE = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f\U00020000-\U0003ffff]")
+"""A character of Chinese or Japanese."""
+
+
+def between(before: str, after: str) -> str:
+    """What stands between two texts: a space, but nothing within Chinese and Japanese."""
+    return "" if not before or (WIDE.match(before[-1]) and WIDE.match(after)) else " "
+
+
+def joined_texts(texts: Iterable[str]) -> str:
+    """Texts of one language, one after the other, as one."""
+    whole = ""
+    for text in filter(None, map(str.strip, texts)):
+        whole += between(whole, text) + text
+    return whole
 
 
 @dataclass(frozen=True)
@@ -79,12 +96,13 @@ class WordAlignment:
 
     def followed_by(self, other: "WordAlignment") -> "WordAlignment":
         """The alignment of this text and another one after it, as one."""
-        pairs = [
-            (source + len(self.source), target + len(self.target)) for source, target in other.pairs
-        ]
-        return WordAlignment(
-            self.source + other.source, self.target + other.target, self.pairs + pairs
-        )
+        target, pairs, n = self.target + other.target, other.pairs, len(self.target)
+        if n and other.target and not between(self.target[-1], other.target[0]):
+            n -= 1  # both are a part of one word
+            target[n : n + 2] = ["".join(target[n : n + 2])]
+            pairs = [pair for pair in pairs if pair[1]]
+        pairs = [(source + len(self.source), word + n) for source, word in pairs]
+        return WordAlignment(self.source + other.source, target, self.pairs + pairs)
 
 
 @dataclass(frozen=True)
@@ -144,10 +162,8 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The best text of every segment, joined by spaces."""
-        return " ".join(
-            text for segment in self.segments if (text := segment.outputs[0].text.strip())
-        )
+        """The best text of every segment as one."""
+        return joined_texts(segment.outputs[0].text for segment in self.segments)
 
 
 def word_alignment(

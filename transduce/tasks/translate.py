@@ -32,7 +32,14 @@ from transduce.tasks.base import (
     with_phrases,
 )
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.outputs import Output, TokenScores, WordAlignment, word_alignment, word_spans
+from transduce.tasks.outputs import (
+    Output,
+    TokenScores,
+    WordAlignment,
+    joined_texts,
+    word_alignment,
+    word_spans,
+)
 from transduce.tasks.search import bias_of, outputs_of
 from transduce.tasks.seq2seq import Alignment, Seq2SeqTask
 
@@ -344,7 +351,7 @@ def join_parts(texts: list[list[Output]], search: BeamConfig) -> list[Output]:
         alignments = [part.alignment for part in parts if part.alignment]
         outputs.append(
             Output(
-                text=" ".join(part.text for part in parts),
+                text=joined_texts(part.text for part in parts),
                 log_prob=log_prob,
                 score=log_prob / search.length_penalty(len(tokens) + len(parts)),
                 tokens=tokens,

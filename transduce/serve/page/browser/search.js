@@ -3,6 +3,8 @@
 // Spaces are those of Python's \s and strip().
 const SENTENCE_END = /[.!?…\u0589\u061f\u06d4\u0964\u0965\u104b\u1362\u1367\u17d4]["'”’»)\]]*[\t-\r\x1c-\x1f\x85\p{Z}]+|[。！？]["'”’」』）]*[\t-\r\x1c-\x1f\x85\p{Z}]*/gu;
 const OUTER_SPACES = /^[\t-\r\x1c-\x1f\x85\p{Z}]+|[\t-\r\x1c-\x1f\x85\p{Z}]+$/gu;
+const WIDE = "[\\u3001-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\uff01-\\uff9f\\u{20000}-\\u{3ffff}]"; // as in tasks/outputs.py
+const [WIDE_START, WIDE_END] = [new RegExp(`^${WIDE}`, "u"), new RegExp(`${WIDE}$`, "u")];
 const GOES_ON = /^["'“‘«„([¿¡]*\p{Lowercase}/u;
 const VISIBLE = /[^\p{Cc}\p{Cf}\p{Z}]|[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u{110bd}\u{110cd}]/u; // as in data/lines.py
 
@@ -99,10 +101,17 @@ export class Translator {
       const parts = texts.map((each) => each[k]);
       const log_prob = sum(parts.map((part) => part.log_prob));
       const length = sum(parts.map(({ tokens }) => tokens.length)) + parts.length;
-      const text = parts.map(({ tokens }) => this.target.decode(tokens).replace(/[\n\r]/g, " ")).join(" ");
+      const written = parts.map(({ tokens }) => this.target.decode(tokens).replace(/[\n\r]/g, " "));
+      const text = written.length > 1 ? joined(written) : written[0];
       return { text, log_prob, score: parts.length > 1 ? log_prob / this.#penalty(length) : parts[0].score };
     });
   }
+}
+
+/** Texts as one, with a space between two, but nothing within Chinese and Japanese. */
+export function joined(texts) {
+  return texts.map((text) => text.replace(OUTER_SPACES, "")).filter((text) => text)
+    .reduce((whole, text) => whole + (whole && !(WIDE_END.test(whole) && WIDE_START.test(text)) ? " " : "") + text, "");
 }
 
 /** The mean log-probability of a token, ends included, in the best outputs of all texts. */
