@@ -7,7 +7,7 @@ import pytest
 
 import transduce as td
 from transduce.cli.main import main
-from transduce.tasks.markup import Fragment, joined, parse, translate_markup
+from transduce.tasks.markup import Fragment, joined, parse, parse_subtitles, translate_markup
 from transduce.tasks.outputs import Output, WordAlignment
 
 HTML = """<!DOCTYPE html>
@@ -135,6 +135,12 @@ def test_whatever_the_alignment_tags_are_nested_and_none_is_lost(seed):
 
 
 SRT = "1\r\n00:00:01,000 --> 00:00:02,500\r\nPrint\r\n<i>it</i> & go\r\n\r\n2\r\n00:00:03,000 --> 00:00:04,000\r\n\r\n3\r\n00:00:05,000 --> 00:00:06,000\r\nBye\r\n"
+
+
+def test_lines_of_a_cue_are_one_text_as_their_script_joins_them():
+    cues = "1\n00:01,000 --> 00:02,000\n今天天气\r\n很好 对吧\n\n2\n00:03,000 --> 00:04,000\nOpen the\nletter.\n"
+    fragments = [piece for piece in parse_subtitles(cues, escaped=False) if isinstance(piece, Fragment)]
+    assert [fragment.source for fragment in fragments] == ["今天天气很好 对吧", "Open the letter."]
 
 
 @pytest.mark.parametrize(("given", "format"), [("1\n00:00:01,000", "vtt"), ("WEBVTT\n\n00:01.000", "srt")])

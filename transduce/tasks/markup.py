@@ -10,7 +10,7 @@ from typing import Any
 
 from transduce.data.lines import is_blank
 from transduce.errors import InputError
-from transduce.tasks.outputs import Output
+from transduce.tasks.outputs import Output, joined_texts
 from transduce.tasks.translate import Translator
 
 INLINE = re.compile(
@@ -178,7 +178,8 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
     for block in BETWEEN_CUES.split(text):
         head, arrow, rest = block.partition("-->")
         times, end, cue = rest.partition("\n")
-        line = TIME_TAG.sub("", " ".join(cue.split()))
+        rows = (" ".join(row.split()) for row in cue.splitlines())
+        line = TIME_TAG.sub("", joined_texts(rows))
         place = "".join(PLACE.findall(line))
         inner = [place, *parse_html(line[len(place) :], escaped=escaped)] if arrow else []
         tail = cue[len(cue.rstrip()) :] if arrow else ""
