@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Library, pre_tokenizers
 
 import transduce as td
 from tests.language_runs import any_tokenizer, language_model
@@ -56,6 +57,18 @@ def test_surfaces_are_what_tokens_add_to_a_text(tokenizer, rng):
         except UnicodeDecodeError:  # halves of characters
             continue
         assert decoded in (written, written.removeprefix(" "))
+
+
+@pytest.mark.parametrize("text", ["Druck", " Druck", "Mach bitte "])
+def test_a_prefix_can_be_written_where_a_space_begins_every_text(text):
+    """As in the byte-level BPE of Blenderbot."""
+    library = Library.from_str(any_tokenizer("bytes").model.decode())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer = JSONTokenizer(library.to_str().encode())
+    prefix, tokens = text_prefix(tokenizer, text), list[int]()
+    while (following := prefix.next(tokens)) is not None:
+        tokens.append(following[-1])
+    assert tokenizer.decode([tokens])[0].startswith(f" {text.strip()}")
 
 
 def test_the_same_for_texts(translator):

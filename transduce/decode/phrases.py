@@ -230,8 +230,8 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     free = b"".join(surfaces[token] for token in ids[last:])
     ended = not tokenizer.spelled(text).endswith(b" ") and text[-1] == " "
     prefix = Prefix(vocabulary(tokenizer), ids[:last], free + b" " * ended)
-    # no text has a space before its first word, but a byte could write one
-    if not last and not text.startswith(" "):
+    # where no text has a space before its first word, a byte could still write one
+    if not last and not tokenizer.decode([ids])[0].startswith(" "):
         bare = tokenizer.decode([[token] for token in prefix.ways[0]])
         prefix.ways[0] = [
             i for i, text in zip(prefix.ways[0], bare, strict=True) if not text.startswith(" ")
