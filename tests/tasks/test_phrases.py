@@ -1,5 +1,6 @@
 """What outputs begin with and must not hold, as text: for every task, every kind of tokenizer, greedily and with a beam."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,12 @@ from tokenizers import Tokenizer as Library, pre_tokenizers
 
 import transduce as td
 from tests.language_runs import any_tokenizer, language_model
-from tests.runs import GERMAN, RATE, library_tokenizer, sentences, sound
+from tests.runs import GERMAN, RATE, SPECIAL, library_tokenizer, sentences, sound
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import train_tokenizer_pair
+from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.decode.phrases import text_prefix
 from transduce.decode.text_rules import biased
 from transduce.tasks.base import warn_of_lacking
@@ -57,6 +59,28 @@ def test_surfaces_are_what_tokens_add_to_a_text(tokenizer, rng):
         except UnicodeDecodeError:  # halves of characters
             continue
         assert decoded in (written, written.removeprefix(" "))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_so_they_are_of_an_imported_tokenizer(kind, rng):
+    """Whose tokens may be halves of characters, special ones of any name, or a space alone."""
+    of, special = any_tokenizer(kind), {"bos": 0, "eos": 0, "pad": 0, "unk": 1}
+    if kind == "bytes":
+        library = Library.from_str(of.model.decode())
+        library.add_special_tokens(["<|nospeech|>"])
+        tokenizer = ImportedTokenizer.of(
+            {"tokenizer": json.loads(library.to_str())}, size=library.get_vocab_size(), special=special
+        )
+    else:
+        pieces = ["</s>", "<unk>", *(token for token in of.all_tokens if token not in SPECIAL)]
+        tokenizer = ImportedTokenizer.of_pieces(of.model, pieces, special=special)
+    for line in (*GERMAN[:6], "grüne Öfen"):
+        assert tokenizer.spelled(line).decode().removeprefix(" ") == line
+    for _ in range(50):
+        row = torch.randint(tokenizer.vocab_size, (9,), generator=rng).tolist()
+        written = b"".join(tokenizer.surfaces[i] for i in row)
+        (decoded,) = tokenizer.decode([row])
+        assert "\ufffd" in decoded or decoded.strip() == written.decode().strip()
 
 
 @pytest.mark.parametrize("text", ["Druck", " Druck", "Mach bitte "])

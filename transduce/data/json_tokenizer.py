@@ -157,7 +157,7 @@ class JSONTokenizer(Tokenizer):
         """See Tokenizer; byte-level BPE writes every byte as a letter."""
         if not self._byte_level:
             return super().surfaces
-        special = {*self.suppressed, self.eos_id}
+        special = {*self._special.values(), self.unk_id}
         names = ("" if i in special else name for i, name in enumerate(self.all_tokens))
         return [
             bytes(map(LETTERS.index, name)) if {*name} <= {*LETTERS} else name.encode()

@@ -36,9 +36,15 @@ class Pieces(Tokenizer):
         self.all_tokens = list(pieces)
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
-        self._unk_id = unk_id
+        self.unk_id: int = unk_id
         self._ids = {piece: i for i, piece in enumerate(pieces) if piece}
         self._tagged = any(map(TAG.fullmatch, pieces))
+
+    @cached_property
+    def surfaces(self) -> list[bytes]:
+        """See Tokenizer; `decode` leaves out a space at the end, which is one behind others."""
+        surfaces = zip(self.all_tokens, super().surfaces, strict=True)
+        return [surface or b" " * piece.count("▁") for piece, surface in surfaces]
 
     def id_of(self, token: str) -> int | None:
         return self._ids.get(token)
@@ -52,7 +58,7 @@ class Pieces(Tokenizer):
             start = tag[0] if tag else ""
             pieces = self._processor.encode(text.removeprefix(start), out_type=str)
             pieces = [start, *pieces] if start else pieces
-            rows.append([self._ids.get(piece, self._unk_id) for piece in pieces])
+            rows.append([self._ids.get(piece, self.unk_id) for piece in pieces])
         return rows
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
@@ -216,6 +222,12 @@ class ImportedTokenizer(Tokenizer):
         return self._tokenizer.decode(
             [[i for i in row if i not in self._special_ids and i < n] for row in ids]
         )
+
+    @cached_property
+    def surfaces(self) -> list[bytes]:
+        surfaces = self._tokenizer.surfaces
+        surfaces = [*surfaces, *[b""] * (self.vocab_size - len(surfaces))]
+        return [b"" if i in self._special_ids else each for i, each in enumerate(surfaces)]
 
     @cached_property
     def all_tokens(self) -> list[str]:  # type: ignore[override]
