@@ -234,6 +234,7 @@ def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]
     body = ElementTree.Element("body")
     texts: dict[str, str] = {}
     known = set[str]()
+    wanted = [language.lower().replace("_", "-") for language in languages]
     try:
         packed = path.name.lower().endswith(".gz")
         with (gzip.open if packed else open)(path, "rb") as file:
@@ -250,7 +251,7 @@ def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]
                         text = " ".join("".join(segments).split())
                         texts = {name.split("-")[0]: text} | texts | {name: text}
                     case "end", "tu":
-                        row = tuple(texts.get(language.lower(), "") for language in languages)
+                        row = tuple(texts.get(language, "") for language in wanted)
                         if any(row):
                             yield row
                         known |= texts.keys()
@@ -261,7 +262,7 @@ def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]
         raise InputError(
             f"{path} is no whole TMX file: {error}; fetch it again, or convert it to UTF-8"
         ) from error
-    _check_columns(str(path), [language.lower() for language in languages], sorted(known))
+    _check_columns(str(path), wanted, sorted(known))
 
 
 def _check_columns(place: str, columns: Iterable[str], present: Iterable[str]) -> None:
