@@ -18,7 +18,8 @@ from transduce.tasks.base import check_list
 
 
 @pytest.mark.parametrize(
-    "given", [[1], [None], [b"a"], ["a", ("b",)], ["a", "\ud800"], [chr(0xDCFF)], None, (x for x in "ab"), 3]
+    "given",
+    [[1], [None], [b"a"], ["a", ("b",)], ["a", "\ud800"], [chr(0xDCFF)], None, (x for x in "ab"), 3, {"a": "b"}],
 )
 def test_what_is_no_list_of_texts_is_refused_by_its_element(given):
     with pytest.raises(InputError, match=r"^translate takes a list of lines, but (element [01] |got )"):

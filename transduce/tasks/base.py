@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -106,7 +106,7 @@ def check_list(inputs: object, rule: str, *, of_text: bool = False) -> None:
     """
     if isinstance(inputs, str | Path):
         raise InputError(f"{rule}, but got one string; use [{str(inputs)[:20]!r}]")
-    if not isinstance(inputs, Collection):
+    if not isinstance(inputs, Collection) or isinstance(inputs, Mapping):
         raise InputError(f"{rule}, but got {type(inputs).__name__}; make a list of it")
     for i, each in enumerate(inputs if of_text else ()):
         if not isinstance(each, str) or (not each.isascii() and SURROGATE.search(each)):
