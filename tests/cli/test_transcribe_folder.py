@@ -130,6 +130,11 @@ def test_the_same_command_does_what_is_missing_or_older(run, recordings, tmp_pat
     os.utime(recordings / "a.wav", (0, 0))
     assert again("--format", "text", "--format", "srt") == ["a.flac", "a.wav", "b.v2.wav"]
     assert again("--format", "srt") == []
+    shutil.copy(recordings / "day" / "a.flac", recordings / "a.wav")
+    os.utime(recordings / "a.wav", (0, 0))  # an older take in its place
+    assert again() == ["a.wav"]
+    assert (out / "a.txt").read_text() == (out / "day" / "a.txt").read_text() and not (out / "a.srt").exists()
+    assert again() == []
     assert transcribe(run, [recordings], "--output-dir", str(out), "--max-seconds", "3") == 2
     assert "settings.max_seconds: absent -> 3.0; name another --output-dir" in capsys.readouterr().err
 

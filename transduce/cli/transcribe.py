@@ -336,7 +336,7 @@ class Transcription(SearchJob):
 
 
 def _unfinished(job: Transcription, directory: Path) -> list[Path]:
-    """The sounds whose files are missing or older than they are.
+    """The sounds whose files are missing, older than they are, or of another sound.
 
     Raises:
         InputError: the directory has other files, or was begun with other settings, or with other
@@ -351,8 +351,9 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
         os.path.relpath(stem, directory): os.path.realpath(sound)
         for sound, stem in job.stems.items()
     }
-    if record.exists():
-        before = read_json(record)
+    before = read_json(record) if record.exists() else {}
+    versions = before.pop("versions", {})
+    if before:
         known = before.pop("sounds", {})
         for stem, sound in sounds.items():
             other = known.get(stem, sound)
@@ -370,7 +371,8 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
             "an --output-dir must be new or empty, or the one of an earlier transcription, but "
             f"{directory} has other files; name another"
         )
-    write_json(record, {**key, "sounds": sounds})
+    _remove_replaced(job.stems, directory, versions)
+    write_json(record, {**key, "sounds": sounds, "versions": versions})
 
     def is_done(sound: Path) -> bool:
         return os.path.isfile(sound) and all(
@@ -383,3 +385,18 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
     if n_done := n - len(left):
         to_stderr(f"{n_done} of {n} are done, in {directory}")
     return left
+
+
+def _remove_replaced(stems: dict[str, str], directory: Path, versions: dict[str, str]) -> None:
+    """Remove the files of sounds that others have replaced, which may be older than these files.
+
+    Args:
+        stems: by path of a sound, the path of its files without their endings.
+        versions: by such paths in the directory; they are brought up to date.
+    """
+    for sound, stem in stems.items():
+        name, version = os.path.relpath(stem, directory), version_of(sound)
+        if version and versions.setdefault(name, version) != version:
+            versions[name] = version
+            for ending in ENDINGS.values():
+                Path(f"{stem}{ending}").unlink(missing_ok=True)
