@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library, pre_tokenizers
 
 import transduce as td
 from tests.language_runs import any_tokenizer, language_model
-from tests.runs import GERMAN, RATE, SPECIAL, library_tokenizer, sentences, sound
+from tests.runs import GERMAN, RATE, SPECIAL, TINY, library_tokenizer, sentences, sound
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
@@ -18,6 +18,10 @@ from transduce.data.sentencepiece_bpe import train_tokenizer_pair
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.decode.phrases import text_prefix
 from transduce.decode.text_rules import biased
+from transduce.experiment.config import with_vocabularies
+from transduce.files import save_weights
+from transduce.model.transformer import Transformer
+from transduce.run import Run, save_run
 from transduce.tasks.base import warn_of_lacking
 from transduce.tasks.generate import Generator
 
@@ -173,6 +177,22 @@ def test_the_command_line_takes_prefixes_and_forbidden_phrases(text_run, tmp_pat
     want = loaded(["Print it.", "Open the old letter.", "a"], prefix=prefix, require=[[], [], ["c"]])
     assert capsys.readouterr().out.splitlines() == want and "c" in want[2]
     assert "transduce: line 3 must be INPUT<TAB>PREFIX, but it has 3 columns; remove tabs\n" in err
+
+
+def test_a_line_whose_phrases_no_tokens_write_is_blank_and_the_others_are_translated(tmp_path, capsys):
+    """As a sound of such a line is; a tokenizer without bytes lacks characters."""
+    tokenizer = library("unigram")
+    config = with_vocabularies(TINY, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
+    save_run(tmp_path / "run", Run(config, {}, tokenizer, tokenizer))
+    save_weights(tmp_path / "run" / "model.safetensors", Transformer(config))
+    (tmp_path / "in").write_text("Mach\t\u6f22\nBericht\tAnna\n", encoding="utf-8")
+    for flag in ("--prefix", "--require"):
+        with pytest.raises(SystemExit, match=r"^1$"):
+            main(["translate", str(tmp_path / "run"), str(tmp_path / "in"), flag, "--device", "cpu"])
+        out, err = capsys.readouterr()
+        blank, text = out.splitlines()
+        assert not blank and "Anna" in text
+        assert "line 1: a phrase must be made of tokens, but this vocabulary cannot spell '\u6f22'" in err
 
 
 @pytest.mark.parametrize(

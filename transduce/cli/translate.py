@@ -188,13 +188,18 @@ class Translation(SearchJob):
         progress: Progress,
     ) -> Rows:
         """Translate lines; one that cannot be used is blank."""
+        from transduce.decode.phrases import required, text_prefix
         from transduce.tasks.base import Details, in_order
 
         parts = []
         errors = []
         for number, item in enumerate(items, start + 1):
             try:
-                parts.append(self.columns.split(checked(item), number))
+                line, prefix, phrases = self.columns.split(checked(item), number)
+                with errors_of(f"line {number}"):
+                    required(translator.tokenizer, [phrases])  # which checks the phrases
+                    text_prefix(translator.tokenizer, prefix)
+                parts.append((line, prefix, phrases))
             except InputError as error:
                 parts.append(("", "", []))
                 errors.append(str(error))
