@@ -34,6 +34,15 @@ def written(path: Path, content, *, stream: bool = False) -> Path:
     return path
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "categories"])
+def test_text_of_every_type_is_text(tmp_path, kind):
+    """Polars writes views into Arrow files, and pandas a column of categories as a dictionary."""
+    column = pyarrow.array(["Hallo", "Tür", "Hallo"])
+    column = column.dictionary_encode() if kind == "categories" else column.cast(kind)
+    path = written(tmp_path / "a.arrow", pyarrow.table({"en": ["a", "b", "c"], "de": column}), stream=True)
+    assert Files(train_table=path, source_column="en", target_column="de").read("train").target == column.to_pylist()
+
+
 @pytest.mark.parametrize(("source", "target"), [("en", "de"), ("translation.en", "translation.de"), ("en", "text.de")])
 @pytest.mark.parametrize(("name", "stream"), [("a.parquet", False), ("a.arrow", False), ("a.arrow", True)])
 def test_a_table_reads_like_lines(tmp_path, name, stream, source, target):

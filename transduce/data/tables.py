@@ -282,7 +282,7 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
     try:
         for batch in _record_batches(path):
             table = pyarrow.Table.from_batches([batch]).flatten()
-            texts = [f.name for f in table.schema if str(f.type) in ("string", "large_string")]
+            texts = [f.name for f in table.schema if _is_text(f.type)]
             _check_columns(str(path), columns, [name for name in texts if texts.count(name) == 1])
             for row in zip(*(table[column].to_pylist() for column in columns), strict=True):
                 yield tuple(NO_TEXT.sub("\ufffd", cell or "").replace("\n", " ") for cell in row)
@@ -290,6 +290,14 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
         raise InputError(
             f"{path} is no whole Parquet or Arrow file: {error}; fetch it again"
         ) from error
+
+
+def _is_text(kind: Any) -> bool:
+    """Whether a type of Arrow is text, as itself or as categories."""
+    from pyarrow.types import is_dictionary
+
+    values = kind.value_type if is_dictionary(kind) else kind
+    return str(values) in ("string", "large_string", "string_view")
 
 
 def _record_batches(path: Path) -> Iterator[Any]:
