@@ -119,6 +119,12 @@ def test_an_output_that_a_search_reads_is_refused(run, letters, tmp_path, standa
     assert terms.read_text() == "Brief\n"
 
 
+def test_an_output_that_is_a_file_of_the_run_is_refused(run, standard_input, refused):
+    before = (run / "config.json").read_bytes()
+    assert "must not replace what is read" in refused("translate", run, standard_input, "--output", run / "config.json")
+    assert (run / "config.json").read_bytes() == before
+
+
 def test_a_file_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_input, two_a_chunk, refused):
     out, path, thesis = tmp_path / "out", tmp_path / "out.unfinished", tmp_path / "thesis.txt"
     for place in (path, thesis):

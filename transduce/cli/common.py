@@ -126,8 +126,8 @@ class SearchOptions:
 
     @property
     def files(self) -> list[Path]:
-        """The files that it reads."""
-        return [*filter(None, (self.lm, self.forbid, self.glossary))]
+        """The files of phrases and terms that it reads."""
+        return [*filter(None, (self.forbid, self.glossary))]
 
     def overrides(self, files: Sequence[Path] = ()) -> Json:
         """The settings that the command line names, beside files of the input.

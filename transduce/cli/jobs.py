@@ -63,6 +63,12 @@ class Job(ABC):
     CHUNK: ClassVar[int]
     """How much is done, and then written, at a time, as `cost` counts it."""
 
+    @property
+    def model_files(self) -> list[Path]:
+        """The files of the runs and of the language model."""
+        models = [*each_run(self.run), *filter(None, [self.lm])]
+        return [path for each in models for path in (each, *each.glob("*"))]
+
     @abstractmethod
     def load(self) -> Any:
         """Load the run as a task."""

@@ -189,7 +189,7 @@ def carry_out(
         return _print(job, cut(items, lambda _: 1, size), None, division.workers or 1)
     output = division.output
     if output is not None:
-        check_output(output, inputs)
+        check_output(output, [*inputs, *job.model_files])
     key, n, cost = job.key(items)
     cost //= share.total
     limit = max(1, min(job.CHUNK, -(-cost // (division.workers or 1))))
