@@ -1,6 +1,7 @@
 """Text goes in and comes out; nothing is unknown; the same text makes the same model."""
 
 import itertools
+import sys
 
 import pytest
 import sentencepiece
@@ -102,6 +103,13 @@ def test_a_vocabulary_beyond_what_libraries_take_is_refused(kind):
     for size in (-1, 2**31, 10**12, 10**30):
         with pytest.raises(InputError, match=f"vocab_size={size}$"):
             kind.train(TEXT, vocab_size=size)
+
+
+def test_a_library_that_an_old_protobuf_cannot_load_is_named_with_the_way_out(monkeypatch):
+    monkeypatch.delattr(sentencepiece, "sentencepiece_model_pb2", raising=False)
+    monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
+    with pytest.raises(InputError, match="SentencePiece needs a newer protobuf .*pip install --upgrade protobuf"):
+        SentencePieceTokenizer.train(TEXT, vocab_size=300)
 
 
 def test_lowercase_folds_what_python_folds_but_no_symbol():

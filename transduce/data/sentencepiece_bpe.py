@@ -245,8 +245,14 @@ def _learn(
 def _parse(model: bytes) -> Any:
     """The protocol buffer of a SentencePiece model: its pieces, and how they were learned."""
     # slow to load, and needed only to change a model
-    from sentencepiece import sentencepiece_model_pb2
-
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except Exception as error:  # protobuf has an error of its own
+        raise InputError(
+            f"this version of SentencePiece needs a newer protobuf ({error}); pip install "
+            "--upgrade protobuf, or where something else holds that back, pip install "
+            "'sentencepiece<0.2.3'"
+        ) from error
     module: Any = sentencepiece_model_pb2
     return module.ModelProto.FromString(model)
 
