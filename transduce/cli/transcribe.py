@@ -388,12 +388,8 @@ def _unfinished(job: Transcription, directory: Path) -> list[Path]:
 
 
 def _remove_replaced(stems: dict[str, str], directory: Path, versions: dict[str, str]) -> None:
-    """Remove the files of sounds that others have replaced, which may be older than these files.
-
-    Args:
-        stems: by path of a sound, the path of its files without their endings.
-        versions: by such paths in the directory; they are brought up to date.
-    """
+    """Remove the files of sounds that others have replaced, which may be older than these files,
+    and bring the versions of sounds up to date."""
     for sound, stem in stems.items():
         name, version = os.path.relpath(stem, directory), version_of(sound)
         if version and versions.setdefault(name, version) != version:
