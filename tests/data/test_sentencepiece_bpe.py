@@ -108,7 +108,7 @@ def test_a_vocabulary_beyond_what_libraries_take_is_refused(kind):
 def test_a_library_that_an_old_protobuf_cannot_load_is_named_with_the_way_out(monkeypatch):
     monkeypatch.delattr(sentencepiece, "sentencepiece_model_pb2", raising=False)
     monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
-    with pytest.raises(InputError, match="SentencePiece needs a newer protobuf .*pip install --upgrade protobuf"):
+    with pytest.raises(InputError, match=r"SentencePiece needs a newer protobuf .*pip install --upgrade protobuf"):
         SentencePieceTokenizer.train(TEXT, vocab_size=300)
 
 
