@@ -132,6 +132,10 @@ def test_white_space_of_every_kind_separates_words_once():
         ("«Straße» 3,5 $", "straße 3 5 $"),
         ("हिन्दी में।", "हिन्दी में"),
         ("  a \t b\u2028", "a b"),
+        ("\u200fشكرًا لك\u200e، يا صديـقي", "شكرًا لك يا صديقي"),
+        ("می\u200cخواهم co\xadoperate \ufeffสวัสดี\u200bครับ", "میخواهم cooperate สวัสดีครับ"),
+        ("İyi I\u0307yi", "iyi iyi"),
+        ("ג׳ורג׳ oʻzbek o‘zbek", "ג'ורג o'zbek o'zbek"),
         ("?!", ""),
     ],
 )

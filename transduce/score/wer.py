@@ -82,7 +82,9 @@ def align(
     return process(rights, outputs)
 
 
-APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
+VARIANTS = str.maketrans(dict.fromkeys("’‘ʼʻ׳`´", "'") | {"İ": "i", "\u0640": ""})
+"""Apostrophes; the Turkish capital whose small letter has one dot; and what makes an Arabic word
+wider."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,10 +264,12 @@ def normalized(text: str) -> str:
     """Text without inaudible differences: case, punctuation, the width of letters and spaces.
 
     Unicode NFKC and lower case; every punctuation mark becomes a space, except that apostrophes
-    inside a word stay (’, ‘, ʼ, ` and ´ all become '); white space is squeezed. Accents, digits and
-    symbols such as $ stay.
+    inside a word stay (’, ‘, ʼ, ʻ, ׳, ` and ´ all become '); white space is squeezed. Format
+    characters, such as marks of direction and joiners, go. Accents, digits and symbols such as $
+    stay.
     """
-    text = unicodedata.normalize("NFKC", text.translate(APOSTROPHES)).translate(APOSTROPHES)
+    text = "".join(c for c in text.translate(VARIANTS) if unicodedata.category(c) != "Cf")
+    text = unicodedata.normalize("NFKC", text).translate(VARIANTS)
     text = unicodedata.normalize("NFKC", text.lower())
     bare = "".join(" " if unicodedata.category(c).startswith("P") and c != "'" else c for c in text)
     return " ".join(filter(None, (word.strip("'") for word in bare.split())))
