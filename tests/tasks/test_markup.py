@@ -63,6 +63,10 @@ def test_words_change_and_all_else_stays():
         ("<b>a b</b> c d", [2, 0, 3, 1], "C <b>A</b> D <b>B</b>"),
         ("a <b>b <i>c</i></b> d", [3, 2, 1, 0], "D <b><i>C</i> B</b> A"),
         ("see <a>b</a>.", [1, 0], "<a>B</a>. SEE"),
+        ("<b>किताबें</b>।", [0], "<b>किताबें</b>।"),  # vowels and accents are no punctuation
+        ("<b>سيارةٌ</b>؟", [0], "<b>سيارةٌ</b>؟"),
+        ("<b>รถดี</b>!", [0], "<b>รถดี</b>!"),
+        ("<b>cafe\u0301</b>.", [0], "<b>CAFE\u0301</b>."),
         ("a <img> b", [1, 0], "<img> B A"),
         ("a <b></b> b", [0, 1], "A <b></b> B"),
         ("a</b> b", [1, 0], "</b> B A"),

@@ -8,6 +8,7 @@ from html import escape, unescape
 from itertools import chain, takewhile
 from typing import Any
 
+from transduce.data.glossary import LETTER
 from transduce.data.lines import is_blank
 from transduce.errors import InputError
 from transduce.tasks.outputs import Output, joined_texts
@@ -31,7 +32,12 @@ MARKUP = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 
-MARKS = re.compile(r"(?:(?<!&lt)(?<!&gt)(?<!&amp)[^\w\s>])*$")
+PUNCTUATION = (
+    rf"(?!{LETTER}|[\u0e31-\u0e4e\u0eb1-\u0ecd\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3])[^\w\s]"
+)
+"""Neither letters nor the vowels and accents at them, which \\w has not."""
+
+MARKS = re.compile(rf"(?:(?<!&lt)(?<!&gt)(?<!&amp)(?!>){PUNCTUATION})*$")
 """Punctuation at the end of a word, but for the end of an entity or of a tag before it."""
 
 BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d.,]*[ \t]*-->))")
@@ -109,7 +115,7 @@ class Fragment:
 
     def _closed(self, word: str, tags: Sequence[Tag]) -> str:
         """The word with the ends of tags, before its punctuation where they were in the source."""
-        inside = any(re.match(r"[^\w\s]", self.text[tag.stop :]) for tag in tags)
+        inside = any(re.match(PUNCTUATION, self.text[tag.stop :]) for tag in tags)
         cut = len(MARKS.sub("", word)) if inside else len(word)
         return word[:cut] + "".join(tag.closing for tag in reversed(tags)) + word[cut:]
 
