@@ -248,3 +248,11 @@ def test_a_report_replaces_nothing_that_is_read(files, refusal, name):
     said = refusal("hyp", "ref", "--manifest", "m.tsv", "--paired", "other", "--report", name)
     assert said == f"an output must not replace what is read, but {name} is {name}; name another --report"
     assert (files / name).read_bytes() == before
+
+
+def test_chinese_is_scored_with_a_warning_that_it_has_no_words(tmp_path, caplog):
+    (tmp_path / "a").write_text("我今天去学校，你呢，想去哪里？\n", encoding="utf-8")
+    for measure in ("wer", "cer"):
+        assert main(["score", measure, str(tmp_path / "a"), str(tmp_path / "a"), "--resamples", "0"]) == 0
+        assert ("take CER" in caplog.text) is (measure == "wer")
+        caplog.clear()

@@ -199,6 +199,14 @@ def test_another_measure_than_error_rates_may_decide_of_speech(speech):
     assert found.score == found.metrics["bleu"] and "wer" not in found.metrics
 
 
+@pytest.mark.parametrize("by", ["wer", "cer"])
+def test_a_training_that_words_decide_says_so_where_there_are_none(speech, by, caplog):
+    transcriber, pairs = speech
+    chinese = [replace(each, text="我今天去学校，你呢？") for each in pairs.recordings]
+    speech_validator(transcriber, pairs, by=by, recordings=chinese)
+    assert ("--validate-by cer" in caplog.text) is (by == "wer")
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     """The arguments of every picture of attention, none of which is drawn."""

@@ -12,7 +12,7 @@ from sacrebleu.metrics import TER
 from sacrebleu.significance import PairedTest
 
 from transduce.score.score import Score
-from transduce.score.wer import Errors, cer, normalized, per, wer
+from transduce.score.wer import Errors, cer, normalized, per, warn_without_words, wer
 
 
 def distance(hypothesis, reference):
@@ -141,6 +141,26 @@ def test_white_space_of_every_kind_separates_words_once():
 )
 def test_normalization_keeps_what_can_be_heard(text, want):
     assert normalized(text) == want
+
+
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [
+        ("我今天去学校，你呢，想去哪里？", True),
+        ("今日は学校に行きます", True),
+        ("ฉันกำลังกลับบ้าน", True),
+        ("ខ្ញុំទៅសាលារៀន", True),
+        ("我 今天 去 学校", False),
+        ("ฉัน กำลัง กลับ บ้าน", False),
+        ("나는 오늘 학교에 갑니다", False),
+        ("मैं घर जा रहा हूँ", False),
+        ("Donaudampfschifffahrtsgesellschaft", False),
+        ("", False),
+    ],
+)
+def test_a_word_error_rate_of_text_without_spaces_is_warned_of(line, warned, caplog):
+    warn_without_words([line])
+    assert ("score cer" in caplog.text) is warned
 
 
 def test_normalizing_twice_is_normalizing_once_for_every_letter():

@@ -18,7 +18,7 @@ from transduce.data.tables import each_record
 from transduce.errors import InputError
 from transduce.score.measures import Tokenization, bleu, chrf, comet, ter
 from transduce.score.score import Lines, Measure, Score, check_lines
-from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
+from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, warn_without_words, wer
 
 TEXT = "text"
 
@@ -199,6 +199,8 @@ def _score_transcripts(
     if scoring.report is not None:
         check_output(scoring.report, [*systems, *tables], option="--report")
     right, table = _read_reference(reference, scoring.column)
+    if measure is wer:
+        warn_without_words(right)
     if scoring.manifest is not None:
         table = _read_table(scoring.manifest)
         check_lines(

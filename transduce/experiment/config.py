@@ -163,8 +163,8 @@ class SpeechExperiment(Experiment):
     searches into another target column then go without CTC."""
     model: Common[TransformerConfig] = field(default_factory=speech_tiny)
     validate_by: ValidateBy | None = None
-    """What decides which checkpoint is best. By itself it is WER, or BLEU where the target column
-    is a translation."""
+    """What decides which checkpoint is best, such as cer where no spaces separate words. By itself
+    it is WER, or BLEU where the target column is a translation."""
     tokenize: Tokenization | None = None
     """How BLEU separates words; by itself as the script of the references asks for."""
     decoding: SearchConfig = field(

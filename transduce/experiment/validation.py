@@ -25,6 +25,7 @@ from transduce.plot import attention_map
 from transduce.report.documents import write_reports
 from transduce.score.measures import MEASURES, Tokenization, get_measure
 from transduce.score.score import Lines
+from transduce.score.wer import warn_without_words
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask, decode_masked
 from transduce.tasks.generate import Generator
@@ -154,6 +155,8 @@ def speech_validator(
         canary: others, whose measures stand beside theirs, such as canary.wer.
     """
     scored = pairs.recordings if recordings is None else recordings
+    if by == "wer":
+        warn_without_words([recording.text for recording in scored])
     score = _scoring(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
     if canary:  # names those that cannot be used; an error where none can
         config = replace(pairs.config, max_seconds=math.inf, ctc_column="")
