@@ -57,6 +57,14 @@ def test_a_dictionary_is_read_plain_or_packed_with_the_first_pronunciation_of_ea
         assert found["two"] == "T UW" and found["the"] == "DH AH" and "two(2)" not in found and len(found) == 12
 
 
+def test_words_are_found_whatever_marks_their_script_has_and_however_accents_are_written(tmp_path):
+    path = tmp_path / "words.dict"
+    path.write_text("दुनिया D U N\nكيف K Y F\nحالك H L K\ncafé K F E\nde\u0301ja\u0300 D J\n", encoding="utf-8")
+    texts = ["दुनिया।", "كيف، حالك؟", "cafe\u0301 déjà"]
+    tokenizer = PronunciationTokenizer.train(texts, read_dictionary(path))
+    assert all(tokenizer.unk_id not in row for row in tokenizer.encode(texts))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [

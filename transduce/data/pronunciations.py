@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
+from unicodedata import normalize
 
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import extractOne
@@ -30,7 +31,8 @@ STRESSED = re.compile(
 vowel."""
 TONE = re.compile(r"[A-Za-z][3-5](?!\S)")
 """What a dictionary of Mandarin has, in capitals or in small letters, whose ao1 is no AO."""
-MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
+MARKS = '.,;:!?"()[]…“”„«»¿¡،؛؟۔।॥։።、。，！？；：「」（）'
+"""Marks around words; an apostrophe belongs to one."""
 
 PRIOR = 10.0
 """Counts that the successors of a word share, whether they were seen or not: the more, the less
@@ -61,7 +63,7 @@ def read_dictionary(path: Path) -> dict[str, str]:
                 "add them"
             )
         if not ALTERNATIVE.fullmatch(word):
-            pronunciations.setdefault(word.lower(), " ".join(phones))
+            pronunciations.setdefault(normalize("NFC", word.lower()), " ".join(phones))
     if not pronunciations:
         raise InputError(
             f"a dictionary must have words and their phones, but {path} has none; name another file"
@@ -78,7 +80,7 @@ def read_dictionary(path: Path) -> dict[str, str]:
 
 def bare(word: str) -> str:
     """A word as a dictionary has it: in lower case, without the marks around it."""
-    return word.lower().strip(MARKS)
+    return normalize("NFC", word.lower().strip(MARKS))
 
 
 class PronunciationTokenizer(Tokenizer):
