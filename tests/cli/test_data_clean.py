@@ -241,7 +241,7 @@ def test_a_country_may_stand_behind_an_underscore(tmp_path, clean):
 
 
 def test_the_script_is_the_one_that_most_of_the_text_has(tmp_path, clean):
-    """Japanese mixes three, which are one here."""
+    """Japanese mixes three, which are one here, and has letters of half a width, too."""
     pairs = [("A dog.", "犬です。"), ("Tokyo", "東京"), ("Coffee", "コーヒー"), ("Wrong", "Something else")]
-    code, said, written = clean(put(tmp_path / "a.tsv", map("\t".join, pairs)))
-    assert (code, len(written["c.de"])) == (0, 3) and said.endswith("1 other script\n")
+    code, said, written = clean(put(tmp_path / "a.tsv", map("\t".join, [*pairs, ("Ｔｅａ", "ｵﾁｬ")])))
+    assert (code, len(written["c.de"])) == (0, 4) and said.endswith("1 other script\n")

@@ -45,8 +45,8 @@ from transduce.process import Bar
 FIRST = 10_000
 """Pairs that show the script of each side."""
 
-ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}
-"""Scripts that one text mixes."""
+ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "HALFWIDTH": "CJK", "FULLWIDTH": "LATIN"}
+"""Scripts that one text mixes, or that have letters of another width."""
 
 WIDE = re.compile(
     "[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60\U00020000-\U0003fffd]"
