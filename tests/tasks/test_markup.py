@@ -87,6 +87,9 @@ def test_tags_wrap_the_words_that_were_written_from_theirs(text, order, want):
         ('<p translate="yes">a</p>', '<p translate="yes">A</p>'),
         ("<x-y translate=no>a<x-z>b</x-z></x-y>c", "<x-y translate=no>a<x-z>b</x-z></x-y>C"),
         ("a<br translate=no>b", "A<br translate=no>B"),
+        ("<p>a <b><ruby>b<rp>(</rp><RT>x</RT><rp>)</rp>c<rt>y</rt></ruby></b> d</p>", "<p>A <b>BC</b> D</p>"),
+        ("a <ruby translate=no>b</ruby> c", "A <ruby translate=no>b</ruby> C"),
+        ("<pre><ruby>b<rt>x</rt></ruby></pre>a", "<pre><ruby>b<rt>x</rt></ruby></pre>A"),
     ],
 )
 def test_an_element_that_is_not_translated_ends_where_it_does_in_html(text, want):

@@ -20,7 +20,10 @@ INLINE = re.compile(
 )
 """Elements inside of a sentence, and comments; any other element ends a sentence."""
 
-OPAQUE = "code|kbd|pre|samp|script|style|textarea|var"
+RUBY = re.compile("/?(rb|rp|rt|ruby)")
+"""How letters of the source are read, which no translation keeps."""
+
+OPAQUE = "code|kbd|pre|rp|rt|samp|script|style|textarea|var"
 """Elements whose text is not translated, beside those with translate="no"."""
 
 ATTRIBUTES = r"""(?:"[^"]*"|'[^']*'|[^"'<>])*"""
@@ -145,6 +148,8 @@ def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
         at = _end_of_element(text, match) if untranslated else match.end()
         markup = text[match.start() : at]
         name = (hidden or untranslated or next(filter(None, others))).lower()
+        if RUBY.fullmatch(name) and not untranslated:
+            continue
         if not INLINE.fullmatch(name.removeprefix("/")):
             between = text[begin : match.start()]
             pieces += [between if is_blank(fragment.text) else fragment, markup]
