@@ -29,9 +29,14 @@ WIDE = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f\U000200
 """A character of Chinese or Japanese."""
 
 
+QUOTES = "“”‘’…—"
+"""Marks that Chinese shares with other languages."""
+
+
 def between(before: str, after: str) -> str:
     """What stands between two texts: a space, but nothing within Chinese and Japanese."""
-    return "" if not before or (WIDE.match(before[-1]) and WIDE.match(after)) else " "
+    inner = before.rstrip(QUOTES)[-1:], after.lstrip(QUOTES)
+    return "" if not before or all(map(WIDE.match, inner)) else " "
 
 
 def joined_texts(texts: Iterable[str]) -> str:
