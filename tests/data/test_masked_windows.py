@@ -196,7 +196,10 @@ def test_a_line_with_gaps_is_the_line_as_it_is_trained_on_with_tokens_hidden(kin
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
 @pytest.mark.parametrize(
     ("line", "n"),
-    [("Ay_me", 0), ("_me", 0), ("Ay_", 0), ("__", 0), ("Ay_me _", 1), ("Ay _, (_) '_'!", 3), ("_", 1), ("Ay\t_-_", 2)],
+    [
+        *(("Ay_me", 0), ("_me", 0), ("Ay_", 0), ("__", 0), ("Ay_me _", 1), ("Ay _, (_) '_'!", 3), ("_", 1)),
+        *(("Ay\t_-_", 2), ("我去_校。", 1), ("ไป_โรงเรียน", 1), ("किता_", 0)),
+    ],
 )
 def test_a_mask_word_counts_where_it_stands_alone(kind, line, n):
     tokenizer = any_tokenizer(kind)

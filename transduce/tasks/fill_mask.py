@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transduce.data.base_tokenizer import CharTokenizer, Tokenizer
 from transduce.data.batch import pad
+from transduce.data.glossary import LETTER
 from transduce.data.language import encode_text
 from transduce.data.text_batches import mask_id
 from transduce.errors import InputError
@@ -135,14 +136,15 @@ def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
     end, if any.
 
     The mask word counts where it stands alone: no letter, digit or underscore touches it, so that
-    foo_bar has no mask. It includes the space before it, as tokens do. Where every character is a
-    token, it counts everywhere, for one character of a word may be masked (Sp_ak); a text that
-    holds the mask word itself needs another one.
+    foo_bar has no mask; letters of Chinese and other scripts without spaces may. It includes the
+    space before it, as tokens do. Where every character is a token, it counts everywhere, for one
+    character of a word may be masked (Sp_ak); a text that holds the mask word itself needs another
+    one.
     """
     by_character = isinstance(tokenizer, CharTokenizer)
     mask = re.escape(mask_word)
     ids: list[int] = []
-    parts = re.split(mask if by_character else rf" ?(?<!\w){mask}(?!\w)", line)
+    parts = re.split(mask if by_character else rf" ?(?<!{LETTER}){mask}(?!{LETTER})", line)
     for i, (part, row) in enumerate(zip(parts, tokenizer.encode(parts), strict=True)):
         if i:
             ids.append(mask_id(tokenizer))
