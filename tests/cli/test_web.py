@@ -201,7 +201,7 @@ def test_texts_are_joined_as_python_joins_them():
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node")
-    ends = ["", " ", "a.", "猫。", "カ", "고", "𠀀", "，", "\u3000い", "ไทย", "z\x85"]
+    ends = ["", " ", "a.", "猫。", "カ", "고", "𠀀", "，", "\u3000い", "ไทย", "z\x85", "“犬…”", "—"]
     texts = [*itertools.product(ends, repeat=3)]
     command = [node, "--input-type=module", "-e", JOIN, str(PAGE / "browser" / "search.js")]
     answer = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True).stdout

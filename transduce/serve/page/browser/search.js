@@ -4,7 +4,8 @@
 const SENTENCE_END = /[.!?…\u0589\u061f\u06d4\u0964\u0965\u104b\u1362\u1367\u17d4]["'”’»)\]]*[\t-\r\x1c-\x1f\x85\p{Z}]+|[。！？]["'”’」』）]*[\t-\r\x1c-\x1f\x85\p{Z}]*/gu;
 const OUTER_SPACES = /^[\t-\r\x1c-\x1f\x85\p{Z}]+|[\t-\r\x1c-\x1f\x85\p{Z}]+$/gu;
 const WIDE = "[\\u3001-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\uff01-\\uff9f\\u{20000}-\\u{3ffff}]"; // as in tasks/outputs.py
-const [WIDE_START, WIDE_END] = [new RegExp(`^${WIDE}`, "u"), new RegExp(`${WIDE}$`, "u")];
+const QUOTES = "[“”‘’…—]*";
+const [WIDE_START, WIDE_END] = [new RegExp(`^${QUOTES}${WIDE}`, "u"), new RegExp(`${WIDE}${QUOTES}$`, "u")];
 const GOES_ON = /^["'“‘«„([¿¡]*\p{Lowercase}/u;
 const VISIBLE = /[^\p{Cc}\p{Cf}\p{Z}]|[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u{110bd}\u{110cd}]/u; // as in data/lines.py
 
