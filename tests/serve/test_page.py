@@ -224,6 +224,15 @@ def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
 
 
 @pytest.mark.long
+def test_texts_begin_on_the_side_of_their_letters(page):
+    translate(page, LINE)
+    expect(page.locator("#translate .source")).to_have_attribute("dir", "auto")
+    for place in ("textarea", ".best", ".ranked button"):
+        expect(page.locator(f"#translate {place}").first).to_have_css("unicode-bidi", "plaintext")
+        expect(page.locator(f"#translate {place}").first).to_have_css("text-align", "start")
+
+
+@pytest.mark.long
 def test_what_one_types_is_translated_in_the_next_pause(page, offline):
     """And again when one goes on; nothing is said aloud, as nobody has asked."""
     page.get_by_role("tab", name="Translate").click()

@@ -129,7 +129,7 @@ function wordButtons({ words, segments, text }, player) {
     readout.textContent = `${word}: ${start.toFixed(2)} to ${end.toFixed(2)} s`;
     player.play(start, end);
   } }, word));
-  const toolbar = h("div", { class: "words", role: "toolbar", "aria-label": "What was said" }, ...buttons);
+  const toolbar = h("div", { class: "words", dir: "auto", role: "toolbar", "aria-label": "What was said" }, ...buttons);
   roving(toolbar, buttons);
   return [toolbar, readout, copier(() => text)];
 }

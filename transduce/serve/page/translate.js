@@ -65,7 +65,7 @@ export function start(panel, runs, records) {
  */
 export async function translated(run, text, nBest, signal, results, show = () => {}, open = true) {
   const lines = text.split(/\r\n|\r|\n/);
-  const places = lines.map((line) => line.trim() && h("article", { class: "card" }, h("p", { class: "source" }, line)));
+  const places = lines.map((line) => line.trim() && h("article", { class: "card" }, h("p", { class: "source", dir: "auto" }, line)));
   const best = lines.map(() => "");
   results.append(...places.filter((place) => place));
   let next = 0;
