@@ -139,7 +139,8 @@ def attention_map(
     axes.set_title(title, parse_math=False)
     figure.colorbar(image, label="attention")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # an empty box
+        # an empty box; before matplotlib 3.11 there are two warnings of one in Hindi
+        warnings.filterwarnings("ignore", message="Glyph .* missing|.*does not support .* natively")
         figure.savefig(path, dpi=120)
 
 

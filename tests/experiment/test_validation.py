@@ -253,7 +253,7 @@ def test_an_example_without_positions_for_it_has_no_picture(tmp_path, drawn):
     assert not drawn
 
 
-STRANGE = ["▁$", "x$", "\\$_{", "<0x0A>", "語", "ü", "</s>"]
+STRANGE = ["▁$", "x$", "\\$_{", "<0x0A>", "語", "üहूँ", "</s>"]
 
 
 def check_height(path, inches):
