@@ -39,6 +39,8 @@ def test_the_longest_term_of_whole_words_is_found_first(text, want):
         ("क", "क ख ग", "किताब"),  # a vowel behind it is no letter of its own
         ("ሰው", "አንድ ሰው", "ሰውነት"),  # Amharic: man; body
         ("cafe", "a cafe", "cafe\u0301 noir"),
+        ("ti\u1ebfng", "tie\u0302\u0301ng Vi\u1ec7t", "tieng"),  # Vietnamese, either way to write it
+        ("tie\u0302\u0301ng", "ti\u1ebfng Vi\u1ec7t", "tieng"),
         ("iPhone", "我用iPhone打电话", "iPhones"),
         ("친구", "친구는 왔다", "친척"),  # Korean: friend, with a particle; relative
         ("ไทย", "คนไทย", "คนลาว"),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from unicodedata import normalize
 
 from transduce.errors import InputError
 
@@ -50,8 +51,8 @@ class Glossary:
 
 
 def _marked(text: str) -> str:
-    """The text with a mark at every border of a word."""
-    return BORDERS.sub("\0", text)
+    """The text in NFC, so that é is one character, with a mark at every border of a word."""
+    return BORDERS.sub("\0", normalize("NFC", text))
 
 
 def _pattern(term: str) -> str:
