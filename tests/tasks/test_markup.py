@@ -174,6 +174,8 @@ def test_subtitles_keep_their_times_and_a_cue_is_one_text():
         "Bye", "BYE"
     )
     assert translated(SRT.replace("Bye", "{\\an8}{\\b1} Bye {you}"), "srt").endswith("\r\n{\\an8}{\\b1} BYE {YOU}\r\n")
+    hebrew = SRT.replace("Bye", "\u202b{\\an8}שלום\u202c")  # with marks of direction around it
+    assert [each for each in parse(hebrew, "srt") if isinstance(each, Fragment)][-1].source == "שלום\u202c"
     want = VTT.replace("a <c.red.big>b <00:01.500></c> & c\nd", "A <c.red.big>B</c> &amp; C D").replace("Bye", "BYE")
     assert translated(VTT, "vtt") == want
     assert translated("", "srt") == translated("", "vtt") == ""

@@ -46,8 +46,9 @@ MARKS = re.compile(rf"(?:(?<!&lt)(?<!&gt)(?<!&amp)(?!>){PUNCTUATION})*$")
 BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d.,]*[ \t]*-->))")
 """A blank line, or the end of the line before a cue's number and time, where that is missing."""
 
-PLACE = re.compile(r"^(?:\{\\[^{}]*\}\s*)+")
-"""Where a cue of SubRip is shown, and how, such as {\\an8}, before its text."""
+PLACE = re.compile(r"^(?:[\u200e\u200f\u202a-\u202e\u2066-\u2069]*\{\\[^{}]*\}\s*)+")
+"""Where a cue of SubRip is shown, and how, such as {\\an8}, before its text; marks of direction may
+stand there, too."""
 
 TIME_TAG = re.compile(r"<[\d:.]+>")
 """The time of a word in a WebVTT cue, which no translation keeps."""
