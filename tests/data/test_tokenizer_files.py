@@ -137,6 +137,7 @@ def test_a_symbol_is_one_token_wherever_it_stands(kind, later):
         ("characters", ["<2de>"], "but this is a CharTokenizer; "),
         ("sentencepiece", ["<2de>", "</s>"], "a symbol must be no special piece, but </s> "),
         ("byte_bpe", ["<|endoftext|>"], "a symbol must be no special token, but <|endoftext|> "),
+        ("byte_bpe", ["→", "für"], "a symbol of byte-level BPE must have other letters than 'für', "),
     ],
 )
 def test_symbols_that_cannot_be_are_refused(kind, symbols, message):

@@ -112,6 +112,11 @@ class JSONTokenizer(Tokenizer):
                     f"a symbol must be no special token, but {symbol} is one of this vocabulary "
                     "already; leave it out"
                 )
+            if self._byte_level and not symbol.isascii() and {*symbol} <= {*LETTERS}:
+                raise InputError(
+                    f"a symbol of byte-level BPE must have other letters than {symbol!r}, which "
+                    "stand for bytes in it; write it in ASCII"
+                )
         names = set().union(*SPECIAL.values())
         tokenizer = LibraryTokenizer.from_str(self.model.decode())
         tokenizer.add_tokens(
