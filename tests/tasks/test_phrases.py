@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer as Library, pre_tokenizers
+from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
 import transduce as td
+from tests.interop.rivals import pieces_of, sentencepiece_model
 from tests.language_runs import any_tokenizer, language_model
 from tests.runs import GERMAN, RATE, SPECIAL, TINY, library_tokenizer, sentences, sound
 from transduce.cli.main import main
@@ -17,7 +18,7 @@ from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import train_tokenizer_pair
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.decode.phrases import text_prefix
-from transduce.decode.text_rules import biased
+from transduce.decode.text_rules import biased, forbidden, lexicon
 from transduce.experiment.config import with_vocabularies
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
@@ -85,6 +86,41 @@ def test_so_they_are_of_an_imported_tokenizer(kind, rng):
         written = b"".join(tokenizer.surfaces[i] for i in row)
         (decoded,) = tokenizer.decode([row])
         assert "\ufffd" in decoded or decoded.strip() == written.decode().strip()
+
+
+def ends_words(kind: str) -> Tokenizer:
+    """Its tokens write the space behind a word, but for the last one: GPT's </w>, or what SentencePiece calls a suffix."""
+    if kind == "imported":
+        model = sentencepiece_model(GERMAN, vocab_size=90, treat_whitespace_as_suffix=True)
+        special = {"bos": 0, "eos": 0, "pad": 0, "unk": 1}
+        return ImportedTokenizer.of_pieces(model, ["</s>", "<unk>", *pieces_of(model)], special=special)
+    library = Library(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    library.pre_tokenizer, library.decoder = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder(suffix="</w>")
+    how = {"vocab_size": 200, "special_tokens": [*SPECIAL], "show_progress": False}
+    library.train_from_iterator(GERMAN, trainers.BpeTrainer(end_of_word_suffix="</w>", **how))
+    return JSONTokenizer(library.to_str().encode())
+
+
+@pytest.mark.parametrize("kind", ["library", "imported"])
+def test_rules_know_tokens_that_end_words(kind, rng):
+    tokenizer = ends_words(kind)
+    rows = tokenizer.encode(GERMAN)
+    drawn = [i for row in rows for i in row]
+    known = lexicon(tokenizer, tuple({word for line in GERMAN for word in line.split()}))
+    for line, row in zip(GERMAN, rows, strict=True):
+        assert tokenizer.spelled(line).decode() == f"{line} "
+        assert all(known(row[:n])[i] == 0.0 for n, i in enumerate(row))
+        phrase = f" {line.split()[1]}"
+        assert min(forbidden(tokenizer, (phrase,))(row[:n])[i] for n, i in enumerate(row)) == -torch.inf
+        for text in (line, line[: -len(line.split()[-1])]):
+            prefix, tokens = text_prefix(tokenizer, text), list[int]()
+            while (following := prefix.next(tokens)) is not None:
+                tokens.append(following[int(torch.randint(len(following), (1,), generator=rng))])
+            assert f"{tokenizer.decode([tokens])[0]} ".startswith(text)
+        some = [drawn[int(i)] for i in torch.randint(len(drawn), (9,), generator=rng)]
+        assert b"".join(tokenizer.surfaces[i] for i in some).decode().strip() == tokenizer.decode([some])[0]
+    letters = [tokenizer.surfaces.index(letter) for letter in (b"e", b"s")]
+    assert text_prefix(tokenizer, "es").next(letters) is None  # the word may go on
 
 
 @pytest.mark.parametrize("text", ["Druck", " Druck", "Mach bitte "])

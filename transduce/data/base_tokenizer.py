@@ -104,19 +104,24 @@ class Tokenizer(ABC):
 
     @cached_property
     def surfaces(self) -> list[bytes]:
-        """The bytes that each token adds to a text behind others, in UTF-8: nothing for special
+        """The bytes that each token adds to a text between others, in UTF-8: nothing for special
         tokens."""
         special = {*self.suppressed, self.eos_id}
         ids = range(self.vocab_size)
         alone = self.decode([[i] for i in ids])
-        anchor = next((i for i in ids if alone[i] and i not in special), 0)
-        before, *texts = self.decode([[anchor], *([anchor, i] for i in ids)])
+        anchors = [i for i in ids if alone[i] and i not in special] or [0]
+        # one without a space at either side, if there is any
+        anchor = next((i for i in anchors if " " not in self.decode([[i, i]])[0]), anchors[0])
+        before, both, *texts = self.decode(
+            [[anchor], [anchor, anchor], *([anchor, i, anchor] for i in ids)]
+        )
+        n_behind = len(both) - len(before)
         return [
             bytes.fromhex(byte[1])
             if (byte := BYTE.fullmatch(name))
             else b""
             if i in special
-            else text[len(before) :].encode()
+            else text[len(before) : len(text) - n_behind].encode()
             for i, name, text in zip(ids, self.tokens(ids), texts, strict=True)
         ]
 

@@ -40,12 +40,6 @@ class Pieces(Tokenizer):
         self._ids = {piece: i for i, piece in enumerate(pieces) if piece}
         self._tagged = any(map(TAG.fullmatch, pieces))
 
-    @cached_property
-    def surfaces(self) -> list[bytes]:
-        """See Tokenizer; `decode` leaves out a space at the end, which is one behind others."""
-        surfaces = zip(self.all_tokens, super().surfaces, strict=True)
-        return [surface or b" " * piece.count("▁") for piece, surface in surfaces]
-
     def id_of(self, token: str) -> int | None:
         return self._ids.get(token)
 

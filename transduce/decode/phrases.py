@@ -228,6 +228,8 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     surfaces = tokenizer.surfaces
     last = max((i for i, token in enumerate(ids) if surfaces[token].startswith(b" ")), default=0)
     free = b"".join(surfaces[token] for token in ids[last:])
+    if text[-1] != " ":
+        free = free.rstrip(b" ")  # of tokens that end words
     ended = not tokenizer.spelled(text).endswith(b" ") and text[-1] == " "
     prefix = Prefix(vocabulary(tokenizer), ids[:last], free + b" " * ended)
     # where no text has a space before its first word, a byte could still write one
