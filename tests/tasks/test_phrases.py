@@ -123,6 +123,16 @@ def test_rules_know_tokens_that_end_words(kind, rng):
     assert text_prefix(tokenizer, "es").next(letters) is None  # the word may go on
 
 
+@pytest.mark.parametrize("kind", ["library", "imported"])
+def test_the_space_behind_a_prompt_is_written_once_by_tokens_that_end_words(kind):
+    tokenizer = ends_words(kind)
+    generator = Generator(language_model(tokenizer.vocab_size), tokenizer)
+    for seed, prompt in enumerate(("Mach ", "Druck es ")):
+        (output,), *_ = generator.generate([prompt], td.GenerationConfig(max_length=6, seed=seed))
+        (whole,) = tokenizer.decode([generator.encode(prompt) + output.tokens])
+        assert f"{prompt}{output.text}" == whole
+
+
 @pytest.mark.parametrize("text", ["Druck", " Druck", "Mach bitte "])
 def test_a_prefix_can_be_written_where_a_space_begins_every_text(text):
     """As in the byte-level BPE of Blenderbot."""

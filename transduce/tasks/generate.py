@@ -282,10 +282,11 @@ class Generator(Task):
 
     def _prompt(self, prompt: str, config: GenerationConfig) -> "Prompt":
         ids = self.encode(prompt, config.max_length)
-        last = self.tokenizer.surfaces[ids[-1]]
-        if prompt[-1:] not in (" ", "\t") or last.endswith((b" ", b"\t")) or not prompt.strip():
+        (text,) = self.tokenizer.decode([ids])
+        if prompt[-1:] not in (" ", "\t") or text.endswith((" ", "\t")) or not prompt.strip():
             return Prompt(ids)
-        return Prompt(ids, Prefix(vocabulary(self.tokenizer), [], b" "))
+        written = self.tokenizer.surfaces[ids[-1]].endswith(b" ")
+        return Prompt(ids, Prefix(vocabulary(self.tokenizer), [], b"" if written else b" "))
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids of a prompt, or as many of its last ones as have room, with a warning."""
@@ -318,8 +319,8 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     space: Prefix | None = None
-    """The space at its end where the ids leave it out, as those of SentencePiece do: what follows
-    begins with a new word."""
+    """The space at its end where the text of the ids leaves it out, as SentencePiece's does: what
+    follows begins with a new word."""
 
     def text(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
         """The text behind it, of which nothing is there yet."""
