@@ -9,15 +9,16 @@ import pytest
 import torch
 
 import transduce as td
-from tests.language_runs import any_tokenizer
+from tests.interop.rivals import sentencepiece_model
+from tests.language_runs import TEXT, any_tokenizer
 from transduce.data.base_tokenizer import CharTokenizer
-from transduce.data.sentencepiece_bpe import BOS, EOS
+from transduce.data.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 from transduce.errors import InputError
 from transduce.files import save_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import Run, save_run
-from transduce.tasks.fill_mask import FillMask
+from transduce.tasks.fill_mask import FillMask, encode_masked
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load_as
 
@@ -75,6 +76,17 @@ def test_a_word_that_holds_the_mask_word_is_no_gap(fill_mask):
         assert filled == same and "foo_bar" in filled[0]
     else:
         assert fill_mask(["Sp_ak"])[0][:2] == "Sp" and "_" not in fill_mask(["Sp_ak"])[0]
+
+
+@pytest.mark.parametrize("behind", [" me", "  me", ", me"])
+def test_spaces_behind_a_mask_are_those_of_the_line_where_tokens_keep_all(behind):
+    """As in Llama's SentencePiece, which begins every text with one more."""
+    how = {"remove_extra_whitespaces": False, "byte_fallback": True, "normalization_rule_name": "identity"}
+    tokenizer = SentencePieceTokenizer(sentencepiece_model(TEXT, vocab_size=330, kind="bpe", **how))
+    (*_, sign) = tokenizer.encode(["Speak;"])[0]
+    _, *ids, _ = encode_masked(tokenizer, f"Speak _{behind}", "_")
+    filled = [sign if i == tokenizer.vocab_size else i for i in ids]
+    assert tokenizer.decode([filled]) == [f"Speak;{behind}"]
 
 
 def test_one_line_in_is_one_line_out(fill_mask, monkeypatch):

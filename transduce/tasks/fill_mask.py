@@ -148,7 +148,9 @@ def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
     for i, (part, row) in enumerate(zip(parts, tokenizer.encode(parts), strict=True)):
         if i:
             ids.append(mask_id(tokenizer))
-            if not by_character and tokenizer.tokens(row[:1]) == ["▁"] and part[:1].strip():
+            spelled = "".join(tokenizer.tokens(row))
+            one_more = spelled.startswith("▁" * (1 + len(part) - len(part.lstrip(" "))))
+            if not by_character and one_more and tokenizer.tokens(row[:1]) == ["▁"]:
                 row = row[1:]  # SentencePiece and its like begin every text with a space
         ids += row
     start, end = tokenizer.bos_id, tokenizer.eos_id
