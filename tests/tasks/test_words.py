@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 import transduce as td
 from tests.language_runs import any_tokenizer
-from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_speech_run, sound
+from tests.runs import ENGLISH, FEATURES, RATE, SPECIAL, library_tokenizer, random_speech_run, sound
 from transduce.data.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
@@ -233,6 +234,23 @@ def test_alignments_number_the_words_of_the_line_and_not_those_that_normalizatio
     (plain,) = normal.align([line], [output])
     assert output.alignment.pairs == [(origin[i], n) for i, n in plain.words.pairs]
     assert max(i for i, _ in plain.words.pairs) > 0 and len(output.alignment.source) == 4
+
+
+def test_alignments_number_words_that_a_decoder_writes_as_one(translator):
+    """By hand: WordPiece's writes no space before punctuation, of which a source may have made words."""
+    words = ["Print", ",", "it", ".", "Open"]
+    table = {word: i for i, word in enumerate((*SPECIAL, *words))}
+    wordpiece = Library(models.WordPiece(table, unk_token="<unk>"))
+    wordpiece.pre_tokenizer, wordpiece.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece()
+    wordpiece.add_special_tokens([*SPECIAL])
+    tokenizer = JSONTokenizer(wordpiece.to_str().encode())
+    search = td.SearchConfig(beam_size=2, length_ratio=0, length_extra=12, no_repeat_ngram=2)
+    other = td.Translator(translator.model, tokenizer, translator.tokenizer, search)
+    ((output,),) = other.translate([" ".join(words)], alignments=True)
+    (plain,) = other.align([" ".join(words)], [output])
+    assert plain.words.source == ["Print,", "it.", "Open"] and max(i for i, _ in plain.words.pairs) > 0
+    assert output.alignment.source == words
+    assert output.alignment.pairs == [([0, 2, 4][i], n) for i, n in plain.words.pairs]
 
 
 def test_sentences_without_a_space_between_them_are_one_word_of_their_line(translator):

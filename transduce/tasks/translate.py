@@ -215,13 +215,16 @@ class Translator(Seq2SeqTask[str]):
 
     def _by_words(self, text: str, output: Output) -> Output:
         """The output with its alignment to the words of the source as white space parts them: a
-        tokenizer's normalization makes several of some, such as it´s, and none of others."""
+        tokenizer makes several of some, such as it´s, none of others, and may write two as one. All
+        have the same letters."""
         if output.alignment is None:
             return output
         tokenizer = self.source_tokenizer
-        words = tokenizer.decode(tokenizer.encode(text.split()))
-        numbers = [n for n, word in enumerate(words) for _ in word.split()]
-        pairs = [(numbers[min(i, len(numbers) - 1)], n) for i, n in output.alignment.pairs]
+        words = [word.strip() for word in tokenizer.decode(tokenizer.encode(text.split()))]
+        ends = [*accumulate(len("".join(word.split())) for word in words)]
+        starts = [*accumulate(map(len, output.alignment.source), initial=0)]
+        numbers = [min(bisect_right(ends, start), len(words) - 1) for start in starts]
+        pairs = [(numbers[i], n) for i, n in output.alignment.pairs]
         return replace(output, alignment=replace(output.alignment, source=words, pairs=pairs))
 
     def _ways(
