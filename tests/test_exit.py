@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
+from tests.limits import without_files
 from tests.train import toy
 from transduce.errors import InputError, exit_code
 from transduce.files import read_weights, save_tensors
@@ -87,6 +88,15 @@ def test_what_does_not_exist_is_named(tmp_path, capsys):
     ):
         assert exit_code(action, interrupted="") == 2
         assert capsys.readouterr().err == f"transduce: {told}\n"
+
+
+def test_weights_that_cannot_be_opened_are_not_called_missing(tmp_path, capsys):
+    """safetensors calls them so, whatever the reason."""
+    path = tmp_path / "a.safetensors"
+    save_tensors(path, {})
+    with without_files():
+        assert exit_code(lambda: read_weights(path), interrupted="") == 2
+    assert capsys.readouterr().err == f"transduce: [Errno 24] Too many open files: '{path}'\n"
 
 
 @pytest.mark.parametrize("inside", ["", "a", "a/b"])

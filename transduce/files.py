@@ -242,12 +242,11 @@ def read_weights(path: Path) -> Weights:
 
     Raises:
         InputError: the file is damaged.
-        FileNotFoundError: there is none.
+        OSError: there is none, or it may not be read.
     """
-    if not path.exists():  # safetensors' own error does not name it
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    regular(path).open("rb").close()  # safetensors says of all that it is missing
     try:
-        return load_file(regular(path))
+        return load_file(path)
     except (SafetensorError, TypeError, KeyError) as error:  # the last two: types that torch lacks
         raise InputError(
             f"{path} is not a whole safetensors file: {error}; copy it again, or remove it from a "
