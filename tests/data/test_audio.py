@@ -12,6 +12,7 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
+from tests.limits import without_files
 from transduce.data import audio
 from transduce.data.audio import change_rate, read_audio, read_samples
 
@@ -122,6 +123,13 @@ def test_a_missing_file_and_a_directory(tmp_path):
     assert "it is a directory or a device" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe.wav")  # opening it would wait for a writer
     assert "it is a directory or a device" in refusal(tmp_path / "pipe.wav")
+
+
+def test_a_sound_that_cannot_be_opened_is_not_called_damaged(tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.zeros(100), 8000)
+    with without_files():
+        assert refusal(path) == "cannot be read: Too many open files; check the path"
 
 
 def test_an_empty_file(tmp_path):

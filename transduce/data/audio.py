@@ -165,14 +165,15 @@ def sound_status(path: Path) -> os.stat_result:
     """Size and time of a file that exists and is not empty.
 
     Raises:
-        InputError: the file is missing, not a regular file, or empty.
+        InputError: the file is missing, not a regular file, not readable, or empty.
     """
     try:
         status = path.stat()
+        if is_file := stat.S_ISREG(status.st_mode):
+            path.open("rb").close()  # libsndfile does not say why it cannot
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} cannot be read: {reason}; check the path") from error
-    is_file = stat.S_ISREG(status.st_mode)
     if not is_file or not status.st_size:
         kind = "the file is empty" if is_file else "it is a directory or a device"
         raise InputError(
