@@ -122,7 +122,7 @@ def compile_library(compiler: str, cpu: Sequence[str], path: Path) -> None:
 
 def cache_folder() -> Path:
     """Where files are kept that can be made or fetched anew."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transduce"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transduce"
 
 
 def _compiled(compiler: str) -> Path:

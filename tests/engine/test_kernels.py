@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -211,3 +212,14 @@ def test_whoever_has_no_compiler_is_told_and_goes_on(anew, monkeypatch, caplog):
 def test_they_can_be_switched_off(anew, monkeypatch):
     monkeypatch.setenv("TRANSDUCE_KERNELS", "0")
     assert kernels.library() is None and not anew.exists()
+
+
+@pytest.mark.parametrize("named", ["", "/caches"])
+def test_the_cache_is_where_the_environment_says(monkeypatch, named):
+    """An empty name is none, as the XDG specification has it; a home is asked for where it is needed alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", named)
+    if named:
+        monkeypatch.setattr(Path, "home", lambda: 1 / 0)
+    else:
+        monkeypatch.setenv("HOME", "/home/x")
+    assert kernels.cache_folder() == Path(named or "/home/x/.cache") / "transduce"
