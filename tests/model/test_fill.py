@@ -56,6 +56,17 @@ def test_weights_of_another_type_become_float32_and_are_copies(dtype):
         assert same.data_ptr() != weight.data_ptr()
 
 
+def test_the_default_type_of_the_host_rounds_no_weight():
+    model = Transformer(CONFIG)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        filled = filled_transformer(CONFIG, weights_of(model), "here", CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for got, want in zip(filled.parameters(), model.parameters(), strict=True):
+        assert got.dtype == torch.float32 and torch.equal(got, want)
+
+
 def test_weights_that_do_not_fit_are_refused():
     weights = weights_of(Transformer(CONFIG))
     del weights["decoder.layers.0.cross.q.bias"]

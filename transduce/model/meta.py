@@ -104,7 +104,7 @@ def flops_per_token(model: Transformer) -> float:
 def filled_transformer(
     config: TransformerConfig, weights: Weights, name: str, device: torch.device
 ) -> Transformer:
-    """A Transformer in evaluation mode with a copy of these weights, in the type of new models.
+    """A Transformer in evaluation mode with a copy of these weights, in float32.
 
     Args:
         name: says in errors where the weights come from.
@@ -115,9 +115,7 @@ def filled_transformer(
     model = _on_meta(config)
     empty = weights_of(model)
     check_weights(empty, weights, name)
-    return _assign(
-        model, {n: weights[n].to(device, old.dtype, copy=True) for n, old in empty.items()}
-    )
+    return _assign(model, {n: weights[n].to(device, torch.float32, copy=True) for n in empty})
 
 
 def blank_transformer(config: TransformerConfig) -> Transformer:
