@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from transduce.errors import InputError
 from transduce.train.host import load_batches, prefetch
 
 
@@ -133,3 +134,26 @@ def test_an_error_of_a_process_comes_at_its_turn_as_it_is():
     assert [next(batches)[0] for _ in range(2)] == [3, 1]
     with pytest.raises(ValueError, match=r"^the third is bad$"):
         next(batches)
+
+
+@pytest.mark.process
+@few_cores
+def test_a_batch_that_cannot_be_sent_is_an_error(monkeypatch):
+    """As where /dev/shm is full, 64 MB in a container."""
+
+    def full(_: object) -> None:
+        raise RuntimeError("unable to allocate")
+
+    monkeypatch.setattr("torch.UntypedStorage._share_fd_cpu_", full)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(20)
+    try:
+        with pytest.raises(InputError) as error:
+            list(load_batches(2, [torch.ones(3)], [0]))
+        assert str(error.value) == (
+            "data_workers send batches by shared memory, but unable to allocate; give a container more "
+            "(docker run --shm-size 2g), or set data_workers=0"
+        )
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

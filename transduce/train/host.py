@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, cuda
 from torch.utils.data import DataLoader
 
+from transduce.errors import InputError
 from transduce.process import use_one_core
 
 
@@ -93,18 +95,26 @@ def prefetch(batches: Iterator[BatchT], n: int = 2) -> Iterator[BatchT]:
 
 @dataclass(frozen=True)
 class _Results:
-    """Items of a sequence, or the errors that they end in.
+    """Items of a sequence, ready to be sent, or the errors that they end in.
 
-    A DataLoader would add a traceback to the message of an error.
+    A DataLoader would add a traceback to the message of an error, and wait forever for an item that
+    cannot be sent, as where shared memory is full.
     """
 
     batches: Sequence[Any]
 
     def __getitem__(self, i: int) -> Any:
         try:
-            return self.batches[i]
+            batch = self.batches[i]
         except Exception as error:
             return error
+        try:
+            return bytes(ForkingPickler.dumps(batch))
+        except RuntimeError as error:
+            return InputError(
+                f"data_workers send batches by shared memory, but {error}; give a container more "
+                "(docker run --shm-size 2g), or set data_workers=0"
+            )
 
 
 def _ignore_ctrl_c(_: int) -> None:
@@ -136,4 +146,4 @@ def load_batches(
     for batch in loader:
         if isinstance(batch, Exception):
             raise batch
-        yield batch
+        yield ForkingPickler.loads(batch)
