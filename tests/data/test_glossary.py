@@ -7,7 +7,7 @@ import pytest
 from transduce.data.glossary import Glossary, at_word, parse_glossary
 
 TERMS = {"dog": "Hund", "hot dog": "Hotdog", "IT": "EDV", "New York": "New York", "dog show": "Schau", "犬": "Hund!"}
-TERMS |= {"\u03bcm": "Mikrometer", "σίσυφοσ": "Sisyphos", "Dog Tag": "Marke"}
+TERMS |= {"\u03bcm": "Mikrometer", "σίσυφοσ": "Sisyphos", "Dog Tag": "Marke", "istanbul": "Stambul"}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ TERMS |= {"\u03bcm": "Mikrometer", "σίσυφοσ": "Sisyphos", "Dog Tag": "Mar
         ("Hot  dog", ["Hund"]),
         ("A hot dog of 5 µm, as the ΣΊΣΥΦΟΣ.", ["Hotdog", "Mikrometer", "Sisyphos"]),
         ("Dog Tag, dog tag", ["Marke", "Hund"]),
+        ("İstanbul, ISTANBUL, ıstanbul", ["Stambul"]),
         ("", []),
         ("白い犬が dog", ["Hund!", "Hund"]),
     ],
@@ -28,6 +29,13 @@ TERMS |= {"\u03bcm": "Mikrometer", "σίσυφοσ": "Sisyphos", "Dog Tag": "Mar
 def test_the_longest_term_of_whole_words_is_found_first(text, want):
     assert Glossary(tuple(TERMS.items()))(text) == want
     assert Glossary(())(text) == []
+
+
+def test_a_text_is_looked_up_at_once_in_a_glossary_of_thousands_of_terms():
+    """A pattern of all terms would take minutes; see conftest.py for the bound on a test's time."""
+    glossary = Glossary(tuple((f"term {n:05d}", str(n)) for n in range(3_000)))
+    for n in range(100):
+        assert glossary(f"The Term {n:05d} and term {2999 - n:05d}, not term {n:06d} again") == [str(n), str(2999 - n)]
 
 
 @pytest.mark.parametrize(

@@ -40,14 +40,21 @@ class Glossary:
         by_length = sorted(
             dict(terms).items(), key=lambda pair: (-len(pair[0]), pair[0] == pair[0].lower())
         )
-        self.translations = [translation for _, translation in by_length]
-        patterns = (f"({_pattern(term)})" for term, _ in by_length)
-        self.pattern = re.compile("|".join(patterns) or "(?!)")
+        self.terms = [(_folded(term), _pattern(term), meaning) for term, meaning in by_length]
 
     def __call__(self, text: str) -> list[str]:
         """The translations of the terms in a text, each once."""
-        numbers = (match.lastindex or 1 for match in self.pattern.finditer(_marked(text)))
-        return list(dict.fromkeys(self.translations[number - 1] for number in numbers))
+        folded = _folded(text)
+        # a pattern of all terms would try each of them at each character
+        near = [(pattern, meaning) for term, pattern, meaning in self.terms if term in folded]
+        any_term = "|".join(f"({pattern})" for pattern, _ in near) or "(?!)"
+        numbers = (match.lastindex or 1 for match in re.finditer(any_term, _marked(text)))
+        return list(dict.fromkeys(near[number - 1][1] for number in numbers))
+
+
+def _folded(text: str) -> str:
+    """The text in NFC with one form of all letters that are alike without regard to case."""
+    return normalize("NFC", text).replace("İ", "i").replace("ı", "i").casefold()
 
 
 def _marked(text: str) -> str:
