@@ -30,6 +30,14 @@ def translated(text: str, format: str = "html", order: list[int] | None = None) 
     return joined(pieces, (shouted(piece, order) for piece in pieces if isinstance(piece, Fragment)))
 
 
+def test_a_long_paragraph_of_many_tags_is_read_at_once():
+    """Each tag was compared with all others, and with all words: 15 s; conftest.py bounds a test's time."""
+    paragraph = "<p>" + "<b>OPEN</b> <img> THE " * 4_000 + "</p>"
+    assert [len(each.tags) for each in parse(paragraph, "html") if isinstance(each, Fragment)] == [8_000]
+    paragraph = "<p>" + "<b>OPEN</b> THE. " * 5_000 + "</p>"
+    assert translated(paragraph) == paragraph
+
+
 def test_what_nobody_sees_is_no_text():
     """A space without width and a soft hyphen stay where they are, and nothing is translated there."""
     text = "<p>&#8203;</p><p>&shy;</p><p>a</p>"

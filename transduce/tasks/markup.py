@@ -2,6 +2,8 @@
 alignment."""
 
 import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
@@ -86,17 +88,19 @@ class Fragment:
         words = output.text.split()
         origin = {n: place for place, n in output.alignment.pairs} if output.alignment else {}
         sources = [origin.get(n, 0) for n in range(len(words))]
-        around = [
-            [tag for tag in self.tags if spans[i][0] < tag.stop and tag.start < spans[i][1]]
-            for i in sources
-        ]
+        starts, stops = zip(*spans, strict=True)
+        inside: list[list[Tag]] = [[] for _ in spans]
+        for tag in self.tags:
+            for i in range(bisect_right(stops, tag.start), bisect_left(starts, tag.stop)):
+                inside[i].append(tag)
+        around = [inside[i] for i in sources]
         alone = [""] * (len(words) + 1)
         wrapping = set(chain.from_iterable(around))
         tail, end = "", len(self.text.rstrip())
         for tag in self.tags:
             if tag in wrapping:
                 continue
-            behind = sum(stop <= tag.start for _, stop in spans)
+            behind = bisect_right(stops, tag.start)
             if behind == len(spans):
                 tail += self.text[end : tag.start] + tag.opening + tag.closing
                 end = tag.start
@@ -139,7 +143,7 @@ def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
     """HTML as fragments to translate and what is between them."""
     pieces: list[str | Fragment] = []
     fragment = Fragment(escaped=escaped)
-    opened: list[tuple[str, Tag]] = []
+    opened = defaultdict[str, list[Tag]](list)
     begin = at = 0
     for match in MARKUP.finditer(f"{text}<!>"):
         if match.start() < at:  # inside of an element that is not translated
@@ -154,16 +158,17 @@ def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
         if not INLINE.fullmatch(name.removeprefix("/")):
             between = text[begin : match.start()]
             pieces += [between if is_blank(fragment.text) else fragment, markup]
-            fragment, opened, begin = Fragment(escaped=escaped), [], at
+            fragment, begin = Fragment(escaped=escaped), at
+            opened.clear()
             continue
         place = len(fragment.text)
-        starts = [tag for each, tag in opened if f"/{each}" == name and tag.stop < 0]
-        if starts:
-            starts[-1].stop, starts[-1].closing = place, markup
+        if opened[name]:
+            tag = opened[name].pop()
+            tag.stop, tag.closing = place, markup
         else:
             fragment.tags.append(Tag(markup, place))
             if not (hidden or untranslated):
-                opened.append((name, fragment.tags[-1]))
+                opened[f"/{name}"].append(fragment.tags[-1])
     return pieces[:-1]
 
 
