@@ -24,7 +24,7 @@ Points = list[tuple[int | float, int | float]]
 KINDS = ("train", "valid")
 """The kinds of lines of metrics.jsonl that curves are made of."""
 
-LABELS = ("training, as minimized", "validation")
+LABELS = ("training", "validation")
 
 NO_METRICS = {"update", "epoch", "kind", "seconds", "skipped", "perplexity"}
 """What else a validation writes."""
