@@ -11,8 +11,9 @@ import pytest
 from sacrebleu.metrics import TER
 from sacrebleu.significance import PairedTest
 
+from transduce.score.measures import warn_without_words
 from transduce.score.score import Score
-from transduce.score.wer import Errors, cer, normalized, per, warn_without_words, wer
+from transduce.score.wer import Errors, cer, normalized, per, wer
 
 
 def distance(hypothesis, reference):

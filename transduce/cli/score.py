@@ -16,9 +16,9 @@ from transduce.config import within
 from transduce.data.sound_lists import LIST, NAMES
 from transduce.data.tables import each_record
 from transduce.errors import InputError
-from transduce.score.measures import Tokenization, bleu, chrf, comet, ter
+from transduce.score.measures import Tokenization, bleu, chrf, comet, ter, warn_without_words
 from transduce.score.score import Lines, Measure, Score, check_lines
-from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, warn_without_words, wer
+from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
 
 TEXT = "text"
 

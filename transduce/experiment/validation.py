@@ -23,9 +23,8 @@ from transduce.files import write_json
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
 from transduce.report.documents import write_reports
-from transduce.score.measures import MEASURES, Tokenization, get_measure
+from transduce.score.measures import MEASURES, Tokenization, get_measure, warn_without_words
 from transduce.score.score import Lines
-from transduce.score.wer import warn_without_words
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask, decode_masked
 from transduce.tasks.generate import Generator

@@ -40,6 +40,12 @@ and Tai Tham."""
 
 LETTERS = {name: re.compile(f"[{span}]") for name, span in SCRIPTS.items()}
 
+UNSPACED = re.compile(f"[{SCRIPTS['zh']}{SCRIPTS['ja-mecab']}{SCRIPTS['char']}]")
+"""Letters without spaces between words."""
+
+LONGEST_WORD = 7
+"""Such letters that a word has at most in the mean, where there are spaces."""
+
 LIBRARIES: dict[Tokenization, tuple[str, str]] = {
     "ja-mecab": ("MeCab", "ja"),
     "ko-mecab": ("mecab_ko", "ko"),
@@ -76,6 +82,17 @@ def tokenization(texts: Iterable[str]) -> Tokenization:
 def is_installed(name: Tokenization) -> bool:
     """Whether the library that this tokenization needs is installed."""
     return name not in LIBRARIES or find_spec(LIBRARIES[name][0]) is not None
+
+
+def warn_without_words(references: Lines) -> None:
+    """Warn where spaces do not separate words, so that a word error rate counts sentences."""
+    text = " ".join(references)
+    if len(UNSPACED.findall(text)) > LONGEST_WORD * len(text.split()):
+        logger.warning(
+            "WER counts what spaces separate, which are no words in this text, such as %r; take "
+            "CER: transduce score cer, and in a training --validate-by cer",
+            text[:20],
+        )
 
 
 CHUNK = 200

@@ -1,7 +1,6 @@
 """Word, character and phone error rate, alignment, and a report of errors; signatures say how."""
 
 import math
-import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ import jiwer
 import numpy as np
 from jiwer import CharacterOutput, WordOutput
 
-from transduce.errors import InputError, logger
+from transduce.errors import InputError
 from transduce.score.score import (
     Lines,
     Measure,
@@ -27,12 +26,6 @@ from transduce.score.score import (
 Unit = Literal["word", "char", "phone"]
 
 NOUN: dict[Unit, str] = {"word": "word", "char": "character", "phone": "phone"}
-
-UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
-"""Letters without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese."""
-
-LONGEST_WORD = 7
-"""Such letters that a word has at most in the mean, where there are spaces."""
 
 LINE = 100
 """Columns that an aligned line of the report may fill."""
@@ -264,17 +257,6 @@ class ErrorRateMeasure(Measure):
             utterances=[Errors(*map(int, row)) for row in statistics],
             hypotheses=hypotheses,
             references=references,
-        )
-
-
-def warn_without_words(references: Lines) -> None:
-    """Warn where spaces do not separate words, so that a word error rate counts sentences."""
-    text = " ".join(references)
-    if len(UNSPACED.findall(text)) > LONGEST_WORD * len(text.split()):
-        logger.warning(
-            "WER counts what spaces separate, which are no words in this text, such as %r; take "
-            "CER: transduce score cer, and in a training --validate-by cer",
-            text[:20],
         )
 
 
