@@ -26,12 +26,12 @@ from transduce.cli.recordings import (
     NamedSound,
     listed,
     recorded,
-    same_name,
     sounds_of,
     stems_of,
     version_of,
 )
-from transduce.config import Common, Json, differences
+from transduce.cli.transcript_folder import unfinished
+from transduce.config import Common, Json
 from transduce.errors import InputError, require
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import ENDINGS, HEAD, STREAM, WRITE, as_line, srt
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
     from transduce.tasks.outputs import Transcript
     from transduce.tasks.sound import Audio, Sound
     from transduce.tasks.transcribe import Transcriber
-
-RECORD = ".transduce.json"
-"""In an --output-dir: the settings and the hash of the run that its files were made with, and of
-which sounds they are."""
 
 
 class TranscriptionSettings(Overrides):
@@ -224,7 +220,9 @@ def transcribe(
         carry_out(job, sounds, division, inputs=[*files, *paths, *search.files])
     else:
         job = replace(job, stems=stems_of(sounds, files, output.output_dir))
-        if left := _unfinished(job, output.output_dir):
+        key, _, _ = job.key(())
+        del key["inputs"], key["stems"], key["output"]["format"], key["output"]["output_dir"]
+        if left := unfinished(output.output_dir, key, job.stems, job.files):
             carry_out(job, left, division)
 
 
@@ -333,66 +331,3 @@ class Transcription(SearchJob):
 
         for format, path in self.files(Path(transcript.path)).items():
             write_file(path, HEAD.get(format, "") + WRITE[format](transcript))
-
-
-def _unfinished(job: Transcription, directory: Path) -> list[Path]:
-    """The sounds whose files are missing, older than they are, or of another sound.
-
-    Raises:
-        InputError: the directory has other files, or was begun with other settings, or with other
-            sounds of the same names.
-    """
-    from transduce.files import read_json, write_json
-
-    key, _, _ = job.key(())
-    del key["inputs"], key["stems"], key["output"]["format"], key["output"]["output_dir"]
-    record = directory / RECORD
-    sounds = {
-        os.path.relpath(stem, directory): os.path.realpath(sound)
-        for sound, stem in job.stems.items()
-    }
-    before = read_json(record) if record.exists() else {}
-    versions = before.pop("versions", {})
-    if before:
-        known = before.pop("sounds", {})
-        for stem, sound in sounds.items():
-            other = known.get(stem, sound)
-            files = (f"{directory / stem}{end}" for end in ENDINGS.values())
-            if other != sound and os.path.exists(other) and any(map(os.path.exists, files)):
-                raise same_name(other, sound, str(directory / stem))
-        sounds = known | sounds
-        if changed := differences(before, key):
-            raise InputError(
-                f"all files of an --output-dir are made with the same settings, but {directory} "
-                f"was begun with others: {'; '.join(changed)}; name another --output-dir"
-            )
-    elif directory.exists() and any(directory.iterdir()):
-        raise InputError(
-            "an --output-dir must be new or empty, or the one of an earlier transcription, but "
-            f"{directory} has other files; name another"
-        )
-    _remove_replaced(job.stems, directory, versions)
-    write_json(record, {**key, "sounds": sounds, "versions": versions})
-
-    def is_done(sound: Path) -> bool:
-        return os.path.isfile(sound) and all(
-            path.is_file() and path.stat().st_mtime >= sound.stat().st_mtime
-            for path in job.files(sound).values()
-        )
-
-    left = [sound for sound in map(Path, job.stems) if not is_done(sound)]
-    n = len(job.stems)
-    if n_done := n - len(left):
-        to_stderr(f"{n_done} of {n} are done, in {directory}")
-    return left
-
-
-def _remove_replaced(stems: dict[str, str], directory: Path, versions: dict[str, str]) -> None:
-    """Remove the files of sounds that others have replaced, which may be older than these files,
-    and bring the versions of sounds up to date."""
-    for sound, stem in stems.items():
-        name, version = os.path.relpath(stem, directory), version_of(sound)
-        if version and versions.setdefault(name, version) != version:
-            versions[name] = version
-            for ending in ENDINGS.values():
-                Path(f"{stem}{ending}").unlink(missing_ok=True)
