@@ -1,5 +1,6 @@
 """C++ computes what the layers compute, whatever is asked of it; what it does not know, the layers compute."""
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -342,6 +343,16 @@ def test_a_copy_has_weights_of_its_own(rng):
     with torch.no_grad():
         engine.model.target_input.weight.zero_()
     assert logits(copied, example).abs().sum() > 0
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_an_engine_goes_to_another_process(int8, rng):
+    engine, example = both(TEXT, rng, int8=int8)[1], contract.random_example(TEXT, rng)
+    copied = pickle.loads(pickle.dumps(engine))
+    assert copied.name == engine.name
+    torch.testing.assert_close(logits(copied, example), want := logits(engine, example), rtol=0, atol=0)
+    engine.model.share_memory()  # as multiprocessing does where it pickles
+    torch.testing.assert_close(logits(engine, example), want, rtol=0, atol=0)
 
 
 def test_tokens_that_are_none_are_refused(rng):

@@ -3,7 +3,7 @@ are the reference."""
 
 import ctypes
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,15 +65,19 @@ class CPUEngine:
         self.modules = list(model.modules())
         self.versions = self._versions()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "CPUEngine":
-        return CPUEngine(deepcopy(self.model, memo), int8=self.int8)
+    def __reduce__(self) -> tuple[Callable[..., "CPUEngine"], tuple[Transformer]]:
+        """A copy, also in another process, is made anew of its model."""
+        return partial(CPUEngine, int8=self.int8), (self.model,)
 
     def _check(self) -> None:
-        if self._versions() != self.versions:
+        versions = self._versions()
+        if [version for _, version in versions] != [version for _, version in self.versions]:
             raise RuntimeError(
                 "an engine computes with the weights that its model had when it was made, but they "
                 "have changed; make another with engine_for(model), or load them with td.load"
             )
+        if versions != self.versions:  # they moved, into memory that processes share
+            vars(self).update(vars(CPUEngine(self.model, int8=self.int8)))
 
     def _versions(self) -> list[tuple[int, int]]:
         parameters = (weight for each in self.modules for weight in each._parameters.values())
