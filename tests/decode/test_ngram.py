@@ -94,6 +94,16 @@ def test_every_next_token_has_the_probability_of_the_rule(text):
     assert scorer.n_sentences == 1
 
 
+def test_one_token_that_begins_and_ends_texts_stands_for_two_words():
+    """As that of GPT-2's tokenizers does, and where an imported decoder begins with its end."""
+    tokens = ["<|endoftext|>", "a", "▁b", "c"]
+    scorer = NGramScorer(NGrams(ARPA.splitlines(), tokens, bos_id=0, eos_id=0, device="cpu"), 1)
+    grams = plain(ARPA)
+    for new, past in ((0, ("<s>",)), (1, ("<s>", "a")), (2, ("a", "▁b")), (0, ("▁b", "</s>"))):
+        want = [by_rule(grams, past, word) * math.log(10) for word in ("</s>", *tokens[1:])]
+        assert scorer.step(torch.tensor([new]))[0].tolist() == pytest.approx(want, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -48,11 +48,12 @@ class NGrams:
         eos_id: int,
         device: torch.device | str,
     ) -> None:
-        self.bos_id = bos_id
         self.device = device
         unknown = len(tokens)
+        self.start = bos_id if bos_id != eos_id else unknown + 1
+        """The word <s>, also where its token is that of </s>."""
         words = {word: i for i, word in enumerate(tokens)}
-        words |= {"<s>": bos_id, "</s>": eos_id, "<unk>": unknown}
+        words |= {"<s>": self.start, "</s>": eos_id, "<unk>": unknown}
         self.order = 0
         self.backoffs: dict[tuple[int, ...], float] = {}
         following: dict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
@@ -77,21 +78,21 @@ class NGrams:
                 f"{'none of them' if known else 'no 1-grams'}; make its text with transduce "
                 "tokenize RUN"
             )
-        self.words = np.array([i if i in known else unknown for i in range(unknown)])
-        """By token, the word of the model."""
+        self.words = np.array([i if i in known else unknown for i in range(unknown + 2)])
+        """By token, the word of the model; behind them, two that are no tokens: <unk>, and <s>."""
         self._row = lru_cache(maxsize=CACHED)(self._log_probs)
 
     def log_probs(self, past: Int[Tensor, "N L"]) -> Scores:
         """The log-probabilities of every next token after these, BOS included."""
         rows = [self._row(tuple(ids)) for ids in self.words[past.numpy(force=True)].tolist()]
-        return torch.from_numpy(np.stack(rows)[:, self.words]).to(self.device)
+        return torch.from_numpy(np.stack(rows)[:, self.words[:-2]]).to(self.device)
 
     def _log_probs(self, past: tuple[int, ...]) -> np.ndarray:
-        """Those of every next word after one past; that of an unknown word is last."""
+        """Those of every next word after one past."""
         if past:
             row = self._row(past[1:]) + self.backoffs.get(past, 0.0)
         else:
-            row = np.full(len(self.words) + 1, MISSING * math.log(10), dtype=np.float32)
+            row = np.full(len(self.words), MISSING * math.log(10), dtype=np.float32)
         if past in self.following:
             ids, log_probs = self.following[past]
             row[ids] = log_probs
@@ -152,7 +153,7 @@ class NGramScorer:
 
     def step(self, tokens: Tokens) -> Scores:
         """Append one token to every row, at first BOS; log-probabilities of the next."""
-        new = tokens if self.past.size(1) else torch.full_like(tokens, self.ngrams.bos_id)
+        new = tokens if self.past.size(1) else torch.full_like(tokens, self.ngrams.start)
         self.past = torch.cat((self.past, new[:, None]), dim=1)[:, -max(1, self.ngrams.order - 1) :]
         return self.ngrams.log_probs(self.past)
 
