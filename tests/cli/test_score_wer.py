@@ -252,7 +252,7 @@ def test_a_report_replaces_nothing_that_is_read(files, refusal, name):
 
 def test_chinese_is_scored_with_a_warning_that_it_has_no_words(tmp_path, caplog):
     (tmp_path / "a").write_text("我今天去学校，你呢，想去哪里？\n", encoding="utf-8")
-    for measure in ("wer", "cer"):
+    for measure, instead in (("wer", "cer"), ("cer", ""), ("ter", "chrf"), ("chrf", "")):
         assert main(["score", measure, str(tmp_path / "a"), str(tmp_path / "a"), "--resamples", "0"]) == 0
-        assert ("take CER" in caplog.text) is (measure == "wer")
+        assert re.findall(r"take transduce score (\w+)", caplog.text) == [instead] * bool(instead)
         caplog.clear()

@@ -159,9 +159,12 @@ def test_normalization_keeps_what_can_be_heard(text, want):
         ("", False),
     ],
 )
-def test_a_word_error_rate_of_text_without_spaces_is_warned_of(line, warned, caplog):
-    warn_without_words([line])
-    assert ("score cer" in caplog.text) is warned
+def test_a_rate_by_words_of_text_without_spaces_is_warned_of(line, warned, caplog):
+    for measure in ("wer", "ter", "cer", "bleu"):
+        warn_without_words(measure, [line])
+    assert ("WER counts what spaces" in caplog.text, "--validate-by cer" in caplog.text) == (warned, warned)
+    assert ("TER counts what spaces" in caplog.text, "--validate-by chrf" in caplog.text) == (warned, warned)
+    assert len(caplog.records) == 2 * warned
 
 
 def test_normalizing_twice_is_normalizing_once_for_every_letter():

@@ -152,6 +152,7 @@ def _score_translations(
         )
     systems = _systems(hypotheses, scoring, [*references, *sources])
     rights = [_read_reference(path, scoring.column)[0] for path in references]
+    warn_without_words(measure.name, rights[0])
     _print_score(measure, systems, references, rights, scoring.resamples)
 
 
@@ -199,8 +200,7 @@ def _score_transcripts(
     if scoring.report is not None:
         check_output(scoring.report, [*systems, *tables], option="--report")
     right, table = _read_reference(reference, scoring.column)
-    if measure is wer:
-        warn_without_words(right)
+    warn_without_words(measure.name, right)
     if scoring.manifest is not None:
         table = _read_table(scoring.manifest)
         check_lines(

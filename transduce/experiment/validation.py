@@ -123,6 +123,7 @@ def translation_validator(
     n_samples: int = SAMPLES,
 ) -> Validator:
     """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
+    warn_without_words(by, text.target)
     score = _scoring(["bleu"], by, text.source, tokenize)
     examples = {i: (text.source[i], text.target[i]) for i in _spread(len(text.source), n_samples)}
 
@@ -154,8 +155,7 @@ def speech_validator(
         canary: others, whose measures stand beside theirs, such as canary.wer.
     """
     scored = pairs.recordings if recordings is None else recordings
-    if by == "wer":
-        warn_without_words([recording.text for recording in scored])
+    warn_without_words(by, [recording.text for recording in scored])
     score = _scoring(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
     if canary:  # names those that cannot be used; an error where none can
         config = replace(pairs.config, max_seconds=math.inf, ctc_column="")

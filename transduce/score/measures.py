@@ -46,6 +46,9 @@ UNSPACED = re.compile(f"[{SCRIPTS['zh']}{SCRIPTS['ja-mecab']}{SCRIPTS['char']}]"
 LONGEST_WORD = 7
 """Such letters that a word has at most in the mean, where there are spaces."""
 
+BY_LETTERS = {"wer": "cer", "ter": "chrf"}
+"""For measures that count words, those that count characters."""
+
 LIBRARIES: dict[Tokenization, tuple[str, str]] = {
     "ja-mecab": ("MeCab", "ja"),
     "ko-mecab": ("mecab_ko", "ko"),
@@ -84,14 +87,17 @@ def is_installed(name: Tokenization) -> bool:
     return name not in LIBRARIES or find_spec(LIBRARIES[name][0]) is not None
 
 
-def warn_without_words(references: Lines) -> None:
-    """Warn where spaces do not separate words, so that a word error rate counts sentences."""
+def warn_without_words(measure: str, references: Lines) -> None:
+    """Warn where a measure counts words that spaces do not separate, and so counts sentences."""
     text = " ".join(references)
-    if len(UNSPACED.findall(text)) > LONGEST_WORD * len(text.split()):
+    if measure in BY_LETTERS and len(UNSPACED.findall(text)) > LONGEST_WORD * len(text.split()):
         logger.warning(
-            "WER counts what spaces separate, which are no words in this text, such as %r; take "
-            "CER: transduce score cer, and in a training --validate-by cer",
+            "%s counts what spaces separate, which are no words in this text, such as %r; take "
+            "transduce score %s, and in a training --validate-by %s",
+            measure.upper(),
             text[:20],
+            BY_LETTERS[measure],
+            BY_LETTERS[measure],
         )
 
 
