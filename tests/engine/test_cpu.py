@@ -335,6 +335,8 @@ def test_weights_that_change_are_noticed(rng):
         engine.encode(example.source)
     with pytest.raises(RuntimeError, match="have changed"):
         engine.new_cache()
+    with pytest.raises(RuntimeError, match="have changed"):
+        contract.decode(engine, example.target, memory=example.memory(plain))
 
 
 def test_a_copy_has_weights_of_its_own(rng):

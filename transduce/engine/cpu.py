@@ -135,11 +135,12 @@ class CPUEngine:
             IndexError: a token is not in the vocabulary.
             InputError: there are other rows than in the cache, or not as many for each sentence of
                 the memory.
+            RuntimeError: there is no cache, and the model's weights have changed.
         """
         if self.decoder is None:
             assert not isinstance(cache, KVCache)
             return self.model.decoder_states(target_in, memory=memory, cache=cache)
-        cache = KVCache(self.config.window) if cache is None else cache
+        cache = self.new_cache() if cache is None else cache
         assert isinstance(cache, KVCache)
         past = self._fill(cache, memory, *target_in.shape)
         n_rows, n_new = target_in.shape
