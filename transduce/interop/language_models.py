@@ -174,7 +174,7 @@ def export_language_model(parts: Parts, directory: Path, to: Literal["gpt2", "ll
     """Write what GPT2LMHeadModel reads; or LlamaForCausalLM, or the class of Qwen2, Qwen3 or
     Mistral, if the model has their parts.
 
-    A GPT-2 without biases gets zeros. Of a Llama, embeddings that the model multiplies by
+    Biases that the model lacks are zeros. Of a Llama, embeddings that the model multiplies by
     sqrt(d_model) are so multiplied, and stand beside the output table. generation_config.json says
     how the run goes on from prompts, as far as it can.
 
@@ -237,9 +237,11 @@ def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
 def _their_weights(model: Transformer, to: str) -> Weights:
     """The weights by the names that they have there."""
     config = model.config
-    weights = named_weights(model, LLAMA if to == "llama" else GPT2)
-    if to == "gpt2":  # which has biases: where a model has none, zeros
-        weights = named_weights(blank_transformer(replace(config, bias=True)), GPT2) | weights
+    names = LLAMA if to == "llama" else GPT2
+    weights = named_weights(model, names)
+    if to == "gpt2" or config.bias:  # all of these have biases: where a model has none, zeros
+        biased = replace(config, bias=True, qkv_bias=None)
+        weights = named_weights(blank_transformer(biased), names) | weights
     if config.scale_embeddings:
         table = "model.embed_tokens.weight"
         weights[table] = weights[table] * config.d_model**0.5
@@ -255,7 +257,7 @@ def _llama_settings(config: TransformerConfig) -> Json:
         kind = "qwen3"
     elif config.attention_bias and not config.bias:
         kind = "qwen2"
-    elif (config.window is not None or config.d_model % config.n_heads) and not config.bias:
+    elif config.window is not None or config.d_model % config.n_heads:
         kind = "mistral"  # whose heads may have any width
     theirs = their_settings(config, kind, f"{kind.capitalize()}ForCausalLM")
     theirs["tie_word_embeddings"] &= not config.scale_embeddings
