@@ -12,6 +12,10 @@ import sentencepiece
 import transduce as td
 from tests.runs import ENGLISH, LITTLE, random_run
 from transduce.cli.main import main
+from transduce.experiment.config import with_vocabularies
+from transduce.files import save_weights
+from transduce.model.transformer import Transformer
+from transduce.run import Run, load_run, save_run
 
 
 @pytest.fixture
@@ -57,6 +61,12 @@ def test_what_argos_cannot_run_is_refused(run, tmp_path, capsys):
     apart = random_run(tmp_path / "apart", model=LITTLE, joint=False)
     assert export(apart, tmp_path / "a.argosmodel", "--languages", "en", "de") == 2
     assert "share one SentencePiece model" in capsys.readouterr().err
+    tagged = load_run(run).source_tokenizer.with_symbols(["<2de>", "<2fr>"])  # which argos would put before no text
+    many = Run(with_vocabularies(LITTLE, tagged.vocab_size, tagged.vocab_size, joint=True), {}, tagged, tagged)
+    save_run(tmp_path / "many", many)
+    save_weights(tmp_path / "many" / "model.safetensors", Transformer(many.model))
+    assert export(tmp_path / "many", tmp_path / "a.argosmodel", "--languages", "en", "de") == 2
+    assert "a translator of one pair of languages" in capsys.readouterr().err
     assert not (tmp_path / "a.argosmodel").exists()
     assert export(run, tmp_path / "none" / "a.argosmodel", "--languages", "en", "de") == 2
     assert "an output's folder must exist" in capsys.readouterr().err

@@ -115,7 +115,8 @@ def export_argos(parts: Parts, path: Path, languages: tuple[str, str]) -> None:
     """
     model, source, target, *_ = parts
     pieces = sentencepiece_of(target)
-    if model.config.encoder is None or source is not target or not pieces or target.lacks_language:
+    many = target.lacks_language or len(target.tagged_languages) > 1
+    if model.config.encoder is None or source is not target or not pieces or many:
         raise InputError(
             "a package of Argos Translate is a translator of one pair of languages whose sides "
             "share one SentencePiece model, which this run is not; export it --to ctranslate2"
