@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Pieces, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import nn
 
 import transduce as td
-from tests.language_runs import untokenized
+from tests.language_runs import byte_bpe, language_model, untokenized
 from tests.runs import ENGLISH, library_tokenizer
 from transduce.cli.main import main
+from transduce.config import to_dict
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop import read_model
 from transduce.interop.language_models import export_language_model
+from transduce.interop.pretrained import Parts
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.outputs import measure_perplexity
 
@@ -283,6 +285,21 @@ def test_ids_are_those_of_transformers(run, tmp_path, source):
     assert ours.decode(ids) == [text.replace("<|endoftext|>", "") for text in NASTY]
     assert ours.tokens(ids[0]) == theirs.convert_ids_to_tokens(ids[0])
     assert JSONTokenizer(ours.model).encode(NASTY) == ids
+
+
+def test_another_byte_level_bpe_keeps_its_rules(tmp_path):
+    """Such as those of newer models: GPT2Tokenizer would split texts in GPT-2's way, with their capitals."""
+    from transformers import AutoTokenizer
+
+    library = Pieces.from_str(byte_bpe(TEXT, size=290).model.decode())
+    library.normalizer = normalizers.Lowercase()
+    ours = JSONTokenizer(library.to_str().encode())
+    model = language_model(ours.vocab_size, positions="learned", scale_embeddings=False, activation="gelu_tanh")
+    assert export_language_model(Parts(model, None, ours, to_dict(GenerationConfig())), tmp_path, "gpt2")
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ids = ours.encode(NASTY)
+    assert ids == [theirs(text)["input_ids"] for text in NASTY]
+    assert ours.decode(ids) == [theirs.decode(row, skip_special_tokens=True) for row in ids]
 
 
 # What is refused

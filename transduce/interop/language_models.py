@@ -206,7 +206,7 @@ def export_language_model(parts: Parts, directory: Path, to: Literal["gpt2", "ll
     if content is not None:
         write_file(directory / "tokenizer.json", content)
         tokens = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items()}
-        name = "PreTrainedTokenizerFast" if to == "llama" else "GPT2Tokenizer"
+        name = "PreTrainedTokenizerFast"  # GPT2Tokenizer has parts of its own instead of the file's
         write_tokenizer_settings(directory, name, config.max_positions, tokens)
     return content is not None
 
