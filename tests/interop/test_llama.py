@@ -283,9 +283,9 @@ def test_biases_that_a_llama_has_beside_ours_are_zeros(tmp_path, rng):
         31, norm="rms", gated=True, activation="silu", positions="rotary", scale_embeddings=False, qkv_bias=False
     )
     export_language_model(untokenized(ours), tmp_path, "llama")
-    theirs, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     ids = torch.randint(31, (3, 20), generator=rng)
-    assert not any(told.values())
+    assert not any(loading.values())
     with torch.no_grad():
         want = ours(target_in=ids)
         torch.testing.assert_close(theirs.eval()(ids).logits, want, rtol=1e-4, atol=1e-4)
