@@ -28,7 +28,7 @@ class Experiment(ex.TextExperiment):
 
     corpus: ex.Common[Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]]
     batches_per_epoch: int | None = None
-    """None: as many as there are tokens for."""
+    """Batches of an epoch; None: as many as there are tokens for."""
     valid_windows: int | None = None
     """Look at so many windows of the validation text only, evenly spread; None: at all of it."""
     bigram_tokens: int = 100_000_000

@@ -1,6 +1,7 @@
 """recipes/configs: each file is its setting, and what --print-config writes today."""
 
 import os
+import re
 
 import pytest
 
@@ -17,6 +18,11 @@ def test_files_are_what_print_config_prints(recipe):
     folder = FOLDER / recipe.__name__.removeprefix("recipes.")
     files = {path: path.read_text("utf-8") for path in folder.glob("*")}
     assert files == dict(configs([recipe])), "python scripts/ops/configs.py writes them anew"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_comment_says_what_a_field_is_and_not_what_one_of_its_values_does(path):
+    assert not re.findall(r"(?m)^.* # (?:None|True|False|[a-z0-9_]+): .*$", path.read_text("utf-8"))
 
 
 def test_each_recipe_has_a_folder_and_no_other_is_there():

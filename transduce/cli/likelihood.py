@@ -68,8 +68,8 @@ def score_likelihood(
         files: What the texts come from, and the texts, line by line: files, plain or .gz, or -. Of
             sound, SRC is a manifest (.tsv), or has names of files, one a line. A language model
             takes HYP alone.
-        format: text: log-probability, a tab, number of tokens. json: an object per line, with the
-            log-probability of every token.
+        format: text: log-probability and number of tokens, a tab between. json: an object per line,
+            with the log-probability of every token.
     """
     from transduce.run import load_run
 

@@ -101,8 +101,8 @@ def serve(
 
     Args:
         runs: Run directories; clients ask for them by the names of these directories.
-        languages: Of each run that translates, where it does not know them; of a model of many
-            languages, pairs with commas between them.
+        languages: The languages of each run that translates, where it does not know them; of a
+            model of many languages, pairs with commas between them.
         beam_size: Beam of all searches; the runs' own if not given.
     """
     require_server("a server")

@@ -170,7 +170,7 @@ class Files(Corpus):
     translation.en is the field en of the column translation."""
     target_column: str = "target"
     """The column of tables that comes out."""
-    hold_out: int = 0
+    hold_out: Common[int] = 0
     """Pairs that validation takes out of the training text, where it has no files; the seed decides
     which."""
 

@@ -190,7 +190,7 @@ class Manifests:
     train: Common[Path] = Path("train.tsv")
     """Recordings to train on."""
     valid: Common[Path | None] = None
-    """None: validation is taken out of the training recordings, see hold_out."""
+    """Recordings to validate on; None: some of the training recordings, see hold_out."""
     test: Common[Path | None] = Path("test.tsv")
     """Recordings for the finished model alone; None: no test."""
     target_column: str = "text"

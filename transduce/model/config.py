@@ -90,15 +90,15 @@ class TransformerConfig:
     """Weight of the loss that keeps experts equally busy, beside cross-entropy per token (Fedus et
     al. 2021)."""
     bias: bool = True
-    """False: no linear map and no norm has a bias."""
+    """Whether linear maps and norms have biases."""
     qkv_bias: bool | None = None
     """Whether the maps to queries, keys and values have a bias; None: as `bias` says. Qwen2 has
     only these."""
     norm: Norm = "layer"
-    """rms: without mean and bias (Zhang and Sennrich 2019)."""
+    """LayerNorm, or RMSNorm, without mean and bias (Zhang and Sennrich 2019)."""
     norm_position: NormPosition = "post"
-    """post: norm(x + f(x)), the paper's; pre: x + f(norm(x)), with one more norm at the end of the
-    stack."""
+    """Where norms stand: post is norm(x + f(x)), the paper's, and pre is x + f(norm(x)), with one
+    more norm at the end of the stack."""
     norm_eps: float = 1e-5
     """Added to the variance in every norm."""
     positions: PositionKind = "sinusoidal"
@@ -106,7 +106,8 @@ class TransformerConfig:
     keys, a learned bias of each head on the scores of attention by the distance of query and key
     (T5, Raffel et al. 2020), or not at all."""
     max_positions: int = 1024
-    """Rows of the learned table; sinusoidal and rotary positions have no end."""
+    """Rows of the learned table, and tokens of a language model's windows; sinusoidal and rotary
+    positions have no end."""
     sinusoids: Sinusoids = "paper"
     """Wavelengths of sinusoidal positions: 2 pi 10000^(2i / d_model), the paper's, or 2 pi 10000^(i
     / (d_model // 2 - 1)), those of its program tensor2tensor, which fairseq's models have, and
@@ -144,9 +145,9 @@ class TransformerConfig:
     """After each of ctc_layers, a linear map adds the probabilities that CTC has there to the
     states: self-conditioned CTC (Nozaki and Komatsu 2021)."""
     init: Init = "xavier"
-    """xavier: uniform, scaled by the sizes of each matrix and by init_gain; he: the same with the
-    variance 2 / inputs, made for ReLU (He et al. 2015); gpt2: normal with deviation 0.02, in the
-    maps that end a sublayer divided by sqrt(sublayers of the stack)."""
+    """Initial weights. xavier: uniform, scaled by the sizes of each matrix and by init_gain; he:
+    the same with the variance 2 / inputs, made for ReLU (He et al. 2015); gpt2: normal with
+    deviation 0.02, in the maps that end a sublayer divided by sqrt(sublayers of the stack)."""
     init_gain: float = 1.0
     """A factor on the matrices of xavier and he inside the layers. Below 1, every layer begins
     close to the identity, and a post-norm stack can take a higher learning rate (Zhang et al. 2019,

@@ -90,9 +90,9 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     """Layers and heads, from 0, whose cross-attention follows the sound, for the times of words in
     a model without a CTC head, such as an imported Whisper."""
     words: Literal["any", "known"] = "any"
-    """known: only the words of a speech run's lexicon.txt. It has those of the training, one in
-    each line, and what one adds: better where few others are said, wrong where many are. Texts with
-    a prefix or required phrases are free of it."""
+    """Words that may be written: any, or known, those of a speech run's lexicon.txt. It has those
+    of the training, one in each line, and what one adds: better where few others are said, wrong
+    where many are. Texts with a prefix or required phrases are free of it."""
     glossary: tuple[tuple[str, str], ...] = ()
     """Terms and their translations, in Python a dict: where a term stands in a source, its
     translation is likelier; in transcripts, all translations are. A term in small letters stands

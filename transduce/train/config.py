@@ -17,15 +17,16 @@ class OptimConfig:
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: the linear maps of attention and feed-forward step along their momentum made orthogonal
-    (Jordan et al. 2024), at AdamW's rate (Liu et al. 2025), and AdamW steps for the rest."""
+    """AdamW for all weights, or Muon: the linear maps of attention and feed-forward step along
+    their momentum made orthogonal (Jordan et al. 2024), at AdamW's rate (Liu et al. 2025), and
+    AdamW steps for the rest."""
     peak_rate: Common[float] = 7e-4
     """Learning rate at the end of the warm-up; the paper's own is (d_model * warmup_steps)^-0.5."""
     warmup_steps: int = 4000
     """Updates over which the rate rises from 0 to peak_rate."""
     schedule: Literal["inverse_sqrt", "cosine", "polynomial", "constant"] = "inverse_sqrt"
-    """After the warm-up: fall with 1 / sqrt(update); along half a cosine, or with (1 -
-    progress)^power, down to final_rate at the end of the training; or stay."""
+    """How the rate falls after the warm-up: with 1 / sqrt(update), or, down to final_rate at the
+    end of the training, along half a cosine or with (1 - progress)^power, or not at all."""
     final_rate: float = 0.0
     """Where cosine and polynomial end."""
     power: float = 1.0
@@ -164,11 +165,11 @@ class TrainingConfig:
     resumes from the newest checkpoint, at the rate that a schedule of the new length has there. For
     a schedule of its own, begin another run that starts from it: --start-from RUN --run NEW."""
     max_minutes: Common[float | None] = None
-    """Minutes of wall time at most, those of data, validations and checkpoints too, summed over all
-    parts of a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that
-    would not end by then waits until the training is over. This is the only field that makes a
-    result depend on the machine's speed, and only where minutes / max_minutes comes to exceed
-    update / max_updates."""
+    """Minutes of wall time at most, summed over all parts of a resumed training, with those of
+    data, validations and checkpoints. The schedule ends by then (OptimConfig.rate), and a
+    validation that would not end by then waits until the training is over. This is the only field
+    that makes a result depend on the machine's speed, and only where minutes / max_minutes comes to
+    exceed update / max_updates."""
     data_workers: int = 0
     """Processes that make batches, augmented recordings for example; 0: a thread of this one. The
     batches are the same."""
@@ -193,10 +194,11 @@ class TrainingConfig:
     """Low-rank changes of linear maps are trained instead of all weights, and merged into what is
     saved."""
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
-    """bf16: autocast, in updates and validations; weights and optimizer stay in float32. fp16: the
-    same for GPUs without bf16, with a loss scale that halves where a gradient overflows, which
-    skips the update, and doubles after 2,000 good ones; such a skip counts for max_skipped where
-    the scale is below 1. auto: bf16 where the hardware has instructions for it, fp32 elsewhere."""
+    """Precision of updates and validations. bf16: autocast; weights and optimizer stay in float32.
+    fp16: the same for GPUs without bf16, with a loss scale that halves where a gradient overflows,
+    which skips the update, and doubles after 2,000 good ones; such a skip counts for max_skipped
+    where the scale is below 1. auto: bf16 where the hardware has instructions for it, fp32
+    elsewhere."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     shard: bool = False
