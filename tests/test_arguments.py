@@ -48,6 +48,10 @@ def wrong(monkeypatch, capsys):
             "there is no flag --beam; here it is --beam-size",
         ),
         (
+            "generate a --n-best 2 --max_new_tokens 9",
+            "there is no flag --n-best; here it is --n; there is no flag --max-new-tokens; here it is --max-length",
+        ),
+        (
             "translate a --min 4 b.txt",
             "Unrecognized options: --min; Perhaps you meant: --min-length INT or --min-p FLOAT; "
             "transduce translate --help says more",

@@ -159,6 +159,11 @@ OTHER_NAMES = {
     "beam_size": ("beam", "num_beams", "beams"),
     "alpha": ("length_penalty", "lenpen", "beam_alpha", "penalty"),
     "n_best": ("nbest", "num_return_sequences"),
+    "n": ("n_best", "nbest", "num_return_sequences", "num_samples"),
+    "max_length": ("max_new_tokens",),
+    "max_positions": ("block_size", "n_positions", "n_ctx"),
+    "final_rate": ("min_lr",),
+    "format": ("output_format",),
 }
 """What JoeyNMT, fairseq, ESPnet, nanoGPT and transformers call our fields."""
 
