@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import transduce as td
+from recipes.translation import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -63,6 +64,15 @@ def test_the_page_of_decoding_has_every_option_of_a_search():
     page = (ROOT / "docs" / "guides" / "decoding.md").read_text("utf-8")
     flags = {f"--{field.name.replace('_', '-')}" for field in fields(td.SearchConfig)} - {"--alignment-heads"}
     assert {flag for flag in flags if f"`{flag}" not in page} == set()  # those heads are of an imported Whisper
+
+
+def test_the_page_of_decoding_names_the_translators_of_another_alpha():
+    page = " ".join((ROOT / "docs" / "guides" / "decoding.md").read_text("utf-8").split())
+    said = re.search(r"settings ([\w`, ]+) have an alpha of (\d\.\d)", page)
+    others = {
+        name: x.decoding.alpha for name, (_, x) in SETTINGS.items() if x.decoding.alpha != td.SearchConfig().alpha
+    }
+    assert said and others == dict.fromkeys(re.findall(r"`(\w+)`", said[1]), float(said[2]))
 
 
 def test_hooks_run_what_the_tests_ask_for():

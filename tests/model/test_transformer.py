@@ -182,6 +182,7 @@ def test_sizes_are_those_of_the_papers_table_3(preset, printed, within):
     The paper rounds, and says "about 37000" of its vocabulary; hence the tolerance here, and the exact count below.
     """
     assert abs(size(preset()) / printed - 1) < within
+    assert preset.__doc__.startswith(f"{size(preset()) / 1e6:.0f}M parameters ")
 
 
 def test_sizes_by_formula():

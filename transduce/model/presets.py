@@ -8,7 +8,7 @@ from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfi
 def transformer_base(
     source: int = 37000, target: int | None = None, n_layers: int = 6
 ) -> TransformerConfig:
-    """65M parameters with one vocabulary of 37,000.
+    """63M parameters with one vocabulary of 37,000; the paper says 65M.
 
     Args:
         source: size of the source vocabulary.
@@ -27,7 +27,7 @@ def transformer_base(
 
 
 def transformer_big(source: int = 37000, target: int | None = None) -> TransformerConfig:
-    """213M parameters with one vocabulary of 37,000.
+    """214M parameters with one vocabulary of 37,000; the paper says 213M.
 
     Source: Vaswani et al. (2017), table 3, "big".
     """
