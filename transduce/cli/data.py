@@ -63,7 +63,7 @@ def get(
         name: The corpus.
         folder: Where its files go.
         mirror: URL of a folder with the same files.
-        sha256: Of an archive, from somebody you trust, as its publisher tells none.
+        sha256: The checksum of an archive, from somebody you trust, as its publisher has none.
     """
     corpus = CORPORA[name]
     folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def score_likelihood(
 ) -> None:
     """Write the log-probability of each text by a run, and its number of tokens.
 
-    It is natural, to filter pairs by.
+    The logarithm is natural. Parallel text can be filtered by it.
 
     A text that cannot be scored is named on stderr and gives a blank line, in json an error; the
     exit code is then 1.

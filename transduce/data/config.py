@@ -42,7 +42,7 @@ class FeatureConfig:
     high: float | None = None
     """Hz where the highest mel band ends; None is half the sample rate."""
     deltas: Literal[0, 1, 2] = 0
-    """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the
+    """Slopes behind the coefficients: 1 appends those over five frames, 2 also the slopes of the
     slopes."""
     log_mel: LogMel = "plain"
     """The formula of log-mels (see FeatureExtractor): plain, or that of Kaldi's fbank for

@@ -79,7 +79,7 @@ class BeamConfig:
     """
 
     beam_size: Common[int] = 5
-    """1 is greedy search."""
+    """Hypotheses that a search keeps; 1 is greedy search."""
     alpha: Common[float] = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
     length_offset: float = 5.0

@@ -126,7 +126,7 @@ class SpeechExperiment(Experiment):
     NEXT = "transduce transcribe {run} FILE"
 
     name: str = "speech"
-    """What the run directory is called where run does not say."""
+    """Name of the run directory, where `run` does not say it."""
     run: Common[Path | None] = None  # type: ignore[assignment]  # `resolved` names it
     """The run directory, all one needs to transcribe with; by itself runs/NAME, or runs/NAME_COLUMN
     for another target."""
@@ -136,7 +136,7 @@ class SpeechExperiment(Experiment):
     cache: Path = Path("runs/features")
     """Where log-mels are kept, for all runs; safe to share and to delete."""
     workers: int = os.cpu_count() or 1
-    """Threads that compute them; 0: none but the first."""
+    """Threads that compute log-mels; 0: the main thread alone."""
     vocab_size: Common[int] = 320
     """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
     pronunciations: Path | None = None

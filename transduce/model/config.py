@@ -139,7 +139,7 @@ class TransformerConfig:
     """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside
     cross-entropy."""
     ctc_layers: tuple[int, ...] = ()
-    """Layers of the encoder, from 1 to the last but one, for whose states that map has a loss, too:
+    """Layers of the encoder, from 1 to the last but one, whose states have a CTC loss, too:
     intermediate CTC (Lee and Watanabe 2021)."""
     ctc_conditioning: bool = False
     """After each of ctc_layers, a linear map adds the probabilities that CTC has there to the

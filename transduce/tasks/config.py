@@ -50,7 +50,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     length_ratio: float = 2.0
     """At most length_ratio * source positions + length_extra tokens come out."""
     length_extra: int = 20
-    """See length_ratio."""
+    """Tokens that may come out beyond length_ratio * source positions."""
     max_length: int = 0
     """Never more tokens than this come out, the end included, however long the source is; 0 =
     off."""
@@ -75,7 +75,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     no_speech_threshold: float = 0.0
     """Sound where the probability that nobody speaks is higher has a blank text, but for one with a
     prefix or required phrases; 0 = off. A Whisper, or a CTC head, tells it; elsewhere this is off.
-    1 makes no text blank, for JSON that shows it."""
+    At 1 no text is blank, and JSON shows the probability."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC
     head."""

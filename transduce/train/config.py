@@ -28,7 +28,7 @@ class OptimConfig:
     """How the rate falls after the warm-up: with 1 / sqrt(update), or, down to final_rate at the
     end of the training, along half a cosine or with (1 - progress)^power, or not at all."""
     final_rate: float = 0.0
-    """Where cosine and polynomial end."""
+    """Learning rate at which cosine and polynomial end."""
     power: float = 1.0
     """Exponent of the polynomial; 1 is a straight line (Devlin et al. 2019, BERT)."""
     cooldown: float = 0.0
