@@ -222,8 +222,8 @@ print(f"{n_attention:,} parameters, the same result as transduce")
 #
 # Without the bend the two matrices would be one, as the product of two matrices is a matrix. With it, a layer that is wide
 # enough comes as close as one likes to any continuous function on a bounded region (Cybenko 1989 for sigmoids, Leshno et
-# al. 1993 for ReLU). ReLU cuts off what is negative. Its slope is 0 there, so a number that is negative whatever comes in never learns again (a *dead* neuron). GELU and SiLU cut
-# smoothly, so that a number slightly below zero still can learn.
+# al. 1993 for ReLU). ReLU cuts off what is negative. Its slope is 0 there, so a number that is negative whatever comes in
+# never learns again (a *dead* neuron). GELU and SiLU cut smoothly, so that a number slightly below zero still can learn.
 #
 # How do its matrices learn? With `h = activation(z)`, `z = W₁ x + b₁` and `y = W₂ h + b₂`, the chain rule says
 #

@@ -117,7 +117,7 @@ class SearchOptions:
     transduce tokenize writes them."""
     forbid: OptionalFile = None
     """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at
-    either end of one is the end of a word."""
+    either end of one is also the beginning or end of the text."""
     glossary: OptionalFile = None
     """Terms, one a line, each with a tab and its translation behind it, or alone where it stays as
     it is: where one stands in a source, its translation is likelier. In transcripts all of them

@@ -53,7 +53,7 @@ class GenerationOptions:
 
     forbid: OptionalFile = None
     """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at
-    either end of one is the end of a word."""
+    either end of one is also the beginning or end of the text."""
     settings: Group[GenerationSettings]
 
     def overrides(self, files: Sequence[Path]) -> Json:

@@ -32,8 +32,8 @@ class RulesConfig:
     suppress_first: tuple[int, ...] = ()
     """Ids of tokens that do not come first; that of the end may be among them."""
     forbid: tuple[str, ...] = ()
-    """Phrases that no output holds, not even inside of a word; a space at either end is the end of
-    a word."""
+    """Phrases that no output holds, not even inside of a word; a space at either end is also the
+    beginning or end of the text."""
 
     logit_bias: tuple[tuple[str, float], ...] = ()
     """Nats that are added to the scores of tokens, named by their ids, and of phrases. A number is
