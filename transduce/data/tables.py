@@ -38,6 +38,9 @@ LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 CODES = ("bpt", "ept", "ph", "it", "ut")
 """Elements of a TMX file that hold the markup of another format, and no text."""
 
+LONGEST_CELL = 1 << 24
+"""Characters of a cell of CSV, such as a document; more are behind a quote that does not end."""
+
 ROWS = 1 << 14
 """Rows of a Parquet file that are read at a time."""
 
@@ -91,6 +94,7 @@ def split_table(
 def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
     """The cells of CSV, and the line where each row begins; the end of a line inside of quotes
     becomes a space."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
     reader = csv.reader((f"{line}\n" for line in lines), strict=True)
     number = 1
     try:
