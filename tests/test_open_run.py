@@ -6,12 +6,14 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recipes.translation import SETTINGS
 from tests.test_run import tiny
+from transduce.config import to_dict
 from transduce.data.base_tokenizer import CharTokenizer
 from transduce.experiment.command import with_files
 from transduce.model.config import Frames, StackConfig
@@ -121,6 +123,20 @@ def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
     with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01})):
         pytest.fail("the directory was opened")
     assert "this differs: features.n_mels: 80 -> 40. Name" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"vocab_size": 999}, {"joint": False}, {"lowercase": True}, {"normalization": "nmt_nfkc"}]
+)
+def test_a_run_goes_on_with_the_vocabulary_that_was_trained_for_it(tmp_path, change):
+    """It would keep its tokenizer, and config.json would say otherwise."""
+    before = SETTINGS["files"][1]
+    after = replace(before, **change)
+    with open_run(tmp_path, Run(tiny(), to_dict(before), None, None)):
+        pass
+    run = Run(tiny(), to_dict(after), None, None)
+    with pytest.raises(ValueError, match=f"this differs: {next(iter(change))}: "), open_run(tmp_path, run):
+        pytest.fail("the directory was opened")
 
 
 def check_held(directory: Path, process: int) -> None:

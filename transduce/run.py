@@ -54,7 +54,7 @@ FORMAT = 1
 
 MAY_CHANGE = (
     "run.", "name.", "device.", "log.", "corpus.", "pronunciations.", "test.", "cache.", "workers.",
-    "decoding.", "tokenize.", "normalization.", "generation.", "model.recompute.",
+    "decoding.", "tokenize.", "generation.", "model.recompute.",
     "training.data_workers.", "training.max_updates.", "training.max_minutes.", "training.shard.",
     "training.save_every_minutes.",
 )  # fmt: skip
