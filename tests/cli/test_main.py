@@ -286,6 +286,26 @@ def test_the_model_before_an_average_outlives_the_same_average_again_and_one_tha
     assert (run / "model.before.safetensors").read_bytes() == trained
 
 
+def test_a_mean_has_no_scores_of_the_model_before(tmp_path, capsys):
+    run = random_run(tmp_path / "run", model=LITTLE)
+    weights = load_file(run / "model.safetensors")
+    scores = json.dumps([{"search": "greedy", "measure": "bleu", "value": 4.5, "score": "BLEU 4.5"}])
+    for n, factor in enumerate((2.0, 1.0, 1.0), start=1):  # the third replaces nothing
+        checkpoint(run, n, {name: factor * value for name, value in weights.items()}, f"[[{n}, 5.0]]")
+        (run / "test.json").write_text(scores)
+        (run / "test.errors.txt").write_text("the worst errors")
+        assert main(["average", str(run), "--last", "1"]) == 0
+        assert main(["describe", str(run)]) == 0
+        told = [capsys.readouterr().out, (run / "MODEL_CARD.md").read_text(), (run / "report.html").read_text()]
+        replaced = n < 3
+        assert [name for name in ("test.json", "test.errors.txt") if (run / name).exists()] == (
+            [] if replaced else ["test.json", "test.errors.txt"]
+        )
+        assert ("BLEU 4.5" in told[0]) != replaced and "BLEU 4.5" not in "".join(told[1:])
+        assert (run / "test.before.json").read_text() == scores
+        assert (run / "test.errors.before.txt").is_file()
+
+
 def test_options_replace_what_the_run_says_and_nothing_else():
     own = td.SearchConfig(beam_size=7, alpha=1.6, length_extra=3)
 

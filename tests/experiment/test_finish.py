@@ -62,3 +62,15 @@ def test_the_only_candidate_is_told_by_the_measure_that_chose_it(tmp_path, capsy
     capsys.readouterr()
     finish(tmp_path, trainer)
     assert capsys.readouterr().out == "finished model: best checkpoint (update 1); wer: best checkpoint 3.000\n"
+
+
+def test_a_model_that_replaces_another_has_none_of_its_scores(tmp_path):
+    scores = tmp_path / "test.json"
+    scores.write_text("[]")
+    for n, replaced in ((1, False), (1, False), (2, True)):  # there is none; it is the same; it went on
+        config = toy.config(max_updates=n, validate_every=1, keep_last=1)
+        trainer = toy.trainer(tmp_path, validate=lambda _: Validation({"wer": 3.0}, -3.0, by="wer"), config=config)
+        trainer.run()
+        finish(tmp_path, trainer)
+        assert scores.exists() != replaced
+    assert (tmp_path / "test.before.json").read_text() == "[]"

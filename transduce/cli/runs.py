@@ -75,7 +75,9 @@ def average_checkpoints(
     run: OwnRun, *, last: Count = None, best: Count = None, output: OptionalFile = None
 ) -> None:
     """Make the mean of checkpoints the run's finished model; the one before becomes
-    model.before.safetensors.
+    model.before.safetensors, and its scores test.before.json.
+
+    The training's command again scores the mean.
 
     Args:
         last: Average this many newest checkpoints.
@@ -83,6 +85,8 @@ def average_checkpoints(
         output: Write the weights there, and leave the run's finished model alone.
     """
     from transduce.files import write_file
+    from transduce.report.documents import write_reports
+    from transduce.report.record import set_aside_scores
     from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
     if (last is None) == (best is None):
@@ -108,11 +112,13 @@ def average_checkpoints(
     is_replaced = output is None and target.is_file() and target.read_bytes() != weights
     if is_replaced:
         write_file(run / BEFORE, target.read_bytes())
+        set_aside_scores(run)
     write_file(target, weights)
     print(
         f"{target}: mean of the updates {', '.join(str(int(path.parent.name)) for path in paths)}"
     )
     if is_replaced:
+        write_reports(run)
         print(f"the model before is in {run / BEFORE}")
 
 

@@ -25,6 +25,7 @@ from transduce.files import HOLDER, set_weights, weights_of, write_file
 from transduce.model.meta import INFERENCE, TRAINING, check_fits, flops_per_token
 from transduce.model.transformer import Transformer
 from transduce.report.documents import write_reports
+from transduce.report.record import set_aside_scores
 from transduce.run import (
     CONFIG,
     SAMPLES,
@@ -328,8 +329,11 @@ def finish(directory: Path, trainer: Trainer) -> None:
     scores = ", ".join(f"{name} {abs(result.score):.3f}" for name, result in results.items())
     by = list(results.values())[-1].by
     if trainer.world.first:
-        weights = average(checkpoint_weights(directory, candidates[chosen]))
-        write_file(directory / WEIGHTS, serialize(weights))
+        content = serialize(average(checkpoint_weights(directory, candidates[chosen])))
+        path = directory / WEIGHTS
+        if path.is_file() and path.read_bytes() != content:
+            set_aside_scores(directory)
+        write_file(path, content)
     print(f"finished model: {chosen} (update {numbers}); {by}: {scores}")
 
 

@@ -11,7 +11,7 @@ from transduce.config import Json, flatten, from_dict
 from transduce.errors import InputError
 from transduce.files import read_json, regular
 from transduce.plot import NAMES, Points, curves, spread
-from transduce.run import CONFIG, SAMPLES, read_metrics
+from transduce.run import CONFIG, ERRORS, SAMPLES, read_metrics
 
 N_VALIDATIONS = 12
 """Validations whose samples are in a record, evenly spaced."""
@@ -121,6 +121,17 @@ def read_samples(folder: Path) -> list[Sample]:
 def score_files(directory: Path) -> Iterator[Path]:
     """The files of a run with scores on held-out data."""
     return (directory / name for name in SCORES if (directory / name).exists())
+
+
+def set_aside_scores(directory: Path) -> None:
+    """Rename scores and errors of a model that another one replaces: test.json becomes
+    test.before.json."""
+    for name in (*SCORES, ERRORS):
+        path = directory / name
+        before = path.with_suffix(f".before{path.suffix}")
+        before.unlink(missing_ok=True)  # of a model before that one
+        if path.exists():
+            path.rename(before)
 
 
 def read_scores(path: Path) -> list[HeldOut]:
