@@ -5,7 +5,6 @@ The only place with boolean masks, which are named `visible`: True = may look.
 
 from collections.abc import Callable
 from functools import partial
-from itertools import repeat
 
 import torch
 import torch.nn.functional as F
@@ -75,8 +74,6 @@ def _kernel(query: Queries, n_keys: int, dropout: float) -> Callable[..., Querie
     if query.device.type != "cpu":
         return exact
     if not torch.is_grad_enabled():
-        if query.size(2) <= 16 and not dropout:
-            return _attend_few
         # which computes in float32, too: padding must not change a row
         return partial(_in_float32, exact) if query.dtype == torch.bfloat16 else exact
     if query.dtype == torch.bfloat16 and 0 < n_keys <= MAX_KEYS_IN_BF16 and not dropout:
@@ -123,23 +120,6 @@ def _attend_in_bf16(query: Queries, key: Keys, value: Keys, visible: Tensor | No
     common = value[:, :, :1].detach()
     heads = scores.float().softmax(-1).to(query.dtype) @ (value - common) + common
     return heads if sees is None else heads * sees
-
-
-def _attend_few(query: Queries, key: Keys, value: Keys, visible: Tensor | None) -> Queries:
-    """`attend` written out: faster than PyTorch's CPU kernel for the few queries of a search.
-
-    That holds for large batches. It is slower for two sentences, for a single thread and a hundred
-    keys, and with a gradient.
-    """
-    if query.dtype != torch.bfloat16:
-        return _weights(query, key, visible) @ value
-    # which fit into the caches as float32
-    rows = max(1, (1 << 21) * len(key) // max(1, key.numel()))
-    masks = repeat(visible) if visible is None or visible.dim() < 4 else visible.split(rows)
-    parts = zip(query.split(rows), key.split(rows), value.split(rows), masks, strict=False)
-    return torch.cat(
-        [_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]
-    ).bfloat16()
 
 
 def _weights(query: Queries, key: Keys, visible: Tensor | None) -> Float[Tensor, "B H T S"]:
