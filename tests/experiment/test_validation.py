@@ -211,11 +211,8 @@ def test_a_training_that_words_decide_says_so_where_there_are_none(speech, by, c
 def drawn(monkeypatch):
     """The arguments of every picture of attention, none of which is drawn."""
     pictures = []
-    monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: pictures.append(parts))
+    monkeypatch.setattr("transduce.tasks.seq2seq.attention_map", lambda *parts: pictures.append(parts))
     return pictures
-
-
-TITLE = "mean over heads of the last layer but one"
 
 
 def test_attention_to_sound_is_drawn_over_its_seconds(speech, tmp_path, drawn):
@@ -226,10 +223,12 @@ def test_attention_to_sound_is_drawn_over_its_seconds(speech, tmp_path, drawn):
     frames = transcriber.feature_extractor(read_audio(recording.audio, RATE))
     memory = transcriber.model.encode(frames[None], torch.tensor([len(frames)]))
     want = cross_attention(transcriber.model, memory, torch.tensor([[BOS, *pairs.target[0][:-1]]]))[-2, 0].mean(dim=0)
-    ((weights, pieces, seconds, *rest),) = drawn
+    ((weights, pieces, seconds, title, path),) = drawn
+    n_layers = len(transcriber.model.decoder.layers)
     torch.testing.assert_close(weights, want, rtol=0, atol=1e-5)
     assert "".join(pieces[:-1]).replace("▁", " ").strip() == recording.text and pieces[-1] == "</s>"
-    assert seconds == pytest.approx(0.02) and rest == [TITLE, tmp_path / "a.png"]
+    assert seconds == pytest.approx(0.02) and path == tmp_path / "a.png"
+    assert title == f"layer {n_layers - 1} of {n_layers}, mean over heads"
 
 
 def test_attention_of_a_translation_is_drawn_on_the_shortest_sample(loaded, pairs, tmp_path, drawn):
@@ -239,10 +238,12 @@ def test_attention_of_a_translation_is_drawn_on_the_shortest_sample(loaded, pair
     ((weights, target, source, title, path),) = drawn
     (s,), (t,) = loaded.source_tokenizer.encode(["Print it."]), loaded.tokenizer.encode(["Druck es aus."])
     memory = loaded.model.encode(torch.tensor([[*s, EOS]]))
-    want = cross_attention(loaded.model, memory, torch.tensor([[BOS, *t]]))[-2, 0].mean(dim=0)
-    torch.testing.assert_close(weights, want, rtol=0, atol=1e-6)
+    want = cross_attention(loaded.model, memory, torch.tensor([[BOS, *t]]))[:, 0].mean(dim=1)
+    layer = int(title.split()[1])  # the one that the words are aligned by
+    assert title == f"layer {layer} of {len(want)}, mean over heads"
+    torch.testing.assert_close(weights, want[layer - 1], rtol=0, atol=1e-6)
     assert (source, target) == (loaded.source_tokenizer.tokens([*s, EOS]), loaded.tokenizer.tokens([*t, EOS]))
-    assert title == TITLE and path == tmp_path / "a.png"
+    assert path == tmp_path / "a.png"
 
 
 def test_an_example_without_positions_for_it_has_no_picture(tmp_path, drawn):

@@ -60,7 +60,7 @@ def dot(*parts: Any) -> None:
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
     """Draw dots instead: real ones take longer than a small training."""
     patch.setattr("transduce.train.log.learning_curve", dot)
-    patch.setattr("transduce.experiment.validation.attention_map", dot)
+    patch.setattr("transduce.tasks.seq2seq.attention_map", dot)
 
 
 @pytest.fixture

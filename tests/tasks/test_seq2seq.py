@@ -87,14 +87,15 @@ def test_alignments_are_the_weights_of_the_pair_alone(translator, model):
     assert found[0].source[-1] == found[0].target[-1] == "</s>"
 
 
-def test_an_alignment_is_the_mean_over_heads_of_the_last_layer_but_one():
-    weights = np.random.default_rng(1).dirichlet(np.ones(5), size=(3, 2, 4))
-    found = td.Alignment(list("abcde"), list("wxyz"), torch.from_numpy(weights))
-    want = [[(weights[1, 0, t, s] + weights[1, 1, t, s]) / 2 for s in range(5)] for t in range(4)]
-    np.testing.assert_allclose(found.mean.numpy(), want, rtol=0, atol=1e-12)
-    assert found.places == [max(range(5), key=row.__getitem__) for row in want]
-    alone = td.Alignment([], list("wxyz"), torch.from_numpy(weights[:1]))
-    np.testing.assert_allclose(alone.mean.numpy(), weights[0].mean(axis=0), rtol=0, atol=1e-12)
+def test_a_picture_is_of_the_last_layer_but_one_where_no_words_choose(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("transduce.tasks.seq2seq.attention_map", lambda *parts: drawn.append(parts))
+    weights = torch.from_numpy(np.random.default_rng(1).dirichlet(np.ones(5), size=(3, 2, 4))).float()
+    for layers, of in ((weights, 1), (weights[:1], 0)):
+        td.Alignment([], list("wxyz"), layers, 0.04).draw("a.png")
+        shown, *rest, title, _ = drawn.pop()
+        torch.testing.assert_close(shown, (layers[of, 0] + layers[of, 1]) / 2)
+        assert rest == [list("wxyz"), 0.04] and title == f"layer {of + 1} of {len(layers)}, mean over heads"
 
 
 @torch.no_grad()

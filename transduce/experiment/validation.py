@@ -21,7 +21,6 @@ from transduce.data.text_batches import MaskedBatches
 from transduce.errors import InputError
 from transduce.files import write_json
 from transduce.model.transformer import Transformer
-from transduce.plot import attention_map
 from transduce.report.documents import write_reports
 from transduce.score.measures import MEASURES, Tokenization, get_measure, warn_without_words
 from transduce.score.score import Lines
@@ -219,9 +218,7 @@ def draw_attention(task: Translator | Transcriber, example: tuple[Any, str], pat
     source, reference = example
     with suppress(InputError):
         (alignment,) = task.align([source], [reference])
-        along = alignment.source if alignment.seconds is None else alignment.seconds
-        title = "mean over heads of the last layer but one"
-        attention_map(alignment.mean.float(), alignment.target, along, title, path)
+        alignment.draw(path)
 
 
 def language_validator(

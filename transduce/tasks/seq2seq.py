@@ -60,21 +60,12 @@ class Alignment:
     """Which source word each target word was written from; None of sound."""
 
     @property
-    def mean(self) -> Float[Tensor, "T S"]:
-        """The mean over the heads of the last layer but one, which aligns best, or of the only one.
+    def layer(self) -> int:
+        """The layer that pictures show: that of `words`; of sound, the last but one, which aligns
+        best, or the only one.
 
         Source: Garg et al. (2019), Jointly Learning to Align and Translate with Transformer Models.
         """
-        return self.weights[max(0, len(self.weights) - 2)].mean(dim=0)
-
-    @property
-    def places(self) -> list[int]:
-        """For each target token, the source position with the greatest weight in `mean`."""
-        return self.mean.argmax(dim=-1).tolist()
-
-    @property
-    def layer(self) -> int:
-        """The layer that pictures show: that of `words`; of sound, that of `mean`."""
         if self.words and self.words.layer is not None:
             return self.words.layer
         return max(0, len(self.weights) - 2)
