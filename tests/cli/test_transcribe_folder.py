@@ -102,7 +102,7 @@ def test_a_sound_that_is_not_there_or_was_moved_keeps_no_name(run, recordings, t
     assert (out / "a.txt").read_text() == f"{TEXTS['a.wav']}\n"
 
 
-def test_the_same_command_does_what_is_missing_or_older(run, recordings, tmp_path, capsys, monkeypatch):
+def test_the_same_command_does_what_is_missing_or_another_by_now(run, recordings, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     done = []
     write = Transcription._write
@@ -125,9 +125,8 @@ def test_the_same_command_does_what_is_missing_or_older(run, recordings, tmp_pat
     assert capsys.readouterr().err.splitlines()[-1] == f"transduce: 3 of 3 are done, in {out}"
     (out / "day" / "a.txt").unlink()
     assert again() == ["a.flac"]
-    os.utime(recordings / "a.wav", (2**31, 2**31))
-    assert again() == ["a.wav"]
-    os.utime(recordings / "a.wav", (0, 0))
+    os.utime(recordings / "a.wav", (2**31, 2**31))  # as a copy without its date
+    assert again() == []
     assert again("--format", "text", "--format", "srt") == ["a.flac", "a.wav", "b.v2.wav"]
     assert again("--format", "srt") == []
     shutil.copy(recordings / "day" / "a.flac", recordings / "a.wav")

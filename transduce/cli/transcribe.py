@@ -85,7 +85,7 @@ class TranscriptionOutput:
     output_dir: Common[Annotated[Path | None, arg(metavar="DIR")]] = None
     """Write a file for each recording: DIR/talk.txt (.tsv, .json, .srt, .vtt) of talk.wav, and of a
     folder DIR/day/talk.txt of FOLDER/day/talk.wav. The same command again transcribes only what has
-    no file yet, or is newer than it."""
+    no file yet, or is another recording by now."""
     word_times: Common[bool] = False
     """When every word was said, and how sure the model is of it, for captions that follow the voice
     or for finding what to check: in json; in srt a subtitle is then one word, in vtt words light

@@ -21,7 +21,8 @@ def unfinished(
     stems: Mapping[str, str],
     files: Callable[[Path], Mapping[str, Path]],
 ) -> list[Path]:
-    """The sounds whose files are missing, older than they are, or of another sound.
+    """The sounds whose files are missing, or of what another sound has replaced: those go, in all
+    formats.
 
     Args:
         key: the settings and the hash of the run.
@@ -32,60 +33,49 @@ def unfinished(
         InputError: the directory has other files, or was begun with other settings, or with other
             sounds of the same names.
     """
-    _update_record(directory, key, stems)
+    from transduce.files import write_json
 
-    def is_done(sound: Path) -> bool:
-        return os.path.isfile(sound) and all(
-            path.is_file() and path.stat().st_mtime >= sound.stat().st_mtime
-            for path in files(sound).values()
-        )
-
-    left = [sound for sound in map(Path, stems) if not is_done(sound)]
-    n = len(stems)
-    if n_done := n - len(left):
-        to_stderr(f"{n_done} of {n} are done, in {directory}")
+    known = _known(directory, key)
+    left = []
+    for sound, stem in stems.items():
+        name, version = os.path.relpath(stem, directory), version_of(sound)
+        here = os.path.realpath(sound)
+        other, former = known.get(name, [here, version])
+        if version and version != former:
+            written = [path for end in ENDINGS.values() if (path := Path(f"{stem}{end}")).exists()]
+            if written and other != here and os.path.exists(other):
+                raise same_name(other, here, stem)
+            for path in written:
+                path.unlink()
+        if version:
+            known[name] = [here, version]
+        if not (version and all(path.is_file() for path in files(Path(sound)).values())):
+            left.append(Path(sound))
+    write_json(directory / RECORD, {**key, "recordings": known})
+    if n_done := len(stems) - len(left):
+        to_stderr(f"{n_done} of {len(stems)} are done, in {directory}")
     return left
 
 
-def _update_record(directory: Path, key: Json, stems: Mapping[str, str]) -> None:
-    """Check that the directory was begun in the same way, remove what is of other sounds by now,
-    and write what it has."""
-    from transduce.files import read_json, write_json
+def _known(directory: Path, key: Json) -> dict[str, list[str]]:
+    """By name in the directory, the sounds that it has files of: their path and version.
+
+    Raises:
+        InputError: see `unfinished`.
+    """
+    from transduce.files import read_json
 
     record = directory / RECORD
-    sounds = {
-        os.path.relpath(stem, directory): os.path.realpath(sound) for sound, stem in stems.items()
-    }
     before = read_json(record) if record.exists() else {}
-    versions = before.pop("versions", {})
-    if before:
-        known = before.pop("sounds", {})
-        for stem, sound in sounds.items():
-            other = known.get(stem, sound)
-            written = (f"{directory / stem}{end}" for end in ENDINGS.values())
-            if other != sound and os.path.exists(other) and any(map(os.path.exists, written)):
-                raise same_name(other, sound, str(directory / stem))
-        sounds = known | sounds
-        if changed := differences(before, key):
-            raise InputError(
-                f"all files of an --output-dir are made with the same settings, but {directory} "
-                f"was begun with others: {'; '.join(changed)}; name another --output-dir"
-            )
-    elif directory.exists() and any(directory.iterdir()):
+    known = before.pop("recordings", {})
+    if before and (changed := differences(before, key)):
+        raise InputError(
+            f"all files of an --output-dir are made with the same settings, but {directory} "
+            f"was begun with others: {'; '.join(changed)}; name another --output-dir"
+        )
+    if not before and directory.exists() and any(directory.iterdir()):
         raise InputError(
             "an --output-dir must be new or empty, or the one of an earlier transcription, but "
             f"{directory} has other files; name another"
         )
-    _remove_replaced(stems, directory, versions)
-    write_json(record, {**key, "sounds": sounds, "versions": versions})
-
-
-def _remove_replaced(stems: Mapping[str, str], directory: Path, versions: dict[str, str]) -> None:
-    """Remove the files of sounds that others have replaced, which may be older than these files,
-    and bring the versions of sounds up to date."""
-    for sound, stem in stems.items():
-        name, version = os.path.relpath(stem, directory), version_of(sound)
-        if version and versions.setdefault(name, version) != version:
-            versions[name] = version
-            for ending in ENDINGS.values():
-                Path(f"{stem}{ending}").unlink(missing_ok=True)
+    return known
