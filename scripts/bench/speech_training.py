@@ -47,7 +47,7 @@ from transduce.data.speech_batches import SpeechPairs, SpeechPairsConfig
 from transduce.model.inputs import sinusoidal
 from transduce.model.presets import conformer_tiny
 from transduce.train.config import LossConfig
-from transduce.train.objectives import HybridCTC
+from transduce.train.objectives import CrossEntropy
 
 SOUND = Path(__file__).parents[2] / "recipes" / "data" / "commands" / "sound"
 VOCABULARY = 320
@@ -144,7 +144,7 @@ def system(name: str, epochs: Epochs, x: Options) -> Plain | Ours:
     if name == PLAIN:
         return Plain(plain.to(x.device), epochs, x)
     loss = LossConfig(ctc_weight=CTC, label_smoothing=SMOOTHING)
-    return Ours(HybridCTC(ours.to(x.device), loss), epochs, x, precision=name.split()[1])
+    return Ours(CrossEntropy(ours.to(x.device), loss), epochs, x, precision=name.split()[1])
 
 
 def main(x: Group[Options]) -> None:

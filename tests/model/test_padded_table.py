@@ -25,7 +25,7 @@ from transduce.model.presets import gpt2
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig
 from transduce.train.losses import cross_entropy, projected_loss
-from transduce.train.objectives import CrossEntropy, HybridCTC
+from transduce.train.objectives import CrossEntropy
 
 V, ROWS = 13, 16
 STACK = StackConfig(input=Tokens(vocab_size=V), n_layers=1)
@@ -91,7 +91,7 @@ def test_loss_and_gradients_are_the_same_and_zero_where_the_table_is_filled_up(n
     for model in pair(name):
         speech = name == "speech"
         config = LossConfig(label_smoothing=smoothing, ctc_weight=0.3 if speech else 0.0)
-        objective = (HybridCTC if speech else CrossEntropy)(model, config)
+        objective = CrossEntropy(model, config)
         losses.append(objective(batch_for(model)).total)
         losses[-1].backward()
         gradients.append({key: p.grad for key, p in model.named_parameters()})

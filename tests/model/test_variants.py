@@ -21,7 +21,7 @@ from transduce.model.layers import Experts, FeedForward, balance_loss
 from transduce.model.presets import gpt2
 from transduce.model.transformer import Transformer, cross_attention
 from transduce.train.config import LossConfig
-from transduce.train.objectives import CrossEntropy, HybridCTC
+from transduce.train.objectives import CrossEntropy
 
 TOKENS = StackConfig(input=Tokens(vocab_size=29), n_layers=2)
 LANGUAGE = TransformerConfig(decoder=TOKENS, d_model=14, n_heads=2, d_ff=23, dropout=0.0)
@@ -164,7 +164,7 @@ def test_the_balance_reaches_the_loss_in_training_only(ctc, rng):
     """Per token, so 12 times; four layers' losses, two of them over the source."""
     config = replace(TRANSLATION, **EXPERTS, ctc=ctc, balance_weight=0.25)
     model, batch = Transformer(config), rows(rng)
-    objective = HybridCTC(model, LossConfig(ctc_weight=0.3)) if ctc else CrossEntropy(model)
+    objective = CrossEntropy(model, LossConfig(ctc_weight=0.3 * ctc))
     found: list[torch.Tensor] = []
     hooks = [
         m.router.register_forward_hook(lambda *a: found.append(a[2])) for m in model.modules() if hasattr(m, "router")

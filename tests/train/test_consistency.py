@@ -19,7 +19,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig
 from transduce.train.losses import consistent_cross_entropy, ctc_consistency, ctc_loss, projected_loss
-from transduce.train.objectives import CrossEntropy, HybridCTC, two_views
+from transduce.train.objectives import CrossEntropy, two_views
 
 
 def training(config: TransformerConfig, rng: torch.Generator) -> Transformer:
@@ -164,7 +164,9 @@ def test_ctc_has_a_weight_of_its_own(rng, alpha, ctc_alpha):
     apart = both_ways(*(v[targets != IGNORE] for v in outputs), constant=False) / 2
     ctc_apart = both_ways(*heads, constant=True) / 2
     want = (1 - weight) * (entropy + alpha * apart) + weight * (ctc + ctc_alpha * ctc_apart)
-    got, parts = HybridCTC(model, LossConfig(ctc_weight=weight, consistency=alpha, ctc_consistency=ctc_alpha))(examples)
+    got, parts = CrossEntropy(model, LossConfig(ctc_weight=weight, consistency=alpha, ctc_consistency=ctc_alpha))(
+        examples
+    )
     named = {"cross_entropy": entropy, "ctc": ctc}
     named |= {"consistency": apart} if alpha else {}
     named |= {"ctc_consistency": ctc_apart} if ctc_alpha else {}
@@ -183,7 +185,7 @@ def test_ctc_targets_go_with_both_views(rng):
     for source in (examples.source, examples.second_source):
         logits = model.ctc_logits(model.encode(source, examples.source_lengths).states)
         ctc += ctc_loss(logits, torch.tensor([11, 4, 7]), labels, lengths) / 2
-    found = HybridCTC(model, LossConfig(ctc_weight=0.3, ctc_consistency=0.2))(both)
+    found = CrossEntropy(model, LossConfig(ctc_weight=0.3, ctc_consistency=0.2))(both)
     torch.testing.assert_close(found.parts["ctc"], ctc.detach(), rtol=1e-12, atol=0)
 
 
@@ -192,8 +194,8 @@ def test_views_that_are_alike_leave_the_plain_loss(rng, n_experts):
     """Without dropout and other masks, also with the balance of experts, and with its gradients."""
     model = training(replace(CONFIG, n_experts=n_experts), rng)
     examples, weights = batch(rng), {"ctc_weight": 0.3, "label_smoothing": 0.1}
-    want = HybridCTC(model, LossConfig(**weights))(examples)
-    got = HybridCTC(model, LossConfig(**weights, consistency=3.0, ctc_consistency=0.5))(examples)
+    want = CrossEntropy(model, LossConfig(**weights))(examples)
+    got = CrossEntropy(model, LossConfig(**weights, consistency=3.0, ctc_consistency=0.5))(examples)
     assert max(got.parts["consistency"], got.parts["ctc_consistency"]) < 1e-20  # rows of one product round differently
     for name, part in want.parts.items():
         torch.testing.assert_close(got.parts[name], part, rtol=1e-12, atol=0)
@@ -251,7 +253,7 @@ def test_a_language_model_and_an_encoder_alone_are_compared_at_their_targets(rng
 
 def test_neither_padding_nor_neighbours_have_a_say(rng):
     model, examples = training(CONFIG, rng), speech(rng)
-    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2))
+    objective = CrossEntropy(model, LossConfig(ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2))
     want = objective(examples)
     beyond = (torch.arange(21) >= examples.source_lengths[:, None])[:, :, None]
     garbage = {
@@ -275,8 +277,8 @@ def test_neither_padding_nor_neighbours_have_a_say(rng):
 
 def test_a_validation_has_one_pass(rng):
     model, examples = training(replace(CONFIG, dropout=0.3), rng), speech(rng)
-    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2)).eval()
-    plain = HybridCTC(model, LossConfig(ctc_weight=0.3)).eval()
+    objective = CrossEntropy(model, LossConfig(ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2)).eval()
+    plain = CrossEntropy(model, LossConfig(ctc_weight=0.3)).eval()
     assert objective(examples).parts.keys() == {"cross_entropy", "ctc"}
     assert torch.equal(objective(examples).total, plain(examples).total)
     entropy = objective(examples).parts["cross_entropy"].item()
@@ -286,7 +288,7 @@ def test_a_validation_has_one_pass(rng):
 def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
     model, examples = Transformer(CONFIG).train(), batch(rng, torch.float32)
     examples = replace(examples, second_source=torch.randn(examples.source.shape, generator=rng))
-    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, consistency=5.0, ctc_consistency=5.0))
+    objective = CrossEntropy(model, LossConfig(ctc_weight=0.3, consistency=5.0, ctc_consistency=5.0))
     want = objective(examples)
     with torch.autocast("cpu", torch.bfloat16):
         got = objective(examples)
@@ -301,7 +303,7 @@ def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
 @pytest.mark.parametrize("value", [-0.1, math.inf])
 def test_a_weight_that_is_none_is_refused(rng, name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
-        HybridCTC(random_model(CONFIG, rng), LossConfig(ctc_weight=0.3, **{name: value}))
+        CrossEntropy(random_model(CONFIG, rng), LossConfig(ctc_weight=0.3, **{name: value}))
 
 
 # Trainings

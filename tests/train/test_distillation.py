@@ -17,7 +17,7 @@ from transduce.files import read_json_lines
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.train.config import LossConfig
 from transduce.train.losses import ctc_loss, distilled_cross_entropy, projected_loss
-from transduce.train.objectives import CrossEntropy, HybridCTC
+from transduce.train.objectives import CrossEntropy
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
@@ -62,7 +62,9 @@ def test_teachers_predict_at_the_targets_of_speech(rng):
     given = {"source_lengths": examples.source_lengths, "target_in": examples.target_in}
     real = examples.target_out != IGNORE
     want = 0.0
-    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, teachers=(other,), distillation=0.7, ctc_consistency=1e-12))
+    objective = CrossEntropy(
+        model, LossConfig(ctc_weight=0.3, teachers=(other,), distillation=0.7, ctc_consistency=1e-12)
+    )
     for source in (examples.source, examples.second_source):
         logits, q = (m(source=source, **given)[real] for m in (model, other.eval()))
         entropy = F.cross_entropy(logits, examples.target_out[real], reduction="sum")
@@ -76,7 +78,7 @@ def test_teachers_predict_at_the_targets_of_speech(rng):
     check_gradients(model, found.total, want)
     found.total.backward()
     assert all(p.grad is None for p in other.parameters())
-    assert objective.state_dict().keys() == HybridCTC(model, LossConfig(ctc_weight=0.3)).state_dict().keys()
+    assert objective.state_dict().keys() == CrossEntropy(model, LossConfig(ctc_weight=0.3)).state_dict().keys()
 
 
 def test_a_language_model_teaches_a_language_model(rng):
@@ -95,8 +97,8 @@ def test_a_language_model_teaches_a_language_model(rng):
 
 def test_a_validation_has_no_teacher(rng):
     model, examples = training(CONFIG, rng), speech(rng)
-    taught = HybridCTC(model, LossConfig(ctc_weight=0.3, teachers=(training(CONFIG, rng),))).eval()
-    plain = HybridCTC(model, LossConfig(ctc_weight=0.3)).eval()(examples)
+    taught = CrossEntropy(model, LossConfig(ctc_weight=0.3, teachers=(training(CONFIG, rng),))).eval()
+    plain = CrossEntropy(model, LossConfig(ctc_weight=0.3)).eval()(examples)
     assert taught(examples).parts.keys() == plain.parts.keys() and torch.equal(taught(examples).total, plain.total)
 
 

@@ -16,7 +16,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig
 from transduce.train.host import HostCopy
-from transduce.train.objectives import CrossEntropy, HybridCTC
+from transduce.train.objectives import CrossEntropy
 from transduce.train.state import Validation
 from transduce.train.trainer import Data
 
@@ -61,7 +61,7 @@ def settings(name: str) -> tuple[CrossEntropy, Data]:
         masked = MaskedWindows(windows=windows(), masking=MaskingConfig(), tokenizer=letters)
         return CrossEntropy(Transformer(config), label_smoothing=0.1), masked
     if name == "ctc":
-        return HybridCTC(
+        return CrossEntropy(
             Transformer(replace(toy.model().config, ctc=True)), LossConfig(ctc_weight=0.3)
         ), toy.Backwards()
     return CrossEntropy(toy.model(), label_smoothing=0.1), toy.Backwards()

@@ -135,7 +135,6 @@ if TYPE_CHECKING:
     )
     from transduce.train.objectives import (
         CrossEntropy as CrossEntropy,
-        HybridCTC as HybridCTC,
         Loss as Loss,
         Objective as Objective,
     )

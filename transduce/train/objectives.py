@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transduce.config import within
 from transduce.train.config import LossConfig
 from transduce.train.losses import (
     consistent_cross_entropy,
@@ -82,7 +81,13 @@ class CrossEntropy(Objective):
     With `losses.consistency`, every batch passes twice in training, with other dropout and its
     `second_source` if there is one, and the loss is (L1 + L2) / 2 + alpha (KL(P1 || P2) +
     KL(P2 || P1)) / 2. With `losses.teachers`, see `distilled_cross_entropy`; they are no part of
-    this module, so neither trained nor saved. With `losses.ctc_weight`, see `HybridCTC`.
+    this module, so neither trained nor saved.
+
+    With `losses.ctc_weight`, it is (1 - ctc_weight) * cross-entropy + ctc_weight * CTC, which
+    teaches the encoder to align; the model, with ctc=True, encodes once for both. CTC's targets are
+    those of the batch, or its `ctc_targets`, such as the transcript in speech translation. Where
+    the model has ctc_layers, CTC is (1 - interctc_weight) * that of the last layer +
+    interctc_weight * the mean of that of those.
 
     Args:
         model: a Transformer (model/transformer.py).
@@ -90,7 +95,11 @@ class CrossEntropy(Objective):
         label_smoothing: replaces that of `losses`.
 
     Source: Liang et al. (2021), R-Drop. They add L1 and L2, so their alpha, 5 for translation, is
-    twice this one.
+    twice this one. Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
+    recognition; Lee and Watanabe (2021), Intermediate loss regularization for CTC-based speech
+    recognition, whose interctc_weight is 0.3; Higuchi et al. (2022), Hierarchical conditional
+    end-to-end ASR, for smaller units inside; Yao et al. (2024), CR-CTC, whose ctc_consistency is
+    0.2.
     """
 
     eager = ("ragged_loss", "ctc")
@@ -220,31 +229,6 @@ class CrossEntropy(Objective):
         return ctc_loss(
             logits, source_lengths, targets, target_lengths, blank_id=self.losses.blank_id
         )
-
-
-class HybridCTC(CrossEntropy):
-    """(1 - ctc_weight) * cross-entropy + ctc_weight * CTC.
-
-    CTC teaches the encoder to align; its targets are those of the batch, or its `ctc_targets`,
-    such as the transcript in speech translation. Where the model has ctc_layers, CTC is
-    (1 - interctc_weight) * that of the last layer + interctc_weight * the mean of that of those.
-
-    Args:
-        model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both.
-        losses: the losses and their weights, with a ctc_weight above 0.
-
-    Raises:
-        InputError: ctc_weight is 0.
-    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
-    recognition; Lee and Watanabe (2021), Intermediate loss regularization for CTC-based speech
-    recognition, whose interctc_weight is 0.3; Higuchi et al. (2022), Hierarchical conditional
-    end-to-end ASR, for smaller units inside; Yao et al. (2024), CR-CTC, whose ctc_consistency is
-    0.2.
-    """
-
-    def __init__(self, model: Any, losses: LossConfig) -> None:
-        super().__init__(model, losses)
-        within("(0, 1]", ctc_weight=losses.ctc_weight)
 
 
 def two_views(batch: Any) -> Any:
