@@ -168,10 +168,6 @@ def train_tokenizer_pair(
     return trained[0], trained[-1]
 
 
-tokenizers = train_tokenizer_pair
-"""The name of version 0.2, for recipes written with it."""
-
-
 def _with_special_pieces(model: bytes, ids: Sequence[int]) -> bytes:
     """The same model with padding, unknown, begin and end as pieces 0 to 3, which had these ids."""
     proto = _parse(model)

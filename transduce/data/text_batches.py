@@ -111,10 +111,6 @@ class TextPairs:
         return [source for source, _ in rows], [target for _, target in rows]
 
 
-text_pairs = TextPairs
-"""The name of version 0.2, for recipes written with it."""
-
-
 def encode_pairs(
     text: Text, source: Tokenizer, target: Tokenizer
 ) -> tuple[Integer[np.ndarray, " _"], Int[np.ndarray, " _"]]:
@@ -239,10 +235,6 @@ class HeldOutWindows(Batches):
             return window_batch([stream.read(start, start + context + 1) for start in rows[i]])
 
         super().__init__(len(rows), batch)
-
-
-Windows, HeldOut = TokenWindows, HeldOutWindows
-"""The names of version 0.2, for recipes written with it."""
 
 
 def window_batch(rows: Sequence[Int[np.ndarray, " _"]]) -> Batch:

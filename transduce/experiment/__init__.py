@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from transduce.data.sentencepiece_bpe import (
         Normalization as Normalization,
         SentencePieceTokenizer as SentencePieceTokenizer,
-        tokenizers as tokenizers,
         train_tokenizer_pair as train_tokenizer_pair,
     )
     from transduce.data.speech_batches import (
@@ -60,15 +59,12 @@ if TYPE_CHECKING:
         recordings_fingerprint as recordings_fingerprint,
     )
     from transduce.data.text_batches import (
-        HeldOut as HeldOut,
         HeldOutWindows as HeldOutWindows,
         MaskedBatches as MaskedBatches,
         MaskedWindows as MaskedWindows,
         TextPairs as TextPairs,
         TokenWindows as TokenWindows,
-        Windows as Windows,
         mask_id as mask_id,
-        text_pairs as text_pairs,
     )
     from transduce.data.tokenizer_files import (
         TokenizerKind as TokenizerKind,
