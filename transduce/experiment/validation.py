@@ -119,12 +119,11 @@ def translation_validator(
     *,
     by: str = "bleu",
     tokenize: Tokenization | None = None,
-    n_samples: int = SAMPLES,
 ) -> Validator:
     """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
     warn_without_words(by, text.target)
     score = _scoring(["bleu"], by, text.source, tokenize)
-    examples = {i: (text.source[i], text.target[i]) for i in _spread(len(text.source), n_samples)}
+    examples = {i: (text.source[i], text.target[i]) for i in _spread(len(text.source))}
 
     def look(model: Transformer) -> Validation:
         outputs = world().gather(translator(world().share(text.source), GREEDY))
@@ -144,7 +143,6 @@ def speech_validator(
     tokenize: Tokenization | None = None,
     recordings: Sequence[Recording] | None = None,
     canary: Sequence[Recording] = (),
-    n_samples: int = SAMPLES,
 ) -> Validator:
     """Loss and error rates on held-out recordings.
 
@@ -159,7 +157,7 @@ def speech_validator(
     if canary:  # names those that cannot be used; an error where none can
         config = replace(pairs.config, max_seconds=math.inf, ctc_column="")
         SpeechPairs(canary, pairs.reader, transcriber.tokenizer, config)
-    shown = [pairs.recordings[i] for i in _spread(len(pairs.recordings), n_samples)]
+    shown = [pairs.recordings[i] for i in _spread(len(pairs.recordings))]
 
     def transcripts(part: Sequence[Recording]) -> tuple[list[str], dict[str, float]]:
         texts = _transcripts(transcriber, world().share(part), pairs.reader, search)
@@ -272,7 +270,7 @@ def masked_language_validator(
         return masked, true, predicted
 
     def look(model: Transformer) -> Validation:
-        samples = [sample(i) for i in _spread(len(batches), SAMPLES)]
+        samples = [sample(i) for i in _spread(len(batches))]
         return Validation({"accuracy": 100 * masked_accuracy(fill_mask, batches)}, samples=samples)
 
     return Validator(batches=batches, look=look, by=by)
@@ -296,9 +294,9 @@ def _scoring(
     }
 
 
-def _spread(n: int, n_samples: int) -> range:
-    """At most n_samples of n numbers, evenly spaced."""
-    return range(0, n, max(1, n // n_samples))[:n_samples]
+def _spread(n: int) -> range:
+    """At most SAMPLES of n numbers, evenly spaced."""
+    return range(0, n, max(1, n // SAMPLES))[:SAMPLES]
 
 
 def _one_line(text: str) -> str:
