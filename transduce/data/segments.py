@@ -144,8 +144,7 @@ def _loud(levels: Levels) -> Bool[Tensor, " frames"]:
     quiet ones (the 5th), within DROPS.
     """
     level = 10 * levels.power.clamp_min(1e-12).log10()
-    ranked = level.sort().values
-    quiet, high = (float(ranked[int(share * (len(ranked) - 1))]) for share in (0.05, 0.95))
+    quiet, high = level.quantile(level.new_tensor((0.05, 0.95)), interpolation="lower").tolist()
     return level > high - min(max(0.7 * (high - quiet), DROPS[0]), DROPS[1])
 
 

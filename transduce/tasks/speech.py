@@ -99,9 +99,9 @@ def boundaries(
         middles = [(a + (b - a) // 2,) * 2 for a, b in gaps[1:-1]]
         pauses = [(0, 0), *middles, (n_frames, n_frames)]
     else:
-        ranked = level.double().sort().values
-        quiet, loud = (float(ranked[int(share * (len(ranked) - 1))]) for share in (0.05, 0.95))
-        below = loud - LOUD * (loud - quiet) - level.double()
+        level = level.double()
+        quiet, loud = level.quantile(level.new_tensor((0.05, 0.95)), interpolation="lower")
+        below = loud - LOUD * (loud - quiet) - level
         pauses = [_pause(below, a, b) for a, b in gaps]
     return [(before[1], after[0]) for before, after in pairwise(pauses)]
 
