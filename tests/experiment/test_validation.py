@@ -77,7 +77,7 @@ def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(loaded, pair
     loss = held_out_loss(loaded.model, pairs.epoch(0))
     assert first.metrics == {"loss": loss, "perplexity": math.exp(loss), "bleu": bleu}
     assert first.score == bleu
-    assert first.samples == again.samples == [(ENGLISH[i], GERMAN[i], outputs[i]) for i in (0, 2, 4)]
+    assert first.samples == again.samples == [(ENGLISH[i], GERMAN[i], outputs[i]) for i in (0, 2, 5)]
 
 
 def test_a_model_whose_loss_is_not_finite_is_not_searched(loaded, pairs):
@@ -132,7 +132,7 @@ def test_speech_validation_is_loss_error_rates_and_samples(speech):
     assert found.metrics["cer"] == pytest.approx(100 * jiwer.cer(references, outputs))
     assert found.score == -found.metrics["wer"]
     assert [(name, text, output.strip()) for name, text, output in found.samples] == [
-        (pairs.recordings[i].id, references[i], outputs[i]) for i in (0, 1, 2)
+        (pairs.recordings[i].id, references[i], outputs[i]) for i in (0, 2, 4)
     ]
     total, n_tokens = 0.0, 0
     with torch.no_grad():
@@ -148,10 +148,9 @@ def test_speech_validation_is_loss_error_rates_and_samples(speech):
 def test_a_canary_is_scored_beside_validation_and_decides_nothing(speech):
     transcriber, pairs = speech
     decoding = replace(GREEDY, length_ratio=0.2, length_extra=5)
-    held_out, canary = pairs.recordings[:3], [replace(r, text=f"{r.text} red red") for r in pairs.recordings[3:]]
+    canary = [replace(r, text=f"{r.text} red red") for r in pairs.recordings[3:]]
     plain, both = (
-        speech_validator(transcriber, pairs, search=decoding, recordings=held_out, canary=each)(transcriber.model)
-        for each in ([], canary)
+        speech_validator(transcriber, pairs, search=decoding, canary=each)(transcriber.model) for each in ([], canary)
     )
     outputs, references = transcriber([r.audio for r in canary], decoding), [r.text for r in canary]
     assert both.metrics.pop("canary.wer") == pytest.approx(100 * jiwer.wer(references, outputs))

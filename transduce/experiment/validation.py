@@ -21,6 +21,7 @@ from transduce.data.text_batches import MaskedBatches
 from transduce.errors import InputError
 from transduce.files import write_json
 from transduce.model.transformer import Transformer
+from transduce.plot import spread
 from transduce.report.documents import write_reports
 from transduce.score.measures import MEASURES, Tokenization, get_measure, warn_without_words
 from transduce.score.score import Lines
@@ -123,7 +124,9 @@ def translation_validator(
     """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
     warn_without_words(by, text.target)
     score = _scoring(["bleu"], by, text.source, tokenize)
-    examples = {i: (text.source[i], text.target[i]) for i in _spread(len(text.source))}
+    examples = {
+        i: (text.source[i], text.target[i]) for i in spread(range(len(text.source)), SAMPLES)
+    }
 
     def look(model: Transformer) -> Validation:
         outputs = world().gather(translator(world().share(text.source), GREEDY))
@@ -157,7 +160,7 @@ def speech_validator(
     if canary:  # names those that cannot be used; an error where none can
         config = replace(pairs.config, max_seconds=math.inf, ctc_column="")
         SpeechPairs(canary, pairs.reader, transcriber.tokenizer, config)
-    shown = [pairs.recordings[i] for i in _spread(len(pairs.recordings))]
+    shown = spread(pairs.recordings, SAMPLES)
 
     def transcripts(part: Sequence[Recording]) -> tuple[list[str], dict[str, float]]:
         texts = _transcripts(transcriber, world().share(part), pairs.reader, search)
@@ -270,7 +273,7 @@ def masked_language_validator(
         return masked, true, predicted
 
     def look(model: Transformer) -> Validation:
-        samples = [sample(i) for i in _spread(len(batches))]
+        samples = [sample(i) for i in spread(range(len(batches)), SAMPLES)]
         return Validation({"accuracy": 100 * masked_accuracy(fill_mask, batches)}, samples=samples)
 
     return Validator(batches=batches, look=look, by=by)
@@ -292,11 +295,6 @@ def _scoring(
     return lambda outputs, references: {
         measure.name: measure(outputs, references, resamples=0).value for measure in measures
     }
-
-
-def _spread(n: int) -> range:
-    """At most SAMPLES of n numbers, evenly spaced."""
-    return range(0, n, max(1, n // SAMPLES))[:SAMPLES]
 
 
 def _one_line(text: str) -> str:
