@@ -123,5 +123,5 @@ def test_self_attention_is_that_of_one_half(rng):
         with pytest.raises(ValueError, match="give the one that fits"):
             self_attention(model, **given)
     linear = contract.random_model(TransformerConfig(**(vars(config) | {"attention": "linear"})), rng)
-    with pytest.raises(ValueError, match="attention='linear' forms none"):
+    with pytest.raises(ValueError, match="attention='linear' has no weights"):
         self_attention(linear, target_in=ids)

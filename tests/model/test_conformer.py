@@ -150,7 +150,7 @@ def test_what_does_not_go_with_it_is_refused(changes):
     found = {name: getattr(CONFIG, name) for name in ("encoder", "norm_position", "n_experts", "conformer_kernel")}
     found |= changes
     message = (
-        "Conformer layers make an encoder, pre-norm and without experts, with an odd conformer_kernel, but "
+        "Conformer layers need an encoder with pre-norm, no experts and an odd conformer_kernel, but "
         f"there is {'an' if found['encoder'] else 'no'} encoder, norm_position={found['norm_position']}, n_experts={found['n_experts']} and "
         f"conformer_kernel={found['conformer_kernel']}; use conformer_kernel=0 (--model.conformer-kernel 0)"
     )

@@ -306,7 +306,7 @@ def test_a_configuration_from_before_the_variants_is_the_paper():
         ({"rotary_theta": 1.0}, "rotary_theta=1.0"),
         (
             {"attention": "linear", "window": 5},
-            "linear attention sums over all that it sees, without a window, but window=5; use window=None "
+            "linear attention sums over all positions, without a window, but window=5; use window=None "
             "(--model.window None), or attention='softmax'",
         ),
         (

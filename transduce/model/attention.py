@@ -1,6 +1,6 @@
-"""Scaled dot-product attention, and the modules of attention.
+"""Scaled dot-product attention, and the attention modules.
 
-The only place with boolean masks, which are named `visible`: True = may look.
+Boolean attention masks exist only in this file. They are named `visible`: True = may look.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ Visible = Bool[Tensor, "..."]
 """Broadcasts to (B, H, T, S)."""
 
 MAX_KEYS_IN_BF16 = 128
-"""`_attend_in_bf16` keeps its scores for the gradient: B * H * T * S of them in every layer."""
+"""Most keys for which bf16 training on a CPU uses `_attend_in_bf16`, which keeps B * H * T * S
+scores per layer for the backward pass."""
 
 
 def attend(
@@ -63,18 +64,18 @@ def attend(
         visible = _with_bias(visible, bias.to(_softmax_dtype(query)), groups)
     elif groups > 1 and visible is not None and visible.size(-2) > 1:
         visible = torch.cat([visible] * groups, dim=-2)
-    # heads that share keys fold into the queries, which copies nothing and suits every kernel
+    # fold heads that share keys into the queries: this copies nothing, and every kernel can do it
     heads = kernel(query.unflatten(1, (-1, groups)).flatten(2, 3), key, value, visible)
     return heads.unflatten(2, (groups, n_queries)).flatten(1, 2)
 
 
 def _kernel(query: Queries, n_keys: int, dropout: float) -> Callable[..., Queries]:
-    """The quickest kernel: PyTorch's, as a `partial`, or on a CPU one that is written out."""
+    """The fastest kernel: PyTorch's, as a `partial`, or `_attend_in_bf16` on a CPU."""
     exact = partial(F.scaled_dot_product_attention, dropout_p=dropout)
     if query.device.type != "cpu":
         return exact
     if not torch.is_grad_enabled():
-        # which computes in float32, too: padding must not change a row
+        # bf16 is computed in float32 here, too: padding must not change a row
         return partial(_in_float32, exact) if query.dtype == torch.bfloat16 else exact
     if query.dtype == torch.bfloat16 and 0 < n_keys <= MAX_KEYS_IN_BF16 and not dropout:
         return _attend_in_bf16
@@ -82,7 +83,7 @@ def _kernel(query: Queries, n_keys: int, dropout: float) -> Callable[..., Querie
 
 
 def _softmax_dtype(query: Queries) -> torch.dtype:
-    """That of the softmax and of a bias: a training on a CPU has float32 for 16 bits, too."""
+    """The type of softmax and bias: the queries', but float32 for 16 bits in CPU training."""
     narrow = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
     return torch.float32 if narrow and torch.is_grad_enabled() else query.dtype
 
@@ -96,19 +97,20 @@ def _in_float32(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Queries:
-    """PyTorch's kernel in float32: in bf16 it is slower, and the queries' gradient noise; in fp16
-    it may overflow."""
+    """Run PyTorch's kernel in float32. In bf16 it would be slower and the queries' gradient would
+    be noise; in fp16 it might overflow."""
     with torch.autocast("cpu", enabled=False):
         wide = (x.float() for x in (query, key, value))
         return kernel(*wide, visible, is_causal=is_causal, enable_gqa=enable_gqa).to(query.dtype)
 
 
 def _attend_in_bf16(query: Queries, key: Keys, value: Keys, visible: Tensor | None) -> Queries:
-    """`attend` written out for training on a CPU: products in bf16, and a softmax in float32.
+    """Attention for training on a CPU: products in bf16, and a softmax in float32.
 
-    For few keys it takes half the time of PyTorch's kernel, which is more exact in float32. Weights
-    sum to 1, so what all values have in common is left out of the product: a query's gradient would
-    be a small difference of large numbers.
+    For few keys it takes half the time of PyTorch's kernel in float32, which is more exact. The
+    first value is subtracted from all values before the product and added to the result, which is
+    the same, as weights sum to 1. Otherwise a query's gradient would be a small difference of large
+    numbers.
     """
     scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
     sees = None
@@ -123,11 +125,11 @@ def _attend_in_bf16(query: Queries, key: Keys, value: Keys, visible: Tensor | No
 
 
 def _weights(query: Queries, key: Keys, visible: Tensor | None) -> Float[Tensor, "B H T S"]:
-    """softmax(Q K^T / sqrt(E)), or with a bias instead of a mask added to the scores; a query that
-    sees nothing has zeros, as from PyTorch's kernels."""
+    """softmax(Q K^T / sqrt(E)); if `visible` holds floats, they are added to the scores as a bias.
+    A query that may see no key has zeros, as from PyTorch's kernels."""
     if query.size(1) > key.size(1):
         key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
-    scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)  # which ONNX knows, unlike mT
+    scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)  # ONNX has no mT
     if visible is None:
         return scores.softmax(-1)
     if visible.is_floating_point():
@@ -190,7 +192,7 @@ class QueryKeyNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself, whose projections are one product."""
+    """Multi-head self-attention; one matrix product computes queries, keys and values."""
 
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
@@ -204,11 +206,11 @@ class SelfAttention(nn.Module):
         self.output = Linear(widths["q"], config.d_model, bias=config.bias)
 
     def forward(self, x: States, context: Context = NO_CONTEXT) -> States:
-        """Attend within each row. Taps keep the attention weights of the positions of `x` to one
-        another; linear attention has none."""
+        """Attend within each row. `context.taps` may collect the attention weights between the
+        positions of `x`; linear attention has none."""
         lengths, cache, taps = context.lengths, context.cache, context.taps
         query, key, value = (_split(part, self.d_head) for part in self.qkv.split(self.qkv(x)))
-        if self.normalizes:  # else calls of identities would take time at every step
+        if self.normalizes:  # calling identities would take time at every step
             query, key = self.norm.query(query), self.norm.key(key)
         rotation, bias = context.distances
         if rotation is not None:
@@ -257,7 +259,7 @@ class CrossAttention(nn.Module):
     def project(self, memory: Memory) -> ProjectedMemory:
         """Keys and values of the memory, computed once per sentence for all beams and steps.
 
-        They are contiguous by head, as every step reads them.
+        Each head's are contiguous, because every step reads them.
         """
         key, value = (
             _split(part, self.d_head).contiguous() for part in self.kv.split(self.kv(memory.states))
@@ -302,7 +304,7 @@ class CrossAttention(nn.Module):
 
 
 def _split(x: Float[Tensor, "N T HE"], d_head: int) -> Float[Tensor, "N H T E"]:
-    # in ONNX, unflatten would have the lengths of the example
+    # an ONNX export of unflatten would fix the lengths of the example input
     return x.view(x.size(0), x.size(1), -1, d_head).transpose(1, 2)
 
 

@@ -1,6 +1,9 @@
-"""What a forward pass keeps: keys and values of the positions decoded so far, or their sums, so
-that a step computes one position and not all of them; in taps, what is read besides states; and
-the context in which a layer computes."""
+"""Caches, taps, and the context of a layer.
+
+A cache holds keys and values of the positions decoded so far (their sums in linear attention), so
+that a step computes one position only. Taps collect attention weights, router scores and CTC
+logits.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,31 +32,31 @@ class ProjectedMemory(NamedTuple):
 
 
 class LayerCache:
-    """The cache of one layer: keys and values of its past, in buffers that double when full, and of
-    the memory.
+    """The cache of one layer: keys and values of earlier positions, in buffers that double when
+    full, and keys and values of the memory.
 
     Args:
-        window: no later query sees further back than window - 1 positions, so buffers have room for
-            2 * window; None: all.
+        window: queries see window - 1 earlier positions at most, so buffers have room for
+            2 * window; None: they see all.
     """
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
         self.length = 0
-        """Positions so far."""
+        """Positions decoded so far."""
         self.stored = 0
-        """Positions whose keys and values are there: the last ones. Or, of linear attention, 1."""
+        """Positions that the buffers hold: the last ones. 1 in linear attention."""
         self.buffers: list[Tensor] = []
-        """Keys and values, with room for more positions; none before the first. Or, of linear
-        attention, `state` alone."""
+        """Keys and values, with room for more positions, or `state` alone in linear attention.
+        Empty before the first position."""
         self.memory: ProjectedMemory | None = None
         """None in a language model, and before the first call."""
 
     def append(
         self, key: Float[Tensor, "N H T E"], value: Float[Tensor, "N H T E"]
     ) -> tuple[Float[Tensor, "N H L E"], Float[Tensor, "N H L E"]]:
-        """Write T new positions in place, and return all L positions, or at least those that a
-        query of the new ones may see."""
+        """Write T new positions in place, and return all L positions, or at least those that the
+        new queries may see."""
         self._make_room(key, value)
         end = self.stored + key.size(2)
         for buffer, new in zip(self.buffers, (key, value), strict=True):
@@ -64,15 +67,15 @@ class LayerCache:
         return keys[:, :, :end], values[:, :, :end]
 
     def _make_room(self, *new: Tensor) -> None:
-        """See to it that these positions fit into the buffers, behind those that they may see."""
+        """Make room for new positions after the earlier ones that they may see."""
         n, window = new[0].size(2), self.window
-        least = 16 if window is None else 2 * window
+        usual = 16 if window is None else 2 * window
         capacity = self.buffers[0].size(2) if self.buffers else 0
-        beyond_window = window is not None and capacity > least  # after a long prompt
+        beyond_window = window is not None and capacity > usual  # after a long prompt
         if self.stored + n <= capacity and not beyond_window:
             return
         past = self.stored if window is None else min(self.stored, window - 1)
-        capacity = max(least, 2 * (past + n) if window is None else past + n)
+        capacity = max(usual, 2 * (past + n) if window is None else past + n)
         old = self.buffers
         self.buffers = [part.new_empty(*part.shape[:2], capacity, part.size(3)) for part in new]
         for small, large in zip(old, self.buffers, strict=False):
@@ -81,19 +84,19 @@ class LayerCache:
 
     @property
     def state(self) -> Float[Tensor, "N H 1 E V"] | None:
-        """What linear attention knows of all positions so far, in the place of one; None before the
-        first."""
+        """The state of linear attention after all positions so far, stored as if it were one
+        position; None before the first."""
         return self.buffers[0] if self.buffers else None
 
     def advance(self, state: Float[Tensor, "N H 1 E V"], n_positions: int) -> None:
-        """Go on by so many positions, after which linear attention's state is this one."""
+        """Add n_positions, after which this is the state of linear attention."""
         self.buffers = [state]
         self.stored = 1
         self.length += n_positions
 
     @torch.no_grad()
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
-        """Let row m continue from the past of row rows[m]; rows may repeat or be left out."""
+        """Let row m continue from the positions of row rows[m]; rows may repeat or be left out."""
         for i, buffer in enumerate(self.buffers):
             self.buffers[i] = buffer.new_empty(rows.size(0), *buffer.shape[1:])
             used = self.buffers[i][:, :, : self.stored]
@@ -132,7 +135,7 @@ class Cache:
 
 @dataclass(kw_only=True)
 class Taps:
-    """Lists that a forward pass fills, an entry per layer in their order; None: not kept."""
+    """Lists that a forward pass fills, one entry per layer in order; None: not collected."""
 
     cross_attention: list[Float[Tensor, "N H T S"]] | None = None
     self_attention: list[Float[Tensor, "N H T T"]] | None = None
@@ -145,11 +148,10 @@ class Taps:
     """Scores of the experts of one layer, see `of_layer`."""
 
     def of_layer(self) -> "Taps":
-        """The taps of one layer: lists of attention are the same ones, the list of its router's
-        scores is its own.
+        """The taps of one layer: the same lists for attention, a new list for router scores.
 
-        A graph of torch.compile that is computed again, as activation checkpointing does, must not
-        change a list outside.
+        Activation checkpointing runs a compiled graph twice, and the second run must not change a
+        list outside of the graph.
         """
         return Taps(
             cross_attention=self.cross_attention,
@@ -159,24 +161,24 @@ class Taps:
 
 
 NO_TAPS = Taps()
-"""Keeps nothing."""
+"""Collects nothing."""
 
 
 class Context(NamedTuple):
     """What a layer is given besides the vectors (N, T, D) of its positions."""
 
     lengths: Lengths | None = None
-    """Hides padding from self-attention. A causal stack needs none, as padding lies to the right,
-    in the future."""
+    """Hides padding from self-attention. A causal stack needs no lengths, as padding lies in the
+    future."""
     memory: Memory | None = None
     """What cross-attention attends to; with a cache, only the first call reads it."""
     cache: LayerCache | None = None
-    """Keys and values of earlier positions (rotated), or their sums, and of the memory; those of
-    these positions are added to it."""
+    """Keys and values (rotated) of earlier positions, or their sums, and of the memory. The layer
+    adds those of its positions."""
     distances: Distances = NO_DISTANCES
-    """What rotary or relative positions say."""
+    """Rotation angles of rotary positions, or attention bias of relative ones."""
     taps: Taps = NO_TAPS
-    """What is kept besides the result."""
+    """Collects attention weights and router scores."""
 
 
 NO_CONTEXT = Context()

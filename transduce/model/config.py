@@ -27,7 +27,7 @@ class StackConfig:
     positions: PositionKind | None = None
     """The kind of positions in this half; None: as in the model."""
     max_positions: int | None = None
-    """The rows of its table of positions; None: as many as in the model."""
+    """Rows of this half's table of positions; None: as many as in the model."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -57,104 +57,106 @@ class TransformerConfig:
     as n_heads. Grouped-query attention (Ainslie et al. 2023); with 1, multi-query attention
     (Shazeer 2019)."""
     head_width: int | None = None
-    """None: d_model / n_heads."""
+    """Width of one head; None: d_model / n_heads."""
     attention: Attention = "softmax"
-    """Self-attention. linear: queries and keys become elu(x) + 1, whose products are the weights,
+    """Kind of self-attention. linear: the weights are products of elu(x) + 1 of queries and keys,
     without softmax. Time grows with the length, not with its square, and decoding keeps a state of
     constant size instead of keys and values (Katharopoulos et al. 2020, Transformers are RNNs).
-    Cross-attention stays softmax, so alignments do."""
+    Cross-attention always uses softmax, so alignments remain available."""
     qk_norm: bool = False
-    """RMSNorm over every head of the queries and keys, before rotation (Henry et al. 2020; as Qwen3
-    has it)."""
+    """RMSNorm over every head of the queries and keys, before rotation (Henry et al. 2020; as in
+    Qwen3)."""
     window: int | None = None
-    """In self-attention a position sees `window` - 1 positions on each side, in a decoder before
-    it; None: all. Decoding has room for 2 * `window` positions, however long the output is. Source:
-    Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
+    """In self-attention, a position sees `window` - 1 positions on each side, in a decoder only
+    before it; None: all. The decoding cache has room for 2 * `window` positions, however long the
+    output is. Source: Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
     d_ff: int = 2048
-    """Width inside the feed-forward."""
+    """Inner width of the feed-forward."""
     dropout: Common[float] = 0.1
-    """On every sublayer's output and on the sum of embedding and position (paper, section 5.4)."""
+    """Dropout on every sublayer's output and on the sum of embedding and position (paper, section
+    5.4)."""
     attention_dropout: float = 0.0
-    """On the attention weights; not in the paper, but in many systems after it. Linear attention
-    never forms any."""
+    """Dropout on the attention weights; not in the paper, but in many later systems. Linear
+    attention has no weights to drop."""
     activation: Activation = "relu"
-    """The nonlinearity inside the feed-forward."""
+    """The nonlinearity of the feed-forward."""
     gated: bool = False
     """W2 (activation(W1 x) * V x) in the feed-forward; with silu it is SwiGLU (Shazeer 2020)."""
     n_experts: int = 0
-    """Feed-forwards of a layer, among which a router chooses for every position; 0: one
+    """Expert feed-forwards per layer, among which a router chooses for every position; 0: one
     feed-forward and no router."""
     experts_per_token: int = 2
-    """Feed-forwards that the router chooses for a position."""
+    """Experts that the router chooses for each position."""
     balance_weight: float = 0.01
-    """Weight of the loss that keeps experts equally busy, beside cross-entropy per token (Fedus et
+    """Weight of the load-balancing loss of experts; cross-entropy per token has weight 1 (Fedus et
     al. 2021)."""
     bias: bool = True
     """Whether linear maps and norms have biases."""
     qkv_bias: bool | None = None
-    """Whether the maps to queries, keys and values have a bias; None: as `bias` says. Qwen2 has
-    only these."""
+    """Whether the maps to queries, keys and values have a bias; None: as `bias`. Qwen2 has only
+    these biases."""
     norm: Norm = "layer"
     """LayerNorm, or RMSNorm, without mean and bias (Zhang and Sennrich 2019)."""
     norm_position: NormPosition = "post"
-    """Where norms stand: post is norm(x + f(x)), the paper's, and pre is x + f(norm(x)), with one
+    """Where the norms are: post is norm(x + f(x)), as in the paper; pre is x + f(norm(x)), with one
     more norm at the end of the stack."""
     norm_eps: float = 1e-5
     """Added to the variance in every norm."""
     positions: PositionKind = "sinusoidal"
-    """The kind of positions: added sinusoids (the paper's), a learned table, rotated queries and
-    keys, a learned bias of each head on the scores of attention by the distance of query and key
-    (T5, Raffel et al. 2020), or not at all."""
+    """The positional encoding: sinusoidal (added, as in the paper), learned (an added table),
+    rotary (queries and keys are rotated), relative (each head learns a bias on attention scores by
+    the distance of query and key; T5, Raffel et al. 2020), or none."""
     max_positions: int = 1024
     """Rows of the learned table, and tokens of a language model's windows; sinusoidal and rotary
-    positions have no end."""
+    positions are unlimited."""
     sinusoids: Sinusoids = "paper"
-    """Wavelengths of sinusoidal positions: 2 pi 10000^(2i / d_model), the paper's, or 2 pi 10000^(i
-    / (d_model // 2 - 1)), those of its program tensor2tensor, which fairseq's models have, and
+    """Wavelengths of sinusoidal positions: 2 pi 10000^(2i / d_model), as in the paper, or 2 pi
+    10000^(i / (d_model // 2 - 1)), as in its code, tensor2tensor, and in the models of fairseq,
     M2M-100 and NLLB."""
     first_position: int = 0
-    """The number of the first of the sinusoidal positions; 2 in fairseq's models."""
+    """Number of the first sinusoidal position; 2 in fairseq's models."""
     embedding_norm: bool = False
     """A norm over the sum of embedding and position, as in BART (Lewis et al. 2020)."""
     rotary_theta: float = 10000.0
-    """The slowest pair of a head turns by about 1 / rotary_theta radians per position."""
+    """Base of rotary frequencies: the slowest pair of a head turns by about 1 / rotary_theta
+    radians per position."""
     rotary_factor: float = 1.0
-    """Rotation is slower by it, for texts that are longer than what a model first learned from
+    """Divides the angles of rotation, for texts longer than those that a model was first trained on
     (Chen et al. 2023)."""
     rotary_bands: tuple[float, float, int] | None = None
     """(low, high, n): `rotary_factor` slows the pairs that turn less than `low` times in n
-    positions, leaves those that turn more than `high` times, and slows those between them in part,
-    as in Llama 3.1; None: it slows all pairs."""
+    positions, does not change those that turn more than `high` times, and slows those between them
+    in part, as in Llama 3.1; None: it slows all pairs."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (paper, section 3.4)."""
     tie: Tie = "output"
     """Which tables are shared: all (encoder, decoder and output), output (decoder and output), or
     none."""
     output_bias: bool = False
-    """A bias on the logits, a number per token, as Marian's models have it."""
+    """Whether logits have a bias, one number per token, as in Marian's models."""
     conformer_kernel: int = 0
-    """Positions under the convolution of Conformer layers, an odd number, of which the encoder then
-    consists (Gulati et al. 2020; silu is their activation); 0: it has plain ones."""
+    """Kernel size, an odd number, of the convolution in the encoder's Conformer layers (Gulati et
+    al. 2020; their activation is silu); 0: the encoder has plain layers."""
     ctc: bool = False
-    """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside
+    """A linear map from the memory to the decoder's vocabulary, for a CTC loss in addition to
     cross-entropy."""
     ctc_layers: tuple[int, ...] = ()
-    """Layers of the encoder, from 1 to the last but one, whose states have a CTC loss, too:
-    intermediate CTC (Lee and Watanabe 2021)."""
+    """Encoder layers, from 1 to the last but one, that also get a CTC loss: intermediate CTC (Lee
+    and Watanabe 2021)."""
     ctc_conditioning: bool = False
-    """After each of ctc_layers, a linear map adds the probabilities that CTC has there to the
-    states: self-conditioned CTC (Nozaki and Komatsu 2021)."""
+    """After each of ctc_layers, a linear map of its CTC probabilities is added to the states:
+    self-conditioned CTC (Nozaki and Komatsu 2021)."""
     init: Init = "xavier"
     """Initial weights. xavier: uniform, scaled by the sizes of each matrix and by init_gain; he:
     the same with the variance 2 / inputs, made for ReLU (He et al. 2015); gpt2: normal with
-    deviation 0.02, in the maps that end a sublayer divided by sqrt(sublayers of the stack)."""
+    standard deviation 0.02, divided by sqrt(sublayers of the stack) in maps that end a sublayer."""
     init_gain: float = 1.0
-    """A factor on the matrices of xavier and he inside the layers. Below 1, every layer begins
-    close to the identity, and a post-norm stack can take a higher learning rate (Zhang et al. 2019,
-    Fixup; Wang et al. 2022, DeepNet)."""
+    """Factor on the initial matrices inside the layers, for xavier and he. Below 1, every layer
+    begins close to the identity, and a post-norm stack can take a higher learning rate (Zhang et
+    al. 2019, Fixup; Wang et al. 2022, DeepNet)."""
     recompute: bool = False
     """Activation checkpointing: training keeps only the input of each layer and computes the layer
-    again for its gradients. The numbers are the same, with less memory and in more time (Chen et
+    again in the backward pass. The result is the same, with less memory and in more time (Chen et
     al. 2016)."""
 
     def __post_init__(self) -> None:
@@ -202,7 +204,7 @@ class TransformerConfig:
         linear, windowed = self.attention == "linear", self.window is not None
         if linear and windowed:
             raise InputError(
-                "linear attention sums over all that it sees, without a window, but "
+                "linear attention sums over all positions, without a window, but "
                 f"window={self.window}; use window=None (--model.window None), or "
                 "attention='softmax'"
             )
@@ -216,7 +218,7 @@ class TransformerConfig:
             )
 
     def _flag_of(self, kind: PositionKind | None) -> str:
-        """The flag that has this kind of positions: of a half, where it says so itself."""
+        """The flag that sets this kind of positions: that of a half if the half sets its own."""
         for half, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if stack is not None and stack.positions == kind:
                 return f"--model.{half}.positions"
@@ -262,7 +264,7 @@ class TransformerConfig:
         fits = self.encoder is not None and self.norm_position == "pre" and not self.n_experts
         if self.conformer_kernel and not (fits and self.conformer_kernel % 2):
             raise InputError(
-                "Conformer layers make an encoder, pre-norm and without experts, with an odd "
+                "Conformer layers need an encoder with pre-norm, no experts and an odd "
                 f"conformer_kernel, but there is {'an' if self.encoder else 'no'} encoder, "
                 f"norm_position={self.norm_position}, n_experts={self.n_experts} and "
                 f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0 "
@@ -270,7 +272,7 @@ class TransformerConfig:
             )
 
     def for_stack(self, stack: StackConfig | None) -> "TransformerConfig":
-        """The same model, whose positions are those of one half."""
+        """This configuration, with the positions of one half."""
         if stack is None:
             return self
         return replace(
@@ -296,7 +298,7 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens with a logit: of the decoder, or of an encoder alone; 0 where it takes frames."""
+        """Number of logits: tokens of the decoder, or of an encoder alone; 0 if it takes frames."""
         stack = self.decoder or self.encoder
         return (
             stack.input.vocab_size if stack is not None and isinstance(stack.input, Tokens) else 0

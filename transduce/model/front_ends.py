@@ -1,4 +1,4 @@
-"""The input of a half of the Transformer: token ids, or vectors such as frames of sound."""
+"""The input of one half of the Transformer: token ids, or vectors such as audio frames."""
 
 import math
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class Tokens:
     """The input is token ids; an embedding table turns them into vectors."""
 
     vocab_size: int
-    """A recipe puts the size of its tokenizer here."""
+    """Number of tokens; a recipe sets it to the size of its tokenizer."""
     multiple: int = 1
-    """The table is padded with rows until this divides their number. Padding rows stand for no
-    token and change no result, but a GPU multiplies matrices faster if their sizes are multiples of
-    64 or 128."""
+    """The rows of the table are padded to a multiple of this. Padding rows stand for no token and
+    change no result, but a GPU multiplies matrices faster if their sizes are multiples of 64 or
+    128."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "vocab_size", "multiple")
@@ -37,31 +37,31 @@ class Tokens:
         return -(-self.vocab_size // self.multiple) * self.multiple
 
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """Positions of so many ids: as many."""
+        """The number of positions of so many ids, which is the same."""
         return lengths
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """The input is vectors, `stack` consecutive ones per position, or convolutions over them.
+    """The input is vectors: `stack` consecutive ones per position, or convolutions over them.
 
-    Where n_features * stack == d_model they are the embeddings, without a weight in between.
-    Otherwise one linear map gives them the width d_model.
+    If n_features * stack == d_model, the stacked frames are the embeddings, without any weights.
+    Otherwise one linear map projects them to d_model.
     """
 
     n_features: int
-    """Numbers per frame. A recipe puts those of its feature extractor here."""
+    """Features per frame; a recipe sets it to that of its feature extractor."""
     stack: int = 1
     """Consecutive frames that make one position."""
     project: bool = False
-    """Whether there is a linear map even where none is needed."""
+    """Use a linear map even if the stacked frames have the width d_model."""
     conv_strides: tuple[int, ...] = ()
-    """Convolutions instead, by their strides: after 2 2 a position stands for four frames. They
-    take stack=1."""
+    """Strides of convolutions that replace stacking: with 2 2, a position stands for four frames.
+    They need stack=1."""
     conv_kernel: int = 3
-    """Frames under each convolution, an odd number."""
+    """Kernel size of each convolution in frames, an odd number."""
     conv_channels: int | None = None
-    """Channels between two convolutions; None: d_model, as there are after the last."""
+    """Channels between two convolutions; None: d_model, as after the last one."""
     conv_activation: ConvActivation = "gelu"
     """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates
     the other."""
@@ -84,7 +84,7 @@ class Frames:
 
     @property
     def width(self) -> int:
-        """Numbers per position, before convolutions."""
+        """Features per position, before convolutions."""
         return self.n_features * self.stack
 
     @property
@@ -93,5 +93,6 @@ class Frames:
         return self.stack * math.prod(self.conv_strides)
 
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """Positions of so many frames, ceil(lengths / per_position); also of arrays and tensors."""
+        """The number of positions of so many frames, ceil(lengths / per_position); also for arrays
+        and tensors."""
         return -(-lengths // self.per_position)

@@ -1,4 +1,4 @@
-"""What comes into a stack: vectors of ids or of frames, and their positions."""
+"""The input of a stack: vectors of ids or frames, and positional encodings."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class TokenInput(nn.Module):
 
 
 class FrameInput(nn.Module):
-    """Stacked frames, straight in where their width is d_model, otherwise through one linear map.
+    """Stacked frames, projected by one linear map unless their width is d_model.
 
     Padding is set to zero first, so that it cannot enter a row's last stack.
     """
@@ -71,10 +71,10 @@ class FrameInput(nn.Module):
 
 
 class ConvolvedInput(nn.Module):
-    """Convolutions over time, each with its nonlinearity, whose strides make positions of frames.
+    """Strided convolutions over time, each followed by its nonlinearity.
 
-    The features are the channels before the first. A convolution looks to its right, so padding is
-    set to zero before each of them, as beyond the end of a row alone.
+    The features are the input channels of the first one. A convolution also sees frames to the
+    right, so padding is set to zero before each, as if the row were alone in the batch.
 
     Source: Synnaeve et al. (2020), End-to-end ASR, for gated ones; Radford et al. (2022), Whisper,
     section 2.2.
@@ -106,7 +106,7 @@ class ConvolvedInput(nn.Module):
 
 
 def zero_padding(states: Float[Tensor, "N T F"], lengths: Lengths | None) -> Float[Tensor, "N T F"]:
-    """Zeros beyond the length of each row."""
+    """Set positions beyond the length of each row to zero."""
     if lengths is None:
         return states
     outside = torch.arange(states.size(1), device=states.device) >= lengths[:, None]
@@ -122,8 +122,8 @@ def sinusoidal(
 ) -> Float[Tensor, "T D"]:
     """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) its cosine, for start <= pos < stop.
 
-    An odd D ends with a sine without its cosine. tensor2tensor has i / (D // 2 - 1) instead of
-    2i/D, and an odd D ends with 0.
+    An odd D ends with a sine without its cosine. tensor2tensor uses i / (D // 2 - 1) instead of
+    2i/D, and there an odd D ends with 0.
 
     Source: Vaswani et al. (2017), section 3.5; tensor2tensor, get_timing_signal_1d.
     """
@@ -180,8 +180,8 @@ def rotate(
 ) -> Float[Tensor, "N H T E"]:
     """Rotate the pairs (i, i + E/2) of every head by their position's angles, in float32 or wider.
 
-    Which numbers form a pair is a convention, as linear maps learn any; this one is that of Llama's
-    weights.
+    Which numbers form a pair is a convention, as linear maps can learn any order; this is the one
+    of Llama's weights.
     """
     cos, sin = rotation
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
@@ -195,25 +195,26 @@ Bias = Float[Tensor, "H T S"]
 
 
 class Distances(NamedTuple):
-    """What attention needs of positions that are not added to the vectors."""
+    """Rotary or relative positions as attention needs them; they are not added to the vectors."""
 
     rotation: Float[Tensor, "2 T P"] | None = None
-    """The angles of queries and keys, where positions are rotary."""
+    """Cosines and sines that rotate queries and keys, if positions are rotary."""
     bias: Bias | None = None
-    """Of every query and every key, where positions are relative."""
+    """Bias for every query and key, if positions are relative."""
 
 
 NO_DISTANCES = Distances()
 
 BUCKETS, FURTHEST = 32, 128
-"""Rows of the table of relative positions, and the distance from which on all share the last."""
+"""Rows of the table of relative positions, and the distance from which on all distances share the
+last row."""
 
 
 def distance_buckets(distance: Int[Tensor, "T S"], *, causal: bool) -> Int[Tensor, "T S"]:
     """The row for each distance from a query to its key, negative for earlier keys.
 
-    Half of the rows are for short distances, one each, the others for ranges that grow; where keys
-    may be later ones, those have the second half of all rows.
+    Half of the rows stand for one short distance each, the others for ranges of growing width. If
+    not causal, the table is halved first: later keys use the second half.
 
     Source: Raffel et al. (2020), T5, section 2.1, and its program mesh_tensorflow.
     """
@@ -227,7 +228,7 @@ def distance_buckets(distance: Int[Tensor, "T S"], *, causal: bool) -> Int[Tenso
 
 
 class Positions(nn.Module):
-    """Adds positions to vectors: sinusoidal (without end), learned (a table that ends), or none.
+    """Adds positions to vectors: sinusoidal (unlimited), learned (a table of some length), or none.
 
     Rotary and relative positions are not added: attention rotates its queries and keys by
     `distances`, or adds their bias to its scores. The table of sinusoidal and rotary positions
@@ -249,7 +250,7 @@ class Positions(nn.Module):
             n = config.max_positions
             shape = (n, config.d_model) if self.kind == "sinusoidal" else (2, n, config.d_head // 2)
             self.register_buffer("table", torch.empty(*shape), persistent=False)
-            if not self.table.is_meta:  # where arithmetic imports hundreds of modules
+            if not self.table.is_meta:  # arithmetic on meta would import hundreds of modules
                 self.fill_table(self.table.device)
 
     def _compute(
@@ -272,13 +273,13 @@ class Positions(nn.Module):
         )
 
     def _rows(self, start: int, stop: int) -> Float[Tensor, "..."]:
-        """The same from the table, where it is long enough."""
+        """The same as `_compute`, from the table if it is long enough."""
         if stop <= self.table.size(-2):
             return self.table[..., start:stop, :]
         return self._compute(start, stop, self.table.device)
 
     def fill_table(self, device: torch.device) -> None:
-        """Compute the table of a module that was made on the device meta."""
+        """Compute the table of a module that was made on the meta device."""
         if self.computed:
             self.table = self._compute(0, self.config.max_positions).to(device)
 
@@ -301,8 +302,7 @@ class Positions(nn.Module):
         return x + (added.to(x.dtype) if self.learned is None else added)
 
     def added(self, start: int, stop: int) -> Float[Tensor, "T D"] | None:
-        """What is added to the vectors of positions start ... stop - 1, if anything is; see
-        `forward`."""
+        """The encodings that are added to positions start ... stop - 1, or None; see `forward`."""
         if self.kind == "sinusoidal":
             return self._rows(start, stop)
         if self.learned is None:
@@ -315,7 +315,7 @@ class Positions(nn.Module):
         return self.learned[start:stop]
 
     def distances(self, start: int, stop: int) -> Distances:
-        """Those of queries start ... stop - 1 and keys 0 ... stop - 1."""
+        """The rotation or bias of queries start ... stop - 1 and keys 0 ... stop - 1."""
         if self.kind == "rotary":
             return Distances(rotation=self._rows(start, stop))
         if self.relative is None:

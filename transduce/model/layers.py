@@ -35,8 +35,8 @@ class Dropout(nn.Module):
 
     On a CPU, one random byte decides about each value, so p (and the scale with it) is rounded to a
     256th, from 1 / 256 to 255 / 256. PyTorch draws its Bernoulli numbers one after the other, which
-    took an eighth of a small model's training time. torch.compile draws them fast, and has no such
-    bytes.
+    took an eighth of a small model's training time. Compiled code uses PyTorch's dropout, which
+    torch.compile makes fast.
 
     Source: Srivastava et al. (2014).
     """
@@ -100,8 +100,8 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.n_experts))
 
     def forward(self, x: States, taps: Taps = NO_TAPS) -> States:
-        """Every position through its experts; `taps` keep the scores for `balance_loss`."""
-        with torch.autocast(x.device.type, enabled=False):  # else rounding might choose the expert
+        """Pass every position through its experts; `taps` collect the scores for `balance_loss`."""
+        with torch.autocast(x.device.type, enabled=False):  # rounding must not change the choice
             scores = self.router(x.to(self.router.weight.dtype))
         if taps.router_scores is not None:
             taps.router_scores.append(scores)
@@ -184,8 +184,9 @@ class ConvolutionModule(nn.Module):
     """A gated linear map, a depthwise convolution over time, norm, Swish, and another linear map.
 
     The norm is that of the other sublayers, over the channels of one position, and not the paper's
-    BatchNorm. So an utterance gets the same result whatever its batch, and training and decoding
-    compute the same. Padding is set to zero before the convolution, which looks to its right.
+    BatchNorm. So an utterance's result does not depend on its batch, and training and decoding
+    compute the same. Padding is set to zero before the convolution, which also sees positions to
+    the right.
 
     Source: Gulati et al. (2020), section 2.2.
     """
@@ -199,14 +200,14 @@ class ConvolutionModule(nn.Module):
         self.output = Linear(d, d, bias=config.bias)
 
     def forward(self, x: States, lengths: Lengths | None = None) -> States:
-        """The same number of positions, each having seen conformer_kernel // 2 on either side."""
+        """As many positions as before; each has seen conformer_kernel // 2 on either side."""
         channels = zero_padding(F.glu(self.pointwise(x)), lengths).transpose(1, 2)
         return self.output(F.silu(self.norm(self._depthwise(channels).transpose(1, 2))))
 
     def _depthwise(self, channels: Float[Tensor, "N D T"]) -> Float[Tensor, "N D T"]:
-        """Convolve a plane of height 1, for which PyTorch has a fast CPU kernel."""
+        """Convolve an image of height 1, for which PyTorch has a fast CPU kernel."""
         conv = self.depthwise
-        # so few in bf16 make that kernel run for ever (PyTorch 2.11, more than 32 positions)
+        # that kernel never returns for so few channels in bf16 (PyTorch 2.11, over 32 positions)
         if conv.groups <= 16:
             return conv(channels)
         plane, weight = channels[:, :, None], conv.weight[:, :, None]
@@ -217,7 +218,7 @@ class ConvolutionModule(nn.Module):
 class ConformerLayer(Layer):
     """Half a feed-forward, self-attention, convolution, half a feed-forward, each residual; a norm.
 
-    Positions are those of the other layers: rotary ones are relative, as the paper's are.
+    Positions are encoded as in the other layers; rotary ones are relative, like the paper's.
 
     Source: Gulati et al. (2020), Conformer: Convolution-augmented Transformer for speech
     recognition.
@@ -287,7 +288,7 @@ def _initialize_by_sizes(name: str, part: nn.Module, config: TransformerConfig) 
                     nn.init.xavier_uniform_(matrix, gain=gain)
                 else:
                     nn.init.kaiming_uniform_(matrix, nonlinearity="relu").mul_(gain)
-        case nn.Conv1d() if part.groups > 1:  # as many numbers come into a channel as out of it
+        case nn.Conv1d() if part.groups > 1:  # depthwise: fan_in = fan_out = kernel size
             bound = (3 / part.kernel_size[0]) ** 0.5
             nn.init.uniform_(part.weight, -bound, bound)
         case nn.Conv1d():

@@ -7,7 +7,7 @@ from transduce.products import linear
 
 
 class Linear(nn.Linear):
-    """nn.Linear by the quickest product that this CPU has."""
+    """nn.Linear with the fastest matrix product on this CPU."""
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         return linear(x, self.weight, self.bias)

@@ -11,7 +11,8 @@ Keys = Float[Tensor, "B K S E"]
 State = Float[Tensor, "B K 1 E V"]
 
 CHUNK = 64
-"""Positions of which causal linear attention compares every two; earlier ones are one state."""
+"""Chunk size of causal linear attention: queries are compared with the keys of their own chunk, and
+all earlier chunks are summed up in one state."""
 
 
 def attend_linearly(
@@ -35,13 +36,13 @@ def attend_linearly(
         key_lengths: hides the keys at and after each row's length.
         causal: queries and keys are the same positions, T = S, and each sees those before it and
             itself.
-        state: of the positions before these, which causal queries see, too.
+        state: that of the positions before these, which causal queries see, too.
 
     Source: Katharopoulos et al. (2020), Transformers are RNNs, sections 3.2 and 3.3; chunks as in
     Hua et al. (2022), Transformer quality in linear time.
     """
     dtype = query.dtype
-    # over long texts; autocast would round them
+    # sums over long texts need it; autocast would round them
     sums_dtype = torch.promote_types(dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         # contiguous, else compiled graphs guess wrong strides

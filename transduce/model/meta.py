@@ -1,5 +1,5 @@
-"""Models on the device meta, without memory: counted, or filled with given weights; the operations
-of a training."""
+"""Models on the meta device, which take no memory: their size, filling them with given weights, and
+the FLOPs of training."""
 
 import torch
 from torch import nn
@@ -12,10 +12,11 @@ from transduce.model.inputs import Positions
 from transduce.model.transformer import Transformer
 
 TRAINING = 16
-"""Bytes a parameter in training: its weight, its gradient and Adam's two moments, each in
+"""Bytes per parameter in training: its weight, its gradient and Adam's two moments, each in
 float32."""
 
 INFERENCE = 4
+"""Bytes per parameter in inference: its weight in float32."""
 
 
 def n_parameters(config: TransformerConfig) -> int:
@@ -33,7 +34,7 @@ def check_fits(
     """Check, before anything is allocated, that a model can fit into the memory of a device.
 
     Args:
-        bytes_each: bytes a parameter, such as TRAINING or INFERENCE.
+        bytes_each: bytes per parameter, such as TRAINING or INFERENCE.
 
     Raises:
         InputError: it cannot.
@@ -71,13 +72,11 @@ def _gib(n_bytes: int) -> str:
 
 
 def flops_per_token(model: Transformer) -> float:
-    """Operations of training a decoder on one token of a full context: 6 N + 12 L d T.
-
-    With linear attention, the width of a head stands for T: each token is added to a state, and
-    reads it.
+    """FLOPs of training a decoder on one token of a full context: 6 N + 12 L d T.
 
     N counts the parameters that a token is multiplied with: not the tables that are only looked up,
-    nor the experts that a token does not visit. T is max_positions.
+    nor the experts that a token does not visit. T is max_positions; in linear attention, the width
+    of a head replaces it, as each token updates and reads a state.
 
     Raises:
         InputError: the model has an encoder, so that the lengths of two sides matter.
@@ -134,7 +133,7 @@ def _on_meta(config: TransformerConfig) -> Transformer:
 
 
 def _assign(model: Transformer, weights: Weights) -> Transformer:
-    """Give a model on the device meta its weights; a shared one stands under its first name."""
+    """Give a model on the meta device its weights; a shared one is listed by its first name."""
     empty = model.state_dict(keep_vars=True)
     parameters = {id(empty[name]): nn.Parameter(weight) for name, weight in weights.items()}
     model.load_state_dict({name: parameters[id(old)] for name, old in empty.items()}, assign=True)

@@ -48,9 +48,9 @@ def transformer_tiny(source: int = 10000, target: int | None = None) -> Transfor
 def speech_tiny(
     n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 6
 ) -> TransformerConfig:
-    """The paper's layers for minutes of speech, with a CTC head beside them.
+    """The paper's layers for minutes of speech, with a CTC head.
 
-    MFCC frames go straight in: 40 features of 4 frames are the 160 numbers of d_model.
+    MFCC frames need no projection: 40 features of 4 frames are the 160 numbers of d_model.
 
     Args:
         target: size of the target vocabulary.
@@ -73,7 +73,7 @@ def conformer_tiny(
 ) -> TransformerConfig:
     """speech_tiny with Conformer layers, pre-norm, rotary positions and self-conditioned CTC.
 
-    The CTC head reads the middle of the encoder, too, and the layers above it know its predictions.
+    The CTC head also reads the middle of the encoder, and the layers above get its predictions.
 
     Args:
         target: size of the target vocabulary.

@@ -28,7 +28,7 @@ from transduce.products import linear
 
 
 class Stack(nn.Module):
-    """Positions, perhaps a norm, dropout, then the layers, and in pre-norm a last norm."""
+    """Positions, an optional norm, dropout, the layers, and a final norm if norms are pre."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class Stack(nn.Module):
         taps: Taps = NO_TAPS,
         after_layer: Callable[[int, Tensor], Tensor] | None = None,
     ) -> States:
-        """Vectors to states. With a cache, `x` is only what follows the cached positions.
+        """Vectors to states. With a cache, `x` holds only the positions after the cached ones.
 
         Args:
             lengths: hides padding. In a causal stack padding lies in the future, and only the
                 balance losses use it.
             memory: what cross-attention attends to.
             cache: keys and values of the positions before `x`, to which those of `x` are added.
-            taps: what is kept besides the states.
+            taps: collect attention weights and balance losses.
             after_layer: called with the number of a layer, from 1, and its states; returns the next
                 layer's input.
         """
@@ -79,7 +79,7 @@ class Stack(nn.Module):
         if recompute and cache is None:
             layer = partial(checkpoint, self._layer, use_reentrant=False)
         x = self.dropout(self.embedding_norm(self.positions(x, start)))
-        # in evaluation lengths vary; the trainer knows whether those of its batches do
+        # lengths vary in evaluation; in training, the trainer decides on cuDNN's attention
         fixed = self.training or torch.compiler.is_compiling()
         with nullcontext() if fixed else without_cudnn_attention:
             for number in range(len(self.layers)):
@@ -98,7 +98,7 @@ class Stack(nn.Module):
         cache: Cache | None,
         lengths: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The states after a layer, and its weighted balance loss, without padding, if it has
+        """The states after a layer, and its weighted balance loss, not counting padding, if it has
         experts."""
         taps = context.taps.of_layer()
         layer_cache = None if cache is None else cache.layers[number]
@@ -111,14 +111,14 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """One Transformer, many transductions: the config decides which halves exist (see
+    """A Transformer with an encoder, a decoder, or both, as its config says (see
     TransformerConfig).
 
     Source: Vaswani et al. (2017), "Attention Is All You Need".
     """
 
     name = "layers"
-    """What an engine is called (engine/select.py): this one computes layer by layer."""
+    """Its name as an engine (engine/select.py): it computes layer by layer."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -200,16 +200,16 @@ class Transformer(nn.Module):
         read = partial(self._read_ctc, taps.ctc_logits)
         return Memory(self.encoder(vectors, lengths=lengths, taps=taps, after_layer=read), lengths)
 
-    def _read_ctc(self, taken: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
+    def _read_ctc(self, collected: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
         """Return the input of the encoder's next layer; the CTC head reads the states of this one
-        if it is of ctc_layers."""
-        unread = taken is None and self.ctc_condition is None
+        if it is among ctc_layers."""
+        unread = collected is None and self.ctc_condition is None
         if unread or layer not in self.config.ctc_layers:
             return states
         assert self.encoder is not None
         logits = self.ctc_logits(self.encoder.norm(states))
-        if taken is not None:
-            taken.append(logits)
+        if collected is not None:
+            collected.append(logits)
         if self.ctc_condition is None:
             return states
         return states + self.ctc_condition(logits.softmax(-1))
@@ -223,9 +223,9 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "N T V"]:
         """Logits at every position of `target_in`.
 
-        With a cache, `target_in` is only what follows the cached positions, and only the first call
-        reads the memory. N may be B * beams: rows b * beams ... (b + 1) * beams - 1 attend to
-        sentence b.
+        With a cache, `target_in` holds only the tokens after the cached positions, and only the
+        first call reads the memory. N may be B * beams: rows b * beams ... (b + 1) * beams - 1
+        attend to sentence b.
         """
         return self.project(self.decoder_states(target_in, memory=memory, cache=cache))
 
@@ -241,9 +241,9 @@ class Transformer(nn.Module):
         """The states that `decode` projects to logits.
 
         Args:
-            lengths: for the balance losses only, as padding lies to the right of what a causal
-                decoder sees.
-            taps: what is kept besides the states.
+            lengths: only the balance losses need them, as padding lies to the right of what a
+                causal decoder sees.
+            taps: collect attention weights and balance losses.
         """
         if self.decoder is None or self.target_input is None:
             raise InputError("decode() needs a decoder, but this model was built with decoder=None")
@@ -283,7 +283,7 @@ class Transformer(nn.Module):
             return self.ctc(memory_states.to(self.ctc.weight.dtype))
 
     def new_taps(self, *, balance_losses: bool, ctc_logits: bool) -> Taps:
-        """New, empty lists for what a loss reads besides the states."""
+        """New, empty lists for the balance losses and CTC logits that a loss needs."""
         return Taps(
             balance_losses=[] if balance_losses else None, ctc_logits=[] if ctc_logits else None
         )
@@ -298,7 +298,7 @@ class Transformer(nn.Module):
 
     @property
     def n_parameters(self) -> int:
-        """The number of its parameters; a shared table counts once."""
+        """The number of parameters; a shared table counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
@@ -354,14 +354,14 @@ def self_attention(
     stack = model.encoder if target_in is None else model.decoder
     if (source is None) == (target_in is None) or stack is None:
         raise InputError(
-            "self-attention is that of the encoder for source, or of the decoder for target_in, "
-            f"but given are source={source is not None} and target_in={target_in is not None}, and "
-            f"the model has encoder={model.encoder is not None} and "
-            f"decoder={model.decoder is not None}; give the one that fits"
+            "self_attention() takes source for an encoder, or target_in for a decoder, but given "
+            f"are source={source is not None} and target_in={target_in is not None}, and the model "
+            f"has encoder={model.encoder is not None} and decoder={model.decoder is not None}; "
+            "give the one that fits"
         )
     if model.config.attention == "linear":
         raise InputError(
-            "attention weights are those of a softmax, but attention='linear' forms none"
+            "attention weights need softmax attention, but attention='linear' has no weights"
         )
     taps = Taps(self_attention=[])
     if target_in is None:
