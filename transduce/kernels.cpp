@@ -1,7 +1,7 @@
 // Linear maps and whole stacks of layers for inference on a CPU; kernels.py compiles this for the machine it runs on.
 //
-// Matrices are packed once, in panels of WIDE outputs: a product reads them from one end to the other. A tile of ROWS
-// rows and WIDE outputs stays in registers while it runs along its panel. Rows are independent of one another.
+// Matrices are packed once, in panels of PANEL outputs, which a product reads sequentially. A tile of ROWS rows and PANEL
+// outputs stays in registers while it runs along its panel. Rows are independent of one another.
 
 #include <omp.h>
 
@@ -26,15 +26,15 @@ constexpr int LANES = 4, ROWS = 8;
 #else
 constexpr int LANES = 8, ROWS = 6;
 #endif
-constexpr int WIDE = 2 * LANES;
+constexpr int PANEL = 2 * LANES;  // outputs of a panel
 
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 extern "C" {
 
-// A linear map x W^T + bias. Without `scale` the panels hold floats; with it, integers of 8 bits, of which each output
-// has the scale, and `sums`, the sum of its weights.
+// A linear map x W^T + bias. If `scale` is null, the panels hold floats. Otherwise they hold 8-bit integers, and `scale` and
+// `sums` hold the scale and the sum of the integer weights of each output.
 struct Linear {
     const void* panels;
     const float* bias;
@@ -43,7 +43,7 @@ struct Linear {
     int64_t inputs, outputs;
 };
 
-// LayerNorm, or RMSNorm where `rms` is set; none where weight is null.
+// LayerNorm, or RMSNorm if `rms` is set; no norm if weight is null.
 struct Norm {
     const float *weight, *bias;
     float eps;
@@ -56,7 +56,7 @@ struct Layer {
     Norm norm, cross_norm, feed_forward_norm, query_norm, key_norm, cross_query_norm, cross_key_norm;
 };
 
-// `window`: how many keys a query sees in a decoder, itself included, and on each side in an encoder; 0: all.
+// `window`: number of keys that a query sees, including its own position; in an encoder, on each side. 0: all.
 struct Stack {
     int64_t n_layers, d_model, n_heads, n_kv_heads, d_head, window;
     int32_t pre, activation, gated, cross;
@@ -64,22 +64,22 @@ struct Stack {
     Norm embedding_norm, norm;
 };
 
-// An embedding table of so many rows, and the factor of its vectors.
+// An embedding table of `rows` rows, whose vectors are multiplied by `scale`.
 struct Embedding {
     const float* weight;
     int64_t rows;
     float scale;
 };
 
-// Positions (T, D) to be added to vectors; cosines and sines (T, E / 2) that rotate queries and keys. Null: none.
+// Encodings (T, D) to be added to vectors; cosines and sines (T, E / 2) that rotate queries and keys. Null: none.
 struct Positions {
     const float *added, *cosines, *sines;
 };
 
-// Keys and values of the past (n_layers, n_slots, capacity, 2, K, E), of which `length` positions are there, and of the memory
-// (n_layers, n_memory_slots, memory_length, 2, K, E). Position t of row m is in the slot slots[m, t] of (n_rows, capacity): rows
-// that have a common past share it. A sentence, whose rows follow one another, has a slot of the memory, and looks at so many
-// positions, or at all where there are no lengths.
+// Keys and values of earlier positions (n_layers, n_slots, capacity, 2, K, E), of which the first `length` are filled, and of the
+// memory (n_layers, n_memory_slots, memory_length, 2, K, E). Position t of row m is in slot slots[m, t], of a table (n_rows,
+// capacity): rows with common earlier positions share their slots. The rows of a sentence are consecutive. Sentence b attends to
+// memory_lengths[b] positions of slot memory_slots[b], or to all positions if memory_lengths is null.
 struct KVCache {
     float* past;
     int64_t* slots;
@@ -88,14 +88,14 @@ struct KVCache {
     int64_t n_rows, n_slots, length, capacity, n_sentences, n_memory_slots, memory_length;
 };
 
-// Hypotheses of every sentence, (B, n): tokens (B, n, L), best first, and -inf where there is none.
+// n hypotheses of every sentence, best first: tokens (B, n, L), log_prob and score (B, n), which are -inf for missing ones.
 struct Hypotheses {
     int64_t* tokens;
     float *log_prob, *score;
 };
 
-// A greedy search of the rows of a cache, whose numbers are `rows`: row i of tokens (N, longest) has its first `length` tokens, and
-// ends with `eos`, or when it has bounds[i] tokens. `suppressed` ones never come; log_prob is null where nobody asks for it.
+// A greedy search. Row m of the cache belongs to row rows[m] of `tokens` (N, longest), which has `length` tokens so far. Row i ends
+// with `eos`, or at bounds[i] tokens. Tokens in `suppressed` are never chosen; log_prob is null if it is not needed.
 struct GreedySearch {
     const Linear* output;
     const int64_t* suppressed;
@@ -105,10 +105,10 @@ struct GreedySearch {
     float* log_prob;
 };
 
-// A beam search of the sentences of a cache, `beam` rows each, whose numbers are `sentences`. Tables have a place for every number:
-// hypotheses (B, beam, longest) with `length` tokens each; what follows the end of a finished one are ends. Sentence b is over
-// when its best active hypothesis has no higher score than the last of `beam` finished ones, or at bounds[b] tokens; lengths[b]
-// is how many it has then. penalties[n] divides the log-probability of n tokens; parents (n_sentences, beam) is scratch.
+// A beam search. The cache has `beam` rows per sentence; its sentence a is number sentences[a] of the tables. They hold hypotheses
+// (B, beam, longest) of `length` tokens each; finished ones are padded with `eos`. Sentence b is done when its best active
+// hypothesis has no higher score than the worst of `beam` finished ones, or at bounds[b] tokens; lengths[b] is its length then.
+// penalties[n] divides the log-probability of n tokens; parents (n_sentences, beam) is scratch.
 struct BeamSearch {
     const Linear* output;
     const int64_t* suppressed;
@@ -147,7 +147,7 @@ inline Floats bounded_exponential(Floats x) {
     x = larger(least, x);
     x = x > most ? most : x;
     Floats turns = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds
-    Ints exponent = reinterpret_cast<Ints>(turns) << 23;  // n; of what was added no bit stays
+    Ints exponent = reinterpret_cast<Ints>(turns) << 23;  // n; the shift removes the bits of 1.5 * 2^23
     turns -= 12582912.0f;
     x = x - turns * 0.693359375f + turns * 2.12194440e-4f;
     Floats y = ((((1.9875691500e-4f * x + 1.3981999507e-3f) * x + 8.3334519073e-3f) * x + 4.1665795894e-2f) * x
@@ -156,10 +156,10 @@ inline Floats bounded_exponential(Floats x) {
     return reinterpret_cast<Floats>(reinterpret_cast<Ints>(y) + exponent);
 }
 
-// 0 below -87: products with less would be denormal numbers, which are slow.
+// exp, but 0 below -87: products with smaller numbers would be denormal, which is slow.
 inline Floats exponential(Floats x) { return x < -87.0f ? Floats{} : bounded_exponential(x); }
 
-// The N lanes of x as one number: halves are joined again and again.
+// Reduce the N lanes of x to one number, by joining halves repeatedly.
 template <int N, class Vector, class Join>
 inline float joined(Vector x, Join join) {
     if constexpr (N == 1) {
@@ -196,7 +196,7 @@ inline Floats sums_of_pairs(Floats x, Floats y) {
 #endif
 }
 
-// The sums of LANES vectors, each of which is one lane of the result.
+// The sum of each of LANES vectors, one per lane of the result.
 template <int N = LANES>
 inline Floats totals(const Floats* x) {
     if constexpr (N == 1)
@@ -205,21 +205,21 @@ inline Floats totals(const Floats* x) {
         return sums_of_pairs(totals<N / 2>(x), totals<N / 2>(x + N / 2));
 }
 
-// The sum of `each` over n numbers: by vectors, and the rest one by one.
+// The sum of `each` over n numbers: vector by vector, and the rest one by one.
 template <class Each>
 inline float sum_of(int64_t n, Each each) {
     auto many = [](const float* x, int64_t i) { return load(x + i); };
     auto one = [](const float* x, int64_t i) { return x[i]; };
     Floats sum = {}, other = {};
     int64_t i = 0;
-    for (; i + WIDE <= n; i += WIDE) sum += each(i, many), other += each(i + LANES, many);
+    for (; i + PANEL <= n; i += PANEL) sum += each(i, many), other += each(i + LANES, many);
     for (; i + LANES <= n; i += LANES) sum += each(i, many);
     float result = total(sum + other);
     for (; i < n; i++) result += each(i, one);
     return result;
 }
 
-// The first n of a tile's outputs of a row.
+// Write the first n outputs of a tile for one row.
 __attribute__((noinline)) void write_some(const float* row, float* y, const float* bias, int64_t n, bool relu) {
     for (int64_t i = 0; i < n; i++) {
         float value = row[i] + (bias ? bias[i] : 0.0f);
@@ -227,27 +227,27 @@ __attribute__((noinline)) void write_some(const float* row, float* y, const floa
     }
 }
 
-// A tile's sums leave the registers: bias, relu, and only the outputs that there are.
+// Write a tile's sums for one row: add the bias, apply relu, and write only the n outputs that exist.
 inline void write(const Floats* sums, float* y, const float* bias, int64_t n, bool relu) {
-    alignas(64) float row[WIDE];
+    alignas(64) float row[PANEL];
     for (int half = 0; half < 2; half++) {
         Floats sum = sums[half];
-        if (bias && n == WIDE) sum += load(bias + half * LANES);
-        if (relu && (n == WIDE || !bias)) sum = sum < 0.0f ? Floats{} : sum;  // NaN stays
-        store(n == WIDE ? y + half * LANES : row + half * LANES, sum);
+        if (bias && n == PANEL) sum += load(bias + half * LANES);
+        if (relu && (n == PANEL || !bias)) sum = sum < 0.0f ? Floats{} : sum;  // NaN stays
+        store(n == PANEL ? y + half * LANES : row + half * LANES, sum);
     }
-    if (n < WIDE) write_some(row, y, bias, n, relu);
+    if (n < PANEL) write_some(row, y, bias, n, relu);
 }
 
-// `ahead`: how far behind its panel lies what is fetched meanwhile.
+// `ahead`: offset of the memory to prefetch while this panel is read.
 template <int R>
 void tile(const float* x, const float* panel, int64_t ahead, int64_t inputs, float* y, int64_t stride, const float* bias,
           int64_t n, bool relu) {
     Floats sums[R][2];
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = Floats{};
-    for (int64_t k = 0; k < inputs; k++, panel += WIDE) {
+    for (int64_t k = 0; k < inputs; k++, panel += PANEL) {
         Floats left = load(panel), right = load(panel + LANES);
-        for (int i = 0; i < WIDE; i += 16) __builtin_prefetch(panel + ahead + i);
+        for (int i = 0; i < PANEL; i += 16) __builtin_prefetch(panel + ahead + i);
         for (int r = 0; r < R; r++) {
             float value = x[r * inputs + k];
             sums[r][0] += left * value;
@@ -257,8 +257,9 @@ void tile(const float* x, const float* panel, int64_t ahead, int64_t inputs, flo
     for (int r = 0; r < R; r++) write(sums[r], y + r * stride, bias, n, relu);
 }
 
-// Integers of 8 bits: inputs, LEAST or more, times weights, PAIR of which one lane multiplies and adds in 32 bits. Unsigned inputs
-// without VNNI: two products are first added in 16 bits, so |a + b| <= 128 must hold for neighbouring weights, as 255 * 128 < 2^15.
+// 8-bit products: inputs (LEAST or more) times weights; each lane multiplies PAIR of them and adds the products in 32 bits. For
+// unsigned inputs without VNNI, two products are first added in 16 bits, so neighbouring weights a and b must satisfy
+// |a + b| <= 128, as 255 * 128 < 2^15.
 constexpr int PAIR = 4;
 #if defined(__AVX2__)
 typedef uint8_t Rounded;
@@ -300,7 +301,7 @@ inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
 
 int64_t padded(int64_t inputs) { return (inputs + PAIR - 1) / PAIR * PAIR; }
 
-// A number of a row is the difference of its integer and `zero`, times `scale`.
+// How a row is quantized: a number is (its integer - zero) * scale.
 struct RowScale {
     float scale;
     int32_t zero;
@@ -313,7 +314,7 @@ void tile(const Rounded* x, const RowScale* rows, const int8_t* panel, int64_t i
     for (int half = 0; half < 2; half++)
         for (int r = 0; r < R; r++)
             sums[r][half] = -rows[r].zero * *reinterpret_cast<const Ints*>(weight_sums + half * LANES);
-    for (int64_t k = 0; k < inputs; k += PAIR, panel += WIDE * PAIR) {
+    for (int64_t k = 0; k < inputs; k += PAIR, panel += PANEL * PAIR) {
         Ints left = *reinterpret_cast<const Ints*>(panel), right = *reinterpret_cast<const Ints*>(panel + LANES * PAIR);
         for (int r = 0; r < R; r++) {
             int32_t chunk;
@@ -330,7 +331,7 @@ void tile(const Rounded* x, const RowScale* rows, const int8_t* panel, int64_t i
     }
 }
 
-// Quantize a row, from its least number, or 0, to its largest, or 0; the scale is NaN if one of its numbers is.
+// Quantize a row in the range of its numbers, extended to include 0. The scale is NaN if one of the numbers is.
 RowScale quantize(const float* x, int64_t inputs, Rounded* rounded) {
     Floats high = {}, low = {}, sum = {};
     int64_t i = 0;
@@ -358,7 +359,7 @@ RowScale quantize(const float* x, int64_t inputs, Rounded* rounded) {
     return {scale, zero};
 }
 
-// body(value), of FIRST to MOST, where it is known when this is compiled.
+// Call body(value) for a value of FIRST to MOST, as a compile-time constant.
 template <int MOST, int FIRST = 1, class Body>
 void with_constant(int64_t value, Body body) {
     if constexpr (FIRST < MOST)
@@ -366,12 +367,13 @@ void with_constant(int64_t value, Body body) {
     body(std::integral_constant<int, FIRST>{});
 }
 
-// The outputs of some panels for n rows, in tiles of up to ROWS that are about equal, as a tile of one row waits for its sums.
+// The outputs of some panels for n rows, in tiles of up to ROWS rows. Tiles have about equal size, as a tile of a single row waits
+// for its sums.
 void some_panels(const Linear& map, const float* x, const Rounded* rounded, const RowScale* row_scale, int64_t n, float* y,
                  bool relu, int64_t first, int64_t last) {
     const int64_t inputs = rounded ? padded(map.inputs) : map.inputs;
     for (int64_t p = first; p < last; p++) {
-        const int64_t at = p * WIDE, width = std::min<int64_t>(WIDE, map.outputs - at);
+        const int64_t at = p * PANEL, width = std::min<int64_t>(PANEL, map.outputs - at);
         const float* bias = map.bias ? map.bias + at : nullptr;
         auto go = [&](auto rows, int64_t m) {
             constexpr int R = decltype(rows)::value;
@@ -380,7 +382,7 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
                 tile<R>(rounded + m * inputs, row_scale + m, static_cast<const int8_t*>(map.panels) + at * inputs, inputs,
                         out, map.outputs, map.scale + at, map.sums + at, bias, width, relu);
             else
-                tile<R>(x + m * inputs, static_cast<const float*>(map.panels) + at * inputs, m == 0 ? WIDE * inputs : 0, inputs,
+                tile<R>(x + m * inputs, static_cast<const float*>(map.panels) + at * inputs, m == 0 ? PANEL * inputs : 0, inputs,
                         out, map.outputs, bias, width, relu);
         };
         for (int64_t m = 0, rows; m < n; m += rows) {
@@ -391,9 +393,9 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
     }
 }
 
-// Scratch memory of a thread. It grows, and stays from call to call unless it is larger than KEPT bytes.
+// Scratch memory of a thread. It grows, and is kept between calls unless it is larger than KEPT bytes.
 struct Scratch {
-    std::vector<float> states, x, y, wide, scores, keys, values;
+    std::vector<float> states, x, y, outputs, scores, keys, values;
     std::vector<RowScale> row_scales;
     std::vector<const float*> positions;
     std::vector<Rounded> rounded;
@@ -403,14 +405,14 @@ constexpr size_t KEPT = 1 << 24;
 
 void release_large_scratch() {
     size_t bytes = scratch.rounded.capacity() * sizeof(Rounded);
-    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.scores,
+    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.outputs, &scratch.scores,
                              &scratch.keys, &scratch.values})
         bytes += each->capacity() * sizeof(float);
     if (bytes > KEPT) scratch = Scratch();
 }
 
-// body(t) for t = 0 ... threads - 1, each in a thread of its own. An exception must not leave a thread of OpenMP, so what
-// one of them throws is thrown here, when all have ended.
+// Call body(t) for t = 0 ... threads - 1, each in its own thread. An exception must not leave an OpenMP thread, so it is
+// rethrown here after all threads have ended.
 template <class Body>
 void parallel(int threads, Body body) {
     if (threads == 1) return body(0);
@@ -420,7 +422,7 @@ void parallel(int threads, Body body) {
         try {
             body(t);
         } catch (...) {
-            if (omp_get_thread_num()) scratch = Scratch();  // others may still read that of the first
+            if (omp_get_thread_num()) scratch = Scratch();  // the first thread's may still be read by others
 #pragma omp critical
             thrown = std::current_exception();
         }
@@ -428,7 +430,7 @@ void parallel(int threads, Body body) {
     if (thrown) std::rethrow_exception(thrown);
 }
 
-// What `body` returns; OUT_OF_MEMORY where there is too little memory for its scratch.
+// The result of `body`, or OUT_OF_MEMORY if it cannot allocate its scratch.
 constexpr int32_t OUT_OF_MEMORY = -1;
 
 template <class Body>
@@ -442,7 +444,7 @@ int32_t guarded(Body body) {
 }
 
 void linear(const Linear& map, const float* x, int64_t n, float* y, bool relu, int threads) {
-    const int64_t n_panels = (map.outputs + WIDE - 1) / WIDE;
+    const int64_t n_panels = (map.outputs + PANEL - 1) / PANEL;
     const Rounded* rounded = nullptr;
     const RowScale* row_scale = nullptr;
     if (map.scale) {
@@ -452,7 +454,7 @@ void linear(const Linear& map, const float* x, int64_t n, float* y, bool relu, i
         for (int64_t m = 0; m < n; m++) scratch.row_scales[m] = quantize(x + m * map.inputs, map.inputs, &scratch.rounded[m * inputs]);
         rounded = scratch.rounded.data(), row_scale = scratch.row_scales.data();
     }
-    // of few rows, reading the matrix takes the time; what is small is done before another thread wakes up
+    // with few rows, reading the matrix takes the time; a small product is done before another thread wakes up
     if (std::max<int64_t>(n, 6) * map.inputs * map.outputs < (1 << 23)) threads = 1;
     parallel(threads, [&](int t) {
         some_panels(map, x, rounded, row_scale, n, y, relu, n_panels * t / threads, n_panels * (t + 1) / threads);
@@ -471,7 +473,7 @@ void normalize(const Norm& norm, const float* x, int64_t n, int64_t width, float
     }
 }
 
-// 1 gelu, 2 gelu_tanh, 3 silu, 4 relu, which products do by themselves
+// 1 gelu, 2 gelu_tanh, 3 silu, 4 relu (which products also apply themselves)
 inline Floats activated(Floats x, int32_t kind) {
     if (kind == 4) return x < 0.0f ? Floats{} : x;
     if (kind == 1) {  // x times the normal distribution's integral (Abramowitz and Stegun 7.1.26, within 1e-7)
@@ -494,7 +496,7 @@ void activate(float* x, int64_t n, int32_t kind) {
     std::memcpy(x + i, rest, (n - i) * sizeof(float));
 }
 
-// Some heads of one position, whose pairs (i, i + width / 2) turn by angles of these cosines and sines.
+// Rotate the pairs (i, i + width / 2) of some heads of one position by the angles of these cosines and sines.
 void rotate(float* x, int64_t heads, int64_t width, const float* cosines, const float* sines) {
     const int64_t half = width / 2;
     for (int64_t h = 0; h < heads; h++, x += width) {
@@ -507,8 +509,8 @@ void rotate(float* x, int64_t heads, int64_t width, const float* cosines, const 
     }
 }
 
-// Scores of a query for n keys, positions[i] + key, and -inf behind them up to a whole vector. VECTORS: of a key, where that is
-// known when this is compiled; 0: as `width` says.
+// Scores of a query for n keys at positions[i] + key, padded with -inf to a whole vector. VECTORS: the vectors of a key, if known
+// at compile time; 0: `width` says.
 template <int VECTORS>
 void scores_of(const float* query, const float* const* positions, int64_t key, int64_t n, int64_t width, float scale, float* scores) {
     const int64_t whole = VECTORS ? VECTORS * LANES : width / LANES * LANES;
@@ -530,7 +532,7 @@ void scores_of(const float* query, const float* const* positions, int64_t key, i
     }
 }
 
-// Scores become weights: their softmax.
+// Softmax in place: scores become weights.
 void softmax(float* scores, int64_t n) {
     Floats high = Floats{} - INFINITY, sums = {};
     for (int64_t i = 0; i < n; i += LANES) high = larger(load(scores + i), high);
@@ -544,10 +546,10 @@ void softmax(float* scores, int64_t n) {
     for (int64_t i = 0; i < n; i += LANES) store(scores + i, load(scores + i) * factor);
 }
 
-// The sum of n values, positions[i] + value, each times its weight: VECTORS * LANES numbers, or half as many.
+// The weighted sum of n values at positions[i] + value: VECTORS * LANES numbers, or half as many if HALF.
 template <int VECTORS, bool HALF = false>
 void weighted_sum(const float* const* positions, int64_t value, const float* weights, int64_t n, float* out) {
-    constexpr int CHAINS = VECTORS == 4 ? 2 : 4;  // sums that do not wait for one another
+    constexpr int CHAINS = VECTORS == 4 ? 2 : 4;  // independent sums, which do not wait for one another
     Floats sums[CHAINS][VECTORS];
     for (auto& chain : sums) std::fill(chain, chain + VECTORS, Floats{});
     auto add = [&](int c, int64_t i) {
@@ -566,17 +568,17 @@ void weighted_sum(const float* const* positions, int64_t value, const float* wei
     }
 }
 
-// Positions from which attention of an encoder is computed by products of matrices.
+// Source length from which encoder attention is computed by matrix products.
 constexpr int64_t LONG = 64;
 
-// n heads of queries, of which `shared` neighbours read one head of keys and values. A position has those of all heads so many
-// numbers behind its address.
+// n heads of queries; each group of `shared` neighbours reads one head of keys and values. `keys` and `values` are the offsets of
+// the keys and values of all heads from the address of a position.
 struct Heads {
     int64_t n, shared, width, keys, values;
 };
 
-// The queries of one place over n positions: softmax(q k scale) v of every head; zeros where there are no positions. What is
-// computed of all heads one after the other need not wait for what was computed before.
+// Attention of the queries of one position to n positions: softmax(q k scale) v of every head, or zeros if n is 0. Each stage runs
+// over all heads, as computations of different heads do not wait for one another.
 void attend(const Heads& heads, const float* queries, const float* const* positions, int64_t n, float* out) {
     const int64_t width = heads.width, size = (n + LANES - 1) / LANES * LANES;
     if (n < 1) return std::fill(out, out + heads.n * width, 0.0f);
@@ -608,19 +610,19 @@ void attend(const Heads& heads, const float* queries, const float* const* positi
     }
 }
 
-// One head of attention between n positions, whose queries, keys and values stand `stride` numbers apart, as two products of
-// matrices: queries times keys, and weights times values. For long sources, of which many queries then share what is read.
+// One head of attention between n positions, whose queries, keys and values are `stride` numbers apart, as two matrix products:
+// queries times keys, and weights times values. It is for long sources, where many queries share the keys and values read.
 void attend_by_products(const float* queries, const float* keys, const float* values, int64_t n, int64_t stride, int64_t width,
                         float* out, int64_t out_stride, int threads) {
     constexpr int64_t BLOCK = 2 * ROWS;
-    const int64_t size = (n + WIDE - 1) / WIDE * WIDE, padded_width = (width + WIDE - 1) / WIDE * WIDE;
+    const int64_t size = (n + PANEL - 1) / PANEL * PANEL, padded_width = (width + PANEL - 1) / PANEL * PANEL;
     scratch.keys.assign(size * width, 0.0f);
     scratch.values.assign(size * padded_width, 0.0f);
     float *key_panels = scratch.keys.data(), *value_panels = scratch.values.data();
     for (int64_t t = 0; t < n; t++)
         for (int64_t i = 0; i < width; i++) {
-            key_panels[t / WIDE * WIDE * width + i * WIDE + t % WIDE] = keys[t * stride + i];
-            value_panels[i / WIDE * WIDE * size + t * WIDE + i % WIDE] = values[t * stride + i];
+            key_panels[t / PANEL * PANEL * width + i * PANEL + t % PANEL] = keys[t * stride + i];
+            value_panels[i / PANEL * PANEL * size + t * PANEL + i % PANEL] = values[t * stride + i];
         }
     const Linear to_scores{key_panels, nullptr, nullptr, nullptr, width, size}, to_values{value_panels, nullptr, nullptr, nullptr, size, width};
     const float scale = 1.0f / std::sqrt(static_cast<float>(width));
@@ -631,18 +633,19 @@ void attend_by_products(const float* queries, const float* keys, const float* va
             const int64_t rows = std::min(BLOCK, n - first);
             for (int64_t m = 0; m < rows; m++)
                 for (int64_t i = 0; i < width; i++) block[m * width + i] = queries[(first + m) * stride + i] * scale;
-            some_panels(to_scores, block, nullptr, nullptr, rows, scores, false, 0, size / WIDE);
+            some_panels(to_scores, block, nullptr, nullptr, rows, scores, false, 0, size / PANEL);
             for (int64_t m = 0; m < rows; m++) {
                 std::fill(scores + m * size + n, scores + (m + 1) * size, -INFINITY);
                 softmax(scores + m * size, size);
             }
-            some_panels(to_values, scores, nullptr, nullptr, rows, sums, false, 0, padded_width / WIDE);
+            some_panels(to_values, scores, nullptr, nullptr, rows, sums, false, 0, padded_width / PANEL);
             for (int64_t m = 0; m < rows; m++) std::copy_n(sums + m * width, width, out + (first + m) * out_stride);
         }
     });
 }
 
-// The layers of a stack over n vectors. attention(layer, qkv, to) and memory(layer, queries, to) read other vectors.
+// Run the layers of a stack on n vectors, in place. attention(layer, qkv, to) and memory(layer, queries, to) compute self- and
+// cross-attention.
 template <class Attention, class Memory>
 void layers(const Stack& stack, float* x, int64_t n, int threads, Attention attention, Memory memory) {
     const int64_t width = stack.d_model, inner = stack.n_heads * stack.d_head;
@@ -650,10 +653,10 @@ void layers(const Stack& stack, float* x, int64_t n, int threads, Attention atte
     for (int64_t i = 0; i < stack.n_layers; i++) widest = std::max(widest, stack.layers[i].wide.outputs);
     scratch.x.resize(n * std::max(width, inner));
     scratch.y.resize(n * std::max(width, inner));
-    scratch.wide.resize(n * widest);
-    float *a = scratch.x.data(), *b = scratch.y.data(), *wide = scratch.wide.data();
+    scratch.outputs.resize(n * widest);
+    float *a = scratch.x.data(), *b = scratch.y.data(), *outputs = scratch.outputs.data();
 
-    // pre-norm is x += f(norm(x)), post-norm x = norm(x + f(x)); f reads what it is given, and writes `a`
+    // pre-norm is x += f(norm(x)), post-norm x = norm(x + f(x)); f reads its argument and writes to `a`
     auto around = [&](const Norm& norm, auto function) {
         if (stack.pre) normalize(norm, x, n, width, a);
         function(stack.pre ? a : x);
@@ -664,34 +667,34 @@ void layers(const Stack& stack, float* x, int64_t n, int threads, Attention atte
     for (int64_t i = 0; i < stack.n_layers; i++) {
         const Layer& layer = stack.layers[i];
         around(layer.norm, [&](const float* read) {
-            linear(layer.qkv, read, n, wide, false, threads);
-            attention(i, wide, b);
+            linear(layer.qkv, read, n, outputs, false, threads);
+            attention(i, outputs, b);
             linear(layer.output, b, n, a, false, threads);
         });
         if (stack.cross)
             around(layer.cross_norm, [&](const float* read) {
-                linear(layer.cross_q, read, n, wide, false, threads);
+                linear(layer.cross_q, read, n, outputs, false, threads);
                 if (layer.cross_query_norm.weight)
-                    normalize(layer.cross_query_norm, wide, n * stack.n_heads, stack.d_head, wide);
-                memory(i, wide, b);
+                    normalize(layer.cross_query_norm, outputs, n * stack.n_heads, stack.d_head, outputs);
+                memory(i, outputs, b);
                 linear(layer.cross_output, b, n, a, false, threads);
             });
         around(layer.feed_forward_norm, [&](const float* read) {
             const int64_t hidden = layer.narrow.inputs;
-            linear(layer.wide, read, n, wide, stack.activation == 4 && !stack.gated, threads);
-            if (!stack.gated) activate(wide, n * hidden, stack.activation);
-            for (int64_t m = 0; stack.gated && m < n; m++) {  // the gate stands before the value
-                float *gate = wide + 2 * m * hidden, *value = gate + hidden, *to = wide + m * hidden;
+            linear(layer.wide, read, n, outputs, stack.activation == 4 && !stack.gated, threads);
+            if (!stack.gated) activate(outputs, n * hidden, stack.activation);
+            for (int64_t m = 0; stack.gated && m < n; m++) {  // the gate comes before the value
+                float *gate = outputs + 2 * m * hidden, *value = gate + hidden, *to = outputs + m * hidden;
                 activate(gate, hidden, stack.activation);
                 for (int64_t j = 0; j < hidden; j++) to[j] = gate[j] * value[j];
             }
-            linear(layer.narrow, wide, n, a, false, threads);
+            linear(layer.narrow, outputs, n, a, false, threads);
         });
     }
     if (stack.norm.weight) normalize(stack.norm, x, n, width, x);
 }
 
-// Normalize the queries and keys of the position t, which stand before its values, and rotate them.
+// Normalize and rotate the queries and keys of position t. In qkv they come before the values.
 void prepare(const Stack& stack, const Layer& layer, float* qkv, const Positions& positions, int64_t t) {
     const int64_t e = stack.d_head, inner = stack.n_heads * e;
     if (layer.query_norm.weight) {
@@ -702,14 +705,14 @@ void prepare(const Stack& stack, const Layer& layer, float* qkv, const Positions
     if (positions.cosines) rotate(qkv, stack.n_heads + stack.n_kv_heads, e, positions.cosines + at, positions.sines + at);
 }
 
-// T new positions of the rows first ... last - 1, whose vectors are in x (rows, T, D) and whose states go there.
+// Compute T new positions of the rows first ... last - 1: x (rows, T, D) holds their vectors, which are replaced by their states.
 void some_rows(const Stack& stack, const KVCache& cache, const Positions& positions, float* x, int64_t n_new,
                int64_t first, int64_t last, int threads) {
     const int64_t n = (last - first) * n_new, heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head;
     const int64_t inner = heads * e, both = 2 * kv_heads * e, stride = inner + both;
     const Heads each_head{heads, heads / kv_heads, e, 0, both / 2};
     const int64_t per_sentence = cache.n_sentences ? cache.n_rows / cache.n_sentences : 1, length = cache.memory_length;
-    const int sharing = n_new * (cache.length + n_new) < (1 << 12) ? 1 : threads;  // threads of one row
+    const int sharing = n_new * (cache.length + n_new) < (1 << 12) ? 1 : threads;  // threads that share one row
     auto attention = [&](int64_t i, float* qkv, float* to) {
         float* past = cache.past + i * cache.n_slots * cache.capacity * both;
         for (int64_t row = first; row < last; row++, qkv += n_new * stride, to += n_new * inner) {
@@ -718,7 +721,7 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
             scratch.positions.resize(cache.length + n_new);
             const float** there = scratch.positions.data();
             for (int64_t t = 0; t < cache.length + n_new; t++) there[t] = past + (slots[t] * cache.capacity + t) * both;
-            if (row + 1 < last) {  // fetch what the next row does not share with this one
+            if (row + 1 < last) {  // prefetch the positions that the next row does not share with this one
                 const int64_t* next = slots + cache.capacity;
                 for (int64_t t = 0; t < cache.length; t++) {
                     if (next[t] == slots[t]) continue;
@@ -755,7 +758,7 @@ void some_rows(const Stack& stack, const KVCache& cache, const Positions& positi
     layers(stack, x + first * n_new * stack.d_model, n, threads, attention, memory);
 }
 
-// The states of the sentences first ... last - 1 of x (B, S, D), without their padding, which becomes 0.
+// Replace the vectors of the sentences first ... last - 1 of x (B, S, D) by their states. Padding is not computed and becomes 0.
 void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t* lengths, const Positions& positions,
                     int64_t first, int64_t last, int threads) {
     const int64_t heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head, inner = heads * e;
@@ -802,7 +805,7 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
 
 // The largest of n numbers; -inf where all are NaN.
 float largest_number(const float* x, int64_t n) {
-    Floats high[4];  // which do not wait for one another
+    Floats high[4];  // independent maxima, which do not wait for one another
     std::fill(high, high + 4, Floats{} - INFINITY);
     int64_t i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES)
@@ -812,10 +815,10 @@ float largest_number(const float* x, int64_t n) {
     return largest;
 }
 
-// The first place of a number that is among n.
+// The index of the first of n numbers that equals `number`.
 int64_t place_of(float number, const float* x, int64_t n) {
     int64_t i = 0;
-    for (; i + WIDE <= n; i += WIDE) {
+    for (; i + PANEL <= n; i += PANEL) {
         Ints equal = (load(x + i) == number) | (load(x + i + LANES) == number);
         bool any = false;
         for (int lane = 0; lane < LANES; lane++) any |= equal[lane] != 0;
@@ -824,7 +827,7 @@ int64_t place_of(float number, const float* x, int64_t n) {
     return std::find(x + i, x + n, number) - x;
 }
 
-// log of the sum of exp of n numbers, the largest of which is known.
+// log of the sum of exp of n numbers, given their largest.
 float log_sum_exp_of(const float* x, int64_t n, float largest) {
     if (!std::isfinite(largest))  // the differences below would be NaN
         return std::any_of(x, x + n, [](float each) { return std::isnan(each); }) ? NAN : largest;
@@ -836,7 +839,7 @@ float log_sum_exp_of(const float* x, int64_t n, float largest) {
     return std::log(total(sums) + sum) + largest;
 }
 
-// The vectors x (n_rows, T, D) of T tokens of every row, with their positions; false if a token is not in the table.
+// Compute the vectors x (n_rows, T, D) of T tokens of every row, with positions added; false if a token is not in the table.
 bool embed(const Embedding& table, const Positions& positions, const int64_t* tokens, int64_t n_rows, int64_t n_new, int64_t width,
            float* x) {
     for (int64_t m = 0; m < n_rows * n_new; m++, x += width) {
@@ -848,7 +851,7 @@ bool embed(const Embedding& table, const Positions& positions, const int64_t* to
     return true;
 }
 
-// The places of the n largest of `count` numbers, largest first, and among equal ones the first. NaN is none of them.
+// The indices of the n largest of `count` numbers, largest first; of equal numbers, the first. NaN is ignored.
 void places_of_largest(const float* x, int64_t count, int64_t n, int64_t* places) {
     int64_t there = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -860,7 +863,7 @@ void places_of_largest(const float* x, int64_t count, int64_t n, int64_t* places
     for (; there < n; there++) places[there] = 0;
 }
 
-// Put what is larger among n numbers x + more of row k into the `n_best` largest, largest first, and among equal ones the first.
+// Merge the n numbers x + more of row k into the `n_best` largest so far, largest first; of equal numbers, the first.
 void offer(const float* x, int64_t n, float more, int64_t k, int64_t n_best, float* best, int64_t* token, int64_t* row) {
     auto consider = [&](int64_t v) {
         const float value = x[v] + more;
@@ -870,26 +873,26 @@ void offer(const float* x, int64_t n, float more, int64_t k, int64_t n_best, flo
         best[at] = value, token[at] = v, row[at] = k;
     };
     int64_t v = 0;
-    for (; v + WIDE <= n; v += WIDE) {
+    for (; v + PANEL <= n; v += PANEL) {
         Ints better = (load(x + v) + more > best[n_best - 1]) | (load(x + v + LANES) + more > best[n_best - 1]);
         bool any = false;
         for (int lane = 0; lane < LANES; lane++) any |= better[lane] != 0;
         if (any)
-            for (int64_t j = v; j < v + WIDE; j++) consider(j);
+            for (int64_t j = v; j < v + PANEL; j++) consider(j);
     }
     for (; v < n; v++) consider(v);
 }
 
-// The likeliest next token of the rows first ... last - 1 of a greedy search, from their states.
+// Choose the most probable next token of the rows first ... last - 1 of a greedy search, from their states.
 void choose(const GreedySearch& search, const float* states, int64_t first, int64_t last, int threads) {
     constexpr int64_t BLOCK = 4 * ROWS;  // rows whose logits stay in the cache of the CPU
     const int64_t vocabulary = search.output->outputs, width = search.output->inputs;
     for (int64_t start = first; start < last; start += BLOCK) {
         const int64_t n = std::min(BLOCK, last - start);
-        scratch.wide.resize(n * vocabulary);
-        linear(*search.output, states + start * width, n, scratch.wide.data(), false, threads);
+        scratch.outputs.resize(n * vocabulary);
+        linear(*search.output, states + start * width, n, scratch.outputs.data(), false, threads);
         for (int64_t m = 0; m < n; m++) {
-            float *row = scratch.wide.data() + m * vocabulary, largest = largest_number(row, vocabulary);
+            float *row = scratch.outputs.data() + m * vocabulary, largest = largest_number(row, vocabulary);
             const int64_t number = search.rows[start + m];
             const float normalizer = search.log_prob ? log_sum_exp_of(row, vocabulary, largest) : 0.0f;
             for (int64_t i = 0; i < search.n_suppressed; i++) {
@@ -905,13 +908,13 @@ void choose(const GreedySearch& search, const float* states, int64_t first, int6
     }
 }
 
-// Sentence `from` of the memory is number `to` from now on.
+// Move sentence `from` of the memory to number `to`.
 void keep_memory(KVCache& cache, int64_t from, int64_t to) {
     if (cache.memory) cache.memory_slots[to] = cache.memory_slots[from];
     if (cache.memory_lengths) cache.memory_lengths[to] = cache.memory_lengths[from];
 }
 
-// Let the rows that have ended leave the search and the cache.
+// Remove the rows that have ended from the search and the cache.
 void retire(GreedySearch& search, KVCache& cache) {
     int64_t n = 0;
     for (int64_t m = 0; m < cache.n_rows; m++) {
@@ -928,8 +931,8 @@ void retire(GreedySearch& search, KVCache& cache) {
     if (cache.memory) cache.n_sentences = n;
 }
 
-// The hypotheses of one sentence after one more token, of twice as many continuations, best first; an end counts if it is among
-// the first `beam`. `parents` become the hypotheses that the active ones continue.
+// Extend the hypotheses of one sentence by one token, given its 2 * beam best continuations, best first. A continuation with `eos`
+// counts only if it is among the first `beam`. `parents` receives the hypotheses that the active ones continue.
 void grow(const BeamSearch& search, int64_t number, const float* log_prob, const int64_t* token, const int64_t* parent,
           int64_t* parents) {
     const int64_t n = search.beam, length = search.length, longest = search.longest, first = number * n;
@@ -968,7 +971,7 @@ void grow(const BeamSearch& search, int64_t number, const float* log_prob, const
     }
 }
 
-// The next token of every hypothesis of the sentences first ... last - 1 of a beam search, from the states of their rows.
+// Choose the next token of every hypothesis of the sentences first ... last - 1 of a beam search, from the states of their rows.
 void choose(const BeamSearch& search, const float* states, int64_t first, int64_t last, int threads) {
     const int64_t n = search.beam, vocabulary = search.output->outputs, width = search.output->inputs;
     const int64_t block = std::max<int64_t>(1, 4 * ROWS / n);  // sentences whose logits stay in the cache of the CPU
@@ -976,9 +979,9 @@ void choose(const BeamSearch& search, const float* states, int64_t first, int64_
     std::vector<int64_t> token(2 * n), row(2 * n);
     for (int64_t start = first; start < last; start += block) {
         const int64_t stop = std::min(last, start + block);
-        scratch.wide.resize((stop - start) * n * vocabulary);
-        linear(*search.output, states + start * n * width, (stop - start) * n, scratch.wide.data(), false, threads);
-        float* logits = scratch.wide.data();
+        scratch.outputs.resize((stop - start) * n * vocabulary);
+        linear(*search.output, states + start * n * width, (stop - start) * n, scratch.outputs.data(), false, threads);
+        float* logits = scratch.outputs.data();
         for (int64_t a = start; a < stop; a++) {
             const int64_t number = search.sentences[a];
             std::fill(best.begin(), best.end(), -INFINITY);
@@ -994,7 +997,7 @@ void choose(const BeamSearch& search, const float* states, int64_t first, int64_
     }
 }
 
-// Let rows go on from their parents, and sentences that are over leave the search and the cache.
+// Let rows continue from their parents, and remove sentences that are done from the search and the cache.
 void retire(BeamSearch& search, KVCache& cache) {
     const int64_t beam = search.beam, capacity = cache.capacity;
     std::vector<int64_t> slots(beam * capacity);
@@ -1013,9 +1016,9 @@ void retire(BeamSearch& search, KVCache& cache) {
     if (cache.memory) cache.n_sentences = n;
 }
 
-// A search goes on for so many steps, or until its rows are gone: `per_sentence` rows of the cache follow one another. last(m) is
-// where the last token of row m is, choose(first, last, threads) finds the next ones of some rows, and retire() lets
-// rows leave. x (n_rows, D) is scratch.
+// Run a search for n_steps steps, or until no rows are left; a sentence has `per_sentence` consecutive rows of the cache.
+// last_token(m) points to the last token of row m, choose(first, last, threads) chooses the next tokens of some rows, and retire()
+// removes rows. x (n_rows, D) is scratch.
 template <class Last, class Choose, class Retire>
 int32_t steps(const Stack& stack, KVCache& cache, const Embedding& table, Positions positions, float* x, int64_t n_steps, int threads,
               int64_t per_sentence, Last last_token, Choose choose, Retire retire) {
@@ -1023,7 +1026,7 @@ int32_t steps(const Stack& stack, KVCache& cache, const Embedding& table, Positi
     return guarded([&] {
         for (; n_steps > 0 && cache.n_rows; n_steps--) {
             const int64_t n = cache.n_rows / per_sentence;
-            const int outer = n < threads || cache.n_rows < 4 * threads ? 1 : threads;  // which share sentences, or each product
+            const int outer = n < threads || cache.n_rows < 4 * threads ? 1 : threads;  // threads share sentences, or each product
             parallel(outer, [&](int t) {
                 const int64_t first = n * t / outer * per_sentence, last = n * (t + 1) / outer * per_sentence;
                 const int inner = outer == 1 ? threads : 1;
@@ -1045,10 +1048,11 @@ int32_t steps(const Stack& stack, KVCache& cache, const Embedding& table, Positi
 
 extern "C" {
 
-// How python lays out panels: outputs of one, inputs of 8 bits that one lane takes together, and whether sums of two may be too large.
-int32_t wide = WIDE, pair = PAIR, saturates = SATURATES;
+// For the layout of panels in Python: outputs of a panel, 8-bit inputs that a lane takes together, and whether a sum of two
+// products may overflow.
+int32_t panel = PANEL, pair = PAIR, saturates = SATURATES;
 
-// PyTorch's operators, too, compute with so many threads from now on where this thread calls them.
+// Set the number of OpenMP threads for calls from this thread, also for PyTorch's operators.
 int32_t use_threads(int32_t n) {
     omp_set_num_threads(n);
     return 0;
@@ -1063,8 +1067,8 @@ int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32
     });
 }
 
-// x (N, T, D) becomes the states of T new positions of N rows, whose keys and values are added to the cache. 0 if a token is
-// not in the vocabulary.
+// Compute the states x (N, T, D) of T new positions of N rows, and add their keys and values to the cache. Returns 0 if a token is
+// not in the vocabulary, else 1.
 int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding* table, const Positions* positions,
                        const int64_t* tokens, float* x, int64_t n_new, int32_t threads) {
     if (!embed(*table, *positions, tokens, cache->n_rows, n_new, stack->d_model, x)) return 0;
@@ -1080,7 +1084,7 @@ int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding
     });
 }
 
-// Greedy search goes on for so many steps, or until all of its rows have ended; x (n_rows, D) is scratch. A row is a sentence.
+// Run greedy search for n_steps steps, or until all rows have ended; x (n_rows, D) is scratch. Each row is a sentence.
 int32_t greedy_steps(const Stack* stack, KVCache* cache, const Embedding* table, const Positions* positions, GreedySearch* search,
                      float* x, int64_t n_steps, int32_t threads) {
     return steps(*stack, *cache, *table, *positions, x, n_steps, threads, 1,
@@ -1089,7 +1093,7 @@ int32_t greedy_steps(const Stack* stack, KVCache* cache, const Embedding* table,
         [&] { search->length++, retire(*search, *cache); });
 }
 
-// The same for a beam search.
+// Run beam search in the same way.
 int32_t beam_steps(const Stack* stack, KVCache* cache, const Embedding* table, const Positions* positions, BeamSearch* search,
                    float* x, int64_t n_steps, int32_t threads) {
     const int64_t n = search->beam;
@@ -1099,7 +1103,7 @@ int32_t beam_steps(const Stack* stack, KVCache* cache, const Embedding* table, c
         [&] { search->length++, retire(*search, *cache); });
 }
 
-// x (B, S, D), vectors of which each row has a length, or S where there are none, becomes the states.
+// Replace the vectors x (B, S, D) by their states. `lengths` are those of the rows; null: all have length S.
 int32_t encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_t length, const int64_t* lengths,
                        const Positions* positions, int32_t threads) {
     const int outer = n_sentences < 4 * threads ? 1 : threads;
@@ -1140,8 +1144,8 @@ int32_t log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* o
     return 0;
 }
 
-// The n largest of scores (A * K, V) + offset (A, K) of every one of A sentences, largest first, and among equal ones the
-// first: values, tokens, and which of its K rows. Where there are fewer, the rest is -inf.
+// The n largest of scores (A * K, V) + offset (A, K) for each of A sentences, largest first; of equal numbers, the first. Returns
+// their values, their tokens, and which of the K rows they are in. If there are fewer, the rest of the values is -inf.
 int32_t top_k(const float* scores, const float* offset, int64_t n_sentences, int64_t n_rows, int64_t vocabulary, int64_t n,
                float* values, int64_t* tokens, int64_t* rows, int32_t threads) {
     if (n_sentences * n_rows * vocabulary < (1 << 18)) threads = 1;

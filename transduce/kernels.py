@@ -1,9 +1,9 @@
-"""What a search does in C++: see kernels.cpp.
+"""The compiled kernels of kernels.cpp: finding or compiling the library, and calling it.
 
-PyTorch takes microseconds to call an operator, and a step of a search has a hundred: for a few rows
-longer than their work. A wheel carries libraries for the usual CPUs; in a clone, the first search
-compiles one for the CPU that it runs on. Where there is neither a library nor a compiler, or
-TRANSDUCE_KERNELS=0 says so, PyTorch's own operators do the same.
+PyTorch takes microseconds to call an operator, and a search step has a hundred calls: for a few
+rows, that is longer than the computation. A wheel contains libraries for common CPUs; in a clone,
+the first search compiles one for its CPU. Without a library and a compiler, or with
+TRANSDUCE_KERNELS=0, PyTorch's operators compute the same.
 """
 
 import ctypes
@@ -49,25 +49,25 @@ if platform.machine() == "aarch64":
         "neon-dotprod": (("-march=armv8.2-a+dotprod",), "asimd asimddp"),
         "neon": (("-march=armv8-a",), "asimd"),
     }
-"""The libraries of a wheel, the best first: flags of the compiler, and what /proc/cpuinfo names
-for a CPU that can run them."""
+"""The libraries of a wheel, the best first: the compiler's flags, and the features that
+/proc/cpuinfo lists if a CPU can run the library."""
 
 OUT_OF_MEMORY = -1
-"""As in kernels.cpp."""
+"""A kernel's result when it lacks memory, as in kernels.cpp."""
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where they cannot be had, which is logged once, or are
-    not wanted."""
+    """The compiled kernels; None if they are switched off or not available, which is logged
+    once."""
     return None if os.environ.get("TRANSDUCE_KERNELS") == "0" else loaded()
 
 
 @cache
 def loaded() -> ctypes.CDLL | None:
-    """The kernels, those of the wheel or compiled here; None where neither can be had.
+    """The kernels, from the wheel or compiled here; None if neither is possible.
 
-    They are for Linux on x86-64, where they have been measured, and on aarch64, where they have
-    been tested under emulation.
+    They run on Linux on x86-64, where their speed was measured, and on aarch64, where they were
+    tested under emulation only.
     """
     shipped, compiler = shipped_library(), find_compiler()
     if not (shipped or compiler):
@@ -90,7 +90,7 @@ def loaded() -> ctypes.CDLL | None:
 
 
 def origin() -> str:
-    """Where the kernels come from, or why there are none."""
+    """Say where the kernels come from, or why there are none."""
     if shipped := shipped_library():
         return f"{shipped.name} of the installation"
     if not SUPPORTED:
@@ -109,19 +109,19 @@ def shipped_library() -> Path | None:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler that CXX names, g++ or c++; None where there is none, or no kernels."""
+    """The C++ compiler that CXX names, g++ or c++; None if there is none, or on other systems."""
     names = (os.environ.get("CXX", "g++"), "c++") if SUPPORTED else ()
     return next(filter(None, map(shutil.which, names)), None)
 
 
 def compile_library(compiler: str, cpu: Sequence[str], path: Path) -> None:
-    """Compile kernels.cpp for a CPU that the compiler's flags `cpu` name."""
+    """Compile kernels.cpp with the compiler's flags `cpu`, which choose the CPU."""
     command = [compiler, *FLAGS, *cpu, str(SOURCE), "-o", str(path)]
     subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
 
 
 def cache_folder() -> Path:
-    """Where files are kept that can be made or fetched anew."""
+    """The folder of files that can be made or downloaded again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transduce"
 
 
@@ -130,7 +130,7 @@ def _compiled(compiler: str) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=True
     ).stdout
-    # a home may be shared by machines, and code of one CPU is none of another
+    # machines may share a home, and code for one CPU may not run on another
     cpu = re.findall(r"^(?:model name|flags|CPU part|Features).*", _cpuinfo(), re.M)
     key = "\n".join([SOURCE.read_text(), version, *FLAGS, *NATIVE, *sorted(set(cpu))])
     folder = cache_folder()
@@ -139,7 +139,7 @@ def _compiled(compiler: str) -> Path:
         return path
     logger.info("compiling %s for this CPU, once: %s", SOURCE.name, path)
     folder.mkdir(parents=True, exist_ok=True)
-    # whoever compiles at the same time gets the same
+    # another process that compiles at the same time makes the same file
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / path.name
         compile_library(compiler, NATIVE, made)
@@ -152,15 +152,15 @@ def _cpuinfo() -> str:
 
 
 def required() -> ctypes.CDLL:
-    """The compiled kernels, which are there."""
+    """The compiled kernels; they must be available."""
     kernels = loaded()
     assert kernels is not None
     return kernels
 
 
 def compute(name: str, *arguments: Any) -> int:
-    """Call a kernel, with as many threads as PyTorch has in the calling one."""
-    import torch  # which setup.py does without
+    """Call a kernel, with as many threads as PyTorch uses in the calling thread."""
+    import torch  # setup.py imports this module without torch
 
     result: int = getattr(required(), name)(*arguments, torch.get_num_threads())
     return result
@@ -171,7 +171,7 @@ class Pointer:
 
     @staticmethod
     def from_param(value: Any) -> Any:
-        """What ctypes passes on."""
+        """Convert an argument to what ctypes passes."""
         if isinstance(value, ctypes.Structure):
             return ctypes.byref(value)
         return ctypes.c_void_p(None if value is None else value.data_ptr())

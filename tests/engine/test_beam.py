@@ -1,4 +1,4 @@
-"""Beam search, whose steps are one call of C++, against the layers in float64, and against the steps one by one."""
+"""Beam search in one call of C++, against the layers in float64, and against the same search step by step."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ ALL = BeamConfig(beam_size=4, n_best=4)
 def search(
     engine, memory, prompts: Tensor, eos_id: int | None, beam: BeamConfig = ALL, *, step_by_step=False, **settings
 ) -> list[list[Hypothesis]]:
-    """All hypotheses, in one call or in a step of Python for each token."""
+    """All hypotheses, found in one call or with one Python step per token."""
     settings = {"suppressed": SUPPRESSED, "prompts": prompts} | settings
     constraints = Constraints(torch.tensor(BOUNDS), eos_id=eos_id, **settings)
     if step_by_step:
@@ -46,7 +46,7 @@ def float64_by_default():
 
 
 def test_pytorchs_default_type_changes_nothing(rng, float64_by_default):
-    """C++ reads tables of float32, which a program that calls this may not have by default."""
+    """C++ reads float32 tables, but a caller may have set another default type."""
     plain, engine = models(TEXT, rng)
     memory, singles, prompts = example_of(plain, engine, rng, 1)
     eos = an_end([*chain(*tokens_of(search(plain, memory, prompts, None)))])
@@ -66,7 +66,7 @@ def test_pytorchs_default_type_changes_nothing(rng, float64_by_default):
 @pytest.mark.parametrize("n_prompt", [1, 4])
 @pytest.mark.parametrize("name", BEAMED)
 def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
-    """Sentences are over at their own bounds, or when nothing better can come, in a cache that grows."""
+    """Sentences end at their own bounds, or when no better hypothesis can come, in a cache that grows."""
     monkeypatch.setattr("transduce.engine.cache.CAPACITY", 3)
     plain, engine = models(CASES[name], rng)
     memory, singles, prompts = example_of(plain, engine, rng, n_prompt)
@@ -82,7 +82,7 @@ def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
     }
     assert [h.log_prob for h, _ in pairs] == pytest.approx([h.log_prob for _, h in pairs], rel=1e-3, abs=1e-3)
     assert [h.score for h, _ in pairs] == pytest.approx([h.score for _, h in pairs], rel=1e-3, abs=1e-3)
-    assert engine.calls < 2 * 5  # of two searches none took a call for each token
+    assert engine.calls < 2 * 5  # neither search took one call per token
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 7])
@@ -105,10 +105,15 @@ def test_one_call_gives_what_its_steps_give(config, int8, n_threads, rng):
 
 @pytest.mark.parametrize(
     ("limit", "value", "n_calls"),
-    [("WORK", 0, range(12, 13)), ("WORK", 1 << 20, range(3, 12)), ("ROOM", 1, range(5, 6)), ("ROOM", 3, range(4, 5))],
+    [
+        ("MAX_PRODUCTS", 0, range(12, 13)),
+        ("MAX_PRODUCTS", 1 << 20, range(3, 12)),
+        ("INITIAL_LENGTH", 1, range(5, 6)),
+        ("INITIAL_LENGTH", 3, range(4, 5)),
+    ],
 )
 def test_a_call_is_short_and_tables_grow_with_what_comes(limit, value, n_calls, rng, monkeypatch):
-    """For Ctrl-C, a call for each step or for some; and room for 2, 4, 8 and 12 tokens, or 3, 6 and 12."""
+    """For Ctrl-C, a call runs one or a few steps; tables grow to 2, 4, 8 and 12 tokens, or to 3, 6 and 12."""
     monkeypatch.setattr(f"transduce.engine.cpu.{limit}", value)
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 2)
@@ -127,7 +132,7 @@ def test_the_memory_is_left_as_it_was(rng):
 
 
 def test_a_beam_that_cannot_be_full(rng):
-    """Of a few tokens, most of them suppressed, there are fewer hypotheses than places for them."""
+    """With few tokens, most of them suppressed, there are fewer hypotheses than the beam has room for."""
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
     never = [i for i in range(plain.vocab_size) if i not in (3, 7)]

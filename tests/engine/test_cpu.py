@@ -1,4 +1,4 @@
-"""C++ computes what the layers compute, whatever is asked of it; what it does not know, the layers compute."""
+"""C++ computes what the layers compute, for every model that it supports; the layers compute the others."""
 
 import pickle
 from collections.abc import Iterator
@@ -225,7 +225,7 @@ def changed(name: str) -> TransformerConfig:
 
 @pytest.mark.parametrize("name", [each.name for each in fields(TransformerConfig)])
 def test_every_field_is_computed_or_refused_by_name(name, rng):
-    """A field that C++ overlooked would give other numbers than the layers, without a word."""
+    """A field that C++ overlooked would silently give other numbers than the layers."""
     config = changed(name)
     for half in ("encoder", "decoder"):
         stack = getattr(config, half)
@@ -243,7 +243,7 @@ def test_every_field_is_computed_or_refused_by_name(name, rng):
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_a_row_knows_nothing_of_its_neighbours(int8, rng):
+def test_a_row_does_not_depend_on_its_neighbours(int8, rng):
     """To the last bit, whichever rows share a tile or a thread."""
     _, engine = both(TEXT, rng, int8=int8)
     example = contract.random_example(TEXT, rng, rows=11)
@@ -369,7 +369,7 @@ def test_what_c_would_read_wrongly_is_refused(rng):
     three = torch.tensor([[1], [2], [3]])
     contract.decode(engine, three, memory=memory, cache=cache)
     with pytest.raises(
-        ValueError, match=r"rows must be those of the cache, and as many for each of 3 sentences, .* are 2"
+        ValueError, match=r"rows must be as many as in the cache, and the same number for each of 3 sentences, .* are 2"
     ):
         contract.decode(engine, three[:2], cache=cache)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Greedy search, whose steps are one call of C++, against the layers in float64, and against the steps one by one."""
+"""Greedy search in one call of C++, against the layers in float64, and against the same search step by step."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ SCORE = BeamConfig(alpha=0.6)
 
 
 def models(config: TransformerConfig, rng, *, int8: bool = False) -> tuple[Transformer, Counting]:
-    """As in test_cpu, but the last token counts for more, and biases for less: outputs vary."""
+    """As in test_cpu, but with a larger influence of the last token and smaller biases, so that outputs vary."""
     plain = contract.random_model(replace(config, tie="none"), rng)
     with torch.no_grad():
         plain.target_input.weight *= 5
@@ -58,7 +58,7 @@ def by_layers(model: Transformer, memory: Memory | None, prompts: Tensor, eos_id
 
 
 def greedy(engine, memory, prompts: Tensor, eos_id: int | None, *, step_by_step=False, **settings) -> list[Hypothesis]:
-    """The search, in one call or in a step of Python for each token."""
+    """The search, in one call or with one Python step per token."""
     constraints = Constraints(
         torch.tensor(BOUNDS), eos_id=eos_id, suppressed=SUPPRESSED, prompts=prompts,
         config=settings.pop("rules", RulesConfig()),
@@ -71,7 +71,7 @@ def greedy(engine, memory, prompts: Tensor, eos_id: int | None, *, step_by_step=
 
 
 def example_of(plain: Transformer, engine: Counting, rng, n_prompt: int) -> tuple[Memory | None, Memory | None, Tensor]:
-    """The memory in float64, and what the engine makes of it, and prompts."""
+    """The memory in float64, the engine's memory, and prompts."""
     example = contract.random_example(plain.config, rng, rows=N)
     memory = example.memory(plain)
     return memory, single(memory), example.target[:, :n_prompt]
@@ -86,7 +86,7 @@ def an_end(outputs: Sequence[list[int]]) -> int:
 @pytest.mark.parametrize("n_prompt", [1, 4])
 @pytest.mark.parametrize("name", BEAMED)
 def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
-    """Rows end at their own bounds and with the end, in a cache that grows."""
+    """Rows end at their own bounds or with EOS, in a cache that grows."""
     monkeypatch.setattr("transduce.engine.cache.CAPACITY", 3)
     plain, engine = models(CASES[name], rng)
     memory, singles, prompts = example_of(plain, engine, rng, n_prompt)
@@ -105,7 +105,7 @@ def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
             assert h.log_prob == pytest.approx(
                 float(log_probs.gather(1, text[0, n_prompt:, None]).sum()), rel=1e-3, abs=1e-3
             )
-    assert engine.calls < 3 * 4  # of three searches none took a call for each token
+    assert engine.calls < 3 * 4  # none of the three searches took one call per token
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
@@ -152,7 +152,7 @@ def bias_logits(engine: Counting, tokens: list[int] | slice, value: float) -> No
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tokens", [[3], [2, 4], slice(None)])
 def test_logits_that_are_not_finite(value, tokens, rng):
-    """The same tokens as step by step; nothing but what is no number: the first token."""
+    """The tokens are those of the search step by step; if all logits are NaN, it is the first token."""
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
     bias_logits(engine, tokens, value)

@@ -1,4 +1,4 @@
-"""The kernels in C++: what they compute is PyTorch's, and where they cannot be had nothing is lost."""
+"""The kernels in C++ compute what PyTorch computes, which replaces them where they are not available."""
 
 import math
 import shutil
@@ -30,7 +30,7 @@ COMPILED = kernels.library()
 
 @contextmanager
 def by_threads(n: int) -> Iterator[None]:
-    """What is computed inside is computed by so many threads."""
+    """Use so many threads for what is computed inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:
@@ -60,7 +60,7 @@ def powers_of_two(n: int, rng: torch.Generator) -> Tensor:
 
 
 def weights(n_out: int, n_in: int, largest: int, rng: torch.Generator) -> Tensor:
-    """Rows of integers up to `largest` which each have 127, the first row as many as may be."""
+    """Rows of integers up to `largest`. Each row contains 127, the first row as often as possible."""
     rows = torch.randint(-largest, largest + 1, (n_out, n_in), generator=rng)
     rows[:1] = largest
     rows[..., :2] = torch.tensor([127, 127 if largest == 127 else 0])[:n_in]
@@ -108,7 +108,7 @@ def test_int8_of_the_largest_numbers_does_not_overflow():
 
 @needs_cpp
 @pytest.mark.parametrize("int8", [False, True])
-def test_a_row_knows_nothing_of_the_others(int8, rng):
+def test_a_row_does_not_depend_on_the_others(int8, rng):
     product = Matrix(torch.randn(50, 64, generator=rng), int8=int8)
     x = torch.randn(200, 64, generator=rng) * torch.logspace(-3, 3, 200)[:, None]
     whole = product(x)
@@ -117,8 +117,8 @@ def test_a_row_knows_nothing_of_the_others(int8, rng):
 
 @needs_cpp
 @pytest.mark.parametrize("vocab_size", [1, 3, 15, 16, 17, 1000, 8001])
-def test_the_likeliest_are_those_of_a_sort(vocab_size, rng):
-    """Among equal ones the first comes first, as a stable sort has it."""
+def test_the_best_tokens_are_those_of_a_sort(vocab_size, rng):
+    """Equal ones stay in their order, as in a stable sort."""
     for n_threads, n_sentences, n_rows, n in ((1, 1, 1, 1), (1, 3, 5, 10), (2, 20, 4, 8), (1, 20, 4, 8), (2, 2, 1, 7)):
         scores = torch.randint(-4, 4, (n_sentences * n_rows, vocab_size), generator=rng) / 4
         scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
@@ -204,7 +204,7 @@ def test_a_compiler_that_fails_is_quoted(anew, monkeypatch, caplog):
     assert "cannot be used" in caplog.text and "no-such-flag" in caplog.text
 
 
-def test_whoever_has_no_compiler_is_told_and_goes_on(anew, monkeypatch, caplog):
+def test_without_a_compiler_pytorch_computes_and_the_log_says_why(anew, monkeypatch, caplog):
     monkeypatch.setattr(kernels.shutil, "which", lambda *_: None)
     assert kernels.library() is None and "no C++ compiler" in caplog.text
 

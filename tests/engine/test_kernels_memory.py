@@ -1,4 +1,4 @@
-"""Memory of the kernels, and processes that are forked: what the system counts, and what it refuses."""
+"""Memory of the kernels and forked processes: how much the kernels take, and what happens if there is too little."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ torch.set_grad_enabled(False)
 
 
 def in_a_process(code: str, *arguments: object, timeout: float = 60) -> str:
-    """What the code prints."""
+    """Run the code in a process of its own; returns what it prints."""
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-c", MODEL + code, *map(str, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
@@ -63,7 +63,7 @@ assert torch.equal(model.encode(few).states, want)
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("function", ["encoder_states", "decoder_states"])
 def test_a_lack_of_memory_is_an_error_and_the_next_call_is_right(function, n_threads):
-    """Scratch of 420 MB, where 200 MB are left."""
+    """The kernel needs 420 MB of scratch, but only 200 MB are left."""
     told = in_a_process(LACK, n_threads, function)
     assert told == "the kernels need more memory than there is; take fewer sentences or shorter ones at once\n"
 

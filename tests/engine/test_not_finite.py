@@ -1,4 +1,4 @@
-"""What is not finite, or not there, comes out of the C++ kernels as it comes out of PyTorch."""
+"""For inputs that are not finite, or empty, the C++ kernels compute what PyTorch computes."""
 
 import math
 from copy import deepcopy

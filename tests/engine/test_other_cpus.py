@@ -1,4 +1,4 @@
-"""The kernels as they are compiled for CPUs with fewer vectors than this one, as far as it can run them."""
+"""The kernels compiled for CPUs with fewer vector instructions than this one, as far as it can run them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which engine computes what is loaded, and what is said where C++ does not."""
+"""Which engine computes a loaded model, and what the log says if it is not C++."""
 
 import pytest
 import torch

@@ -9,19 +9,19 @@ from torch import Tensor
 from transduce.engine.stack import CacheStruct
 
 CAPACITY = 32
-"""Positions of a new cache."""
+"""Capacity of a new cache in positions."""
 
 
 class KVCache:
     """Keys and values of all layers in one tensor, with capacity for more positions, and those of
     the memory.
 
-    Nothing moves when rows are reordered or leave: a table says in which slot each position of a
-    row is, and rows that have a common past share it.
+    No keys or values are moved when rows are reordered or removed: a table holds the slot of each
+    position of each row, and rows with common earlier positions share their slots.
 
     Args:
-        window: no later query sees further back than window - 1 positions; older ones are dropped.
-            None: all are kept.
+        window: queries see window - 1 earlier positions at most; older ones are dropped. None: all
+            are kept.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -29,7 +29,7 @@ class KVCache:
         self.length = 0
         """Positions decoded so far."""
         self.stored = 0
-        """Positions that are there: the last ones."""
+        """Positions that the cache holds: the last ones."""
         self.past: Float[Tensor, "L slots C 2 K E"] | None = None
         self.slots: Int[Tensor, "N C"] = torch.empty(0, 0, dtype=torch.long)
         """The slot of each position of each row."""
@@ -38,8 +38,8 @@ class KVCache:
         self.memory_lengths: Int[Tensor, " B"] | None = None
 
     def make_room(self, n_rows: int, n_new: int, shape: tuple[int, int, int]) -> Tensor:
-        """Return `past` with a slot for every row and capacity for n_new positions more, of
-        (layers, heads, width); it is made by the first call."""
+        """Return `past` with a slot for every row and capacity for n_new positions more. The first
+        call allocates it, for the shape (layers, heads, width)."""
         n_layers, *heads = shape
         if self.past is None:
             self.past = torch.empty(n_layers, 0, 0, 2, *heads, dtype=torch.float32)
@@ -59,7 +59,7 @@ class KVCache:
         return self.past
 
     def struct(self) -> Any:
-        """The cache as kernels.cpp reads it."""
+        """The structure through which kernels.cpp reads the cache."""
         past, memory = self.past, self.memory
         assert past is not None
         return CacheStruct(
@@ -86,7 +86,7 @@ class KVCache:
         beams.
 
         Raises:
-            IndexError: one of them is not there.
+            IndexError: a row does not exist.
         """
         if self.past is not None:
             self.slots = self.slots.index_select(0, rows.long())

@@ -28,18 +28,18 @@ from transduce.model.inputs import States, TokenInput
 from transduce.model.transformer import Memory, Transformer
 from transduce.process import compute_after_fork, raise_if_cancelled
 
-WORK = 1 << 32
-"""Products of numbers in one call, those of a fraction of a second: Ctrl-C waits for its end."""
-ROOM = 64
+MAX_PRODUCTS = 1 << 32
+"""Multiplications per call of a search, a fraction of a second: Ctrl-C waits for the call's end."""
+INITIAL_LENGTH = 64
 """Tokens for which the tables of a search have room at first."""
 
 
 class CPUEngine:
-    """Computes in C++ what a Transformer in float32 computes, within rounding; what C++ does not
-    know, its layers compute.
+    """Computes in C++ what a Transformer in float32 computes, within rounding; parts that C++ does
+    not support are computed by PyTorch's layers.
 
     Args:
-        model: weights that do not change while the engine lives.
+        model: its weights must not change while the engine is used.
         int8: round matrices to 8-bit integers.
     """
 
@@ -66,7 +66,7 @@ class CPUEngine:
         self.versions = self._versions()
 
     def __reduce__(self) -> tuple[Callable[..., "CPUEngine"], tuple[Transformer]]:
-        """A copy, also in another process, is made anew of its model."""
+        """A copy, also in another process, is built anew from the model."""
         return partial(CPUEngine, int8=self.int8), (self.model,)
 
     def _check(self) -> None:
@@ -76,7 +76,7 @@ class CPUEngine:
                 "an engine computes with the weights that its model had when it was made, but they "
                 "have changed; make another with engine_for(model), or load them with td.load"
             )
-        if versions != self.versions:  # they moved, into memory that processes share
+        if versions != self.versions:  # the weights were moved into shared memory
             vars(self).update(vars(CPUEngine(self.model, int8=self.int8)))
 
     def _versions(self) -> list[tuple[int, int]]:
@@ -89,7 +89,7 @@ class CPUEngine:
 
     @property
     def name(self) -> str:
-        """Which parts are computed in C++, and why others are not."""
+        """How it computes, and which parts C++ does not support, with the reason."""
         return f"C++ in {'int8' if self.int8 else 'float32'}{by_layers(self.config)}"
 
     def encode(
@@ -133,9 +133,9 @@ class CPUEngine:
 
         Raises:
             IndexError: a token is not in the vocabulary.
-            InputError: there are other rows than in the cache, or not as many for each sentence of
-                the memory.
-            RuntimeError: there is no cache, and the model's weights have changed.
+            InputError: the rows are not as many as in the cache, or not a multiple of the sentences
+                of the memory.
+            RuntimeError: no cache is given, and the model's weights have changed.
         """
         if self.decoder is None:
             assert not isinstance(cache, KVCache)
@@ -158,7 +158,7 @@ class CPUEngine:
 
     @property
     def searches(self) -> bool:
-        """Whether `greedy` and `beam` can take all steps of a search."""
+        """Whether `greedy` and `beam` can run all steps of a search."""
         return self.decoder is not None
 
     def greedy(
@@ -171,14 +171,14 @@ class CPUEngine:
         suppressed: Int[Tensor, " U"],
         log_prob: Float[Tensor, " N"] | None,
     ) -> Int[Tensor, "N L"]:
-        """Continue rows whose last token is not in the cache yet by their likeliest tokens; what
-        follows an end is the end.
+        """Greedy search: return the tokens that follow; after EOS, a row is filled with EOS.
 
         Args:
-            bounds: the most tokens of each row.
-            eos_id: the end; -1: there is none.
-            suppressed: tokens that never come.
-            log_prob: of each row; the log-probabilities of its tokens are added to it.
+            last: the last token of each row, which is not in the cache yet.
+            bounds: the largest number of new tokens of each row.
+            eos_id: the token that ends a row; -1: there is none.
+            suppressed: tokens that are never chosen.
+            log_prob: of each row; the log-probabilities of its tokens are added in place.
         """
         bounds, rows = 1 + bounds, torch.arange(len(last))
         tokens = last[:, None]
@@ -203,16 +203,17 @@ class CPUEngine:
         suppressed: Int[Tensor, " U"],
         penalty: Callable[[int], float],
     ) -> tuple[list[Tensor], Int[Tensor, " B"]]:
-        """Let hypotheses grow until all sentences are done; longer ones, and how many tokens the
-        active ones of each have.
+        """Beam search: extend hypotheses until all sentences are done. Return them, in the order of
+        `hypotheses`, and the length of each sentence's active ones.
 
         Args:
-            hypotheses: tokens (B, K, L), log-probabilities and scores (B, K), of active ones, whose
-                last tokens are not in the cache yet, and of finished ones, filled up with ends.
-            bounds: the most tokens of each sentence.
-            eos_id: the end; -1: there is none.
-            suppressed: tokens that never come.
-            penalty: what the log-probability of so many tokens is divided by.
+            hypotheses: tokens (B, K, L), log-probabilities and scores (B, K) of the active ones,
+                whose last tokens are not in the cache yet, then of the finished ones, padded with
+                EOS.
+            bounds: the largest number of tokens of each sentence.
+            eos_id: the token that ends a hypothesis; -1: there is none.
+            suppressed: tokens that are never chosen.
+            penalty: the length penalty, which divides the log-probability of so many tokens.
         """
         tables = [table.contiguous() for table in hypotheses]
         n_sentences, beam, length = tables[0].shape
@@ -243,12 +244,12 @@ class CPUEngine:
         bounds: Int[Tensor, " B"],
         enlarge: Callable[[int], None],
     ) -> None:
-        """Take the steps of a search until all of its sentences have ended.
+        """Run the steps of a search until all of its sentences have ended.
 
         Args:
-            size: the number of sentences, and of the rows of each.
-            bounds: the most tokens of each sentence.
-            enlarge: give the tables of the search room for so many tokens.
+            size: the number of sentences, and of rows per sentence.
+            bounds: the largest number of tokens of each sentence.
+            enlarge: gives the tables of the search room for so many tokens.
         """
         assert self.decoder is not None and self.output is not None
         n_sentences, n_each = size
@@ -257,24 +258,24 @@ class CPUEngine:
         search.output = ctypes.addressof(self.output.linear)
         while n_sentences:
             if search.length == search.longest:
-                search.longest = min(int(bounds.max()), max(ROOM, 2 * search.longest))
+                search.longest = min(int(bounds.max()), max(INITIAL_LENGTH, 2 * search.longest))
                 enlarge(search.longest)
             past = self._fill(cache, None, n_sentences * n_each, 1)
-            places, start = cache.struct(), cache.length
-            often = max(1, WORK // (weights * n_sentences * n_each))
-            n_steps = min(places.capacity - places.length, search.longest - search.length, often)
+            struct, start = cache.struct(), cache.length
+            per_call = max(1, MAX_PRODUCTS // (weights * n_sentences * n_each))
+            n_steps = min(struct.capacity - struct.length, search.longest - search.length, per_call)
             positions = self.decoder.position_struct(start, start + n_steps)
-            structs = (self.decoder.struct, places, self.embedding, positions, search)
+            structs = (self.decoder.struct, struct, self.embedding, positions, search)
             x = past.new_empty(n_sentences * n_each, self.config.d_model)
             compute(steps, *structs, x, n_steps)
-            cache.advance(places.length - cache.stored)
-            n_sentences = places.n_rows // n_each
-            cache.reorder(torch.arange(places.n_rows))
+            cache.advance(struct.length - cache.stored)
+            n_sentences = struct.n_rows // n_each
+            cache.reorder(torch.arange(struct.n_rows))
             cache.keep(torch.arange(n_sentences))
 
     def _fill(self, cache: KVCache, memory: Memory | None, n_rows: int, n_new: int) -> Tensor:
-        """Check the rows, make room for the new positions, and project the memory where it is not
-        there yet."""
+        """Check the number of rows, make room for the new positions, and project the memory unless
+        the cache has it."""
         assert self.decoder is not None
         raise_if_cancelled()
         config, n_layers = self.config, len(self.decoder.layers)
@@ -296,8 +297,8 @@ class CPUEngine:
         n_sentences = 1 if cache.memory is None else len(cache.memory_slots)
         if n_rows % max(1, n_sentences) or (cache.past is not None and n_rows != len(cache.slots)):
             raise InputError(
-                f"rows must be those of the cache, and as many for each of {n_sentences} "
-                f"sentences, but there are {n_rows}"
+                f"rows must be as many as in the cache, and the same number for each of "
+                f"{n_sentences} sentences, but there are {n_rows}"
             )
         return cache.make_room(n_rows, n_new, (n_layers, *heads))
 

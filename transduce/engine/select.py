@@ -10,15 +10,14 @@ from transduce.kernels import library, origin
 from transduce.model.transformer import Transformer
 
 Engine = Transformer | CPUEngine
-"""What computes a model; a Transformer's own layers are the engine whose name is "layers"."""
+"""An object that computes a model; a Transformer itself is the engine named "layers"."""
 
 
 def engine_for(model: Transformer, *, int8: bool = False) -> Engine:
-    """The fastest engine that supports this model; a line of the log says why C++ does not compute
-    it.
+    """The fastest engine that supports this model; a log line says which, or why it is not C++.
 
     Raises:
-        InputError: int8 is wanted where C++ does not compute.
+        InputError: int8 is requested, but C++ cannot compute this model.
     """
     reasons = [
         f"the model is on {model.device}" * (model.device.type != "cpu"),

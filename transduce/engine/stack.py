@@ -17,8 +17,8 @@ POINTER, SIZE, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
 class Struct(ctypes.Structure):
-    """A structure of kernels.cpp. A contiguous tensor stands for the address of its numbers, and
-    stays as long as the structure points to it."""
+    """A structure of kernels.cpp. Setting a field to a contiguous tensor stores the address of its
+    data, and keeps the tensor alive as long as the field points to it."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -37,13 +37,13 @@ LinearStruct = structure((POINTER, "panels bias scale sums"), (SIZE, "inputs out
 
 
 class Matrix:
-    """W and b of x W^T + b for inference: W in panels of as many outputs as a product keeps in
-    registers.
+    """W and b of x W^T + b for inference. W is stored in panels of as many outputs as fit into
+    registers in a product.
 
     Args:
-        int8: round to 8-bit integers; every row of W has a scale of its own, and every row of x as
-            it comes. Sums of integers are exact and a row of x knows nothing of the others, so
-            results do not depend on the batch.
+        int8: round to 8-bit integers; every row of W has its own scale, and every row of x gets one
+            when it is multiplied. Sums of integers are exact and rows of x do not depend on one
+            another, so results do not depend on the batch.
 
     Source: Wu et al. (2020), Integer quantization for deep learning inference, section 3.
     """
@@ -59,12 +59,12 @@ class Matrix:
         scale = sums = None
         if int8:
             largest = weight.abs().amax(dim=1)
-            if constant("saturates"):  # neighbours are added in 16 bits
+            if constant("saturates"):  # products of two neighbours are added in 16 bits
                 pairs = F.pad(weight, (0, weight.size(1) % 2)).unflatten(1, (-1, 2))
                 largest = torch.maximum(largest, pairs.sum(dim=2).abs().amax(dim=1))
             scale = largest.clamp_min(torch.finfo(torch.float32).tiny) / 127
             weight = (weight / scale[:, None]).round_().to(torch.int8)
-            missing = (0, -len(weight) % constant("wide"))
+            missing = (0, -len(weight) % constant("panel"))
             sums = F.pad(weight.sum(dim=1, dtype=torch.int32), missing)
             scale = F.pad(scale, missing)
         self.int8 = int8
@@ -85,7 +85,7 @@ def vectors(x: Tensor, width: int) -> Float[Tensor, "*B I"]:
     """The same numbers, contiguous.
 
     Raises:
-        InputError: x is not of float32 and this width: in C++ nobody would notice.
+        InputError: x is not float32 or not of this width, which C++ cannot check.
     """
     if x.dtype != torch.float32 or x.size(-1) != width:
         raise InputError(
@@ -96,12 +96,12 @@ def vectors(x: Tensor, width: int) -> Float[Tensor, "*B I"]:
 
 
 def _in_panels(weight: Shaped[Tensor, "O I"]) -> Tensor:
-    """Rows in groups of `wide`; of int8, `pair` columns of every row follow one another. Zeros fill
-    both up."""
-    wide = constant("wide")
+    """Rows in groups of `panel`; for int8, `pair` columns of every row follow one another. Both are
+    padded with zeros."""
+    panel = constant("panel")
     pair = constant("pair") if weight.dtype == torch.int8 else 1
-    padded = F.pad(weight, (0, -weight.size(1) % pair, 0, -weight.size(0) % wide))
-    return padded.view(len(padded) // wide, wide, -1, pair).transpose(1, 2).contiguous()
+    padded = F.pad(weight, (0, -weight.size(1) % pair, 0, -weight.size(0) % panel))
+    return padded.view(len(padded) // panel, panel, -1, pair).transpose(1, 2).contiguous()
 
 
 def constant(name: str) -> int:
@@ -110,7 +110,7 @@ def constant(name: str) -> int:
 
 
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4}
-"""As in kernels.cpp."""
+"""Codes of the activations in kernels.cpp."""
 
 NormStruct = structure((POINTER, "weight bias"), (ctypes.c_float, "eps"), (FLAG, "rms"))
 LayerStruct = structure(
@@ -163,7 +163,7 @@ GreedyStruct = structure(
 
 
 def norm_struct(norm: nn.Module) -> Any:
-    """A LayerNorm or RMSNorm; anything else is none."""
+    """The structure of a LayerNorm or RMSNorm; empty for any other module."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return NormStruct()
     bias = getattr(norm, "bias", None)
@@ -171,12 +171,12 @@ def norm_struct(norm: nn.Module) -> Any:
 
 
 class CPUStack:
-    """A stack of layers as kernels.cpp reads it."""
+    """A stack of layers in the structures that kernels.cpp reads."""
 
     def __init__(self, stack: Stack, *, int8: bool) -> None:
         config, self.positions = stack.config, stack.positions
         self.matrices: list[Matrix] = []
-        """What the structures point to."""
+        """Keeps the data alive that the structures point to."""
         self.int8 = int8
         layers = [self._layer(layer) for layer in stack.layers if isinstance(layer, Layer)]
         self.layers = (LayerStruct * len(layers))(*layers)
@@ -206,14 +206,14 @@ class CPUStack:
         )
 
     def _part(self, module: nn.Module) -> Any:
-        """A matrix, which stays as long as this stack does, or a norm."""
+        """The structure of a linear map, whose matrix this stack keeps, or of a norm."""
         if not isinstance(module, nn.Linear):
             return norm_struct(module)
         self.matrices.append(Matrix(module.weight, module.bias, int8=self.int8))
         return self.matrices[-1].linear
 
     def position_struct(self, start: int, stop: int) -> Any:
-        """The positions start ... stop - 1."""
+        """The structure of positions start ... stop - 1."""
         rotation = self.positions.distances(start, stop).rotation
         if rotation is None:
             return PositionsStruct(self.positions.added(start, stop))

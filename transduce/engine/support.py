@@ -1,4 +1,4 @@
-"""Which configurations kernels.cpp computes; it is read without torch."""
+"""Which configurations kernels.cpp supports; this module does not import torch."""
 
 from transduce.model.config import StackConfig, TransformerConfig
 
@@ -8,14 +8,13 @@ REFUSED = {
     "n_experts": 0,
     "attention": "softmax",
 }
-"""Fields of a configuration that kernels.cpp does not compute, and the values with which it
-does."""
+"""Fields of a configuration of which kernels.cpp supports one value only, and that value."""
 
 
 def unsupported(config: TransformerConfig, stack: StackConfig | None) -> str:
-    """Name the field because of which a stack is not computed in C++; empty if it is.
+    """Name the fields because of which C++ cannot compute a stack; empty if it can.
 
-    Conformer layers and conditioning on CTC are the encoder's alone.
+    Conformer layers and conditioning on CTC concern the encoder only.
     """
     if stack is None:
         return "none"
@@ -31,8 +30,8 @@ def unsupported(config: TransformerConfig, stack: StackConfig | None) -> str:
 
 
 def by_layers(config: TransformerConfig) -> str:
-    """The halves that are computed by their layers, and why: "; encoder by its layers
-    (n_experts=4)"; often nothing."""
+    """The halves that PyTorch's layers compute, and why, such as "; encoder by its layers
+    (n_experts=4)"; empty if C++ computes all."""
     halves = {"encoder": config.encoder, "decoder": config.decoder}
     reasons = {
         name: unsupported(config, stack) for name, stack in halves.items() if stack is not None
