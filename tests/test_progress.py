@@ -53,7 +53,10 @@ def test_a_training_of_two_minutes_is_five_lines_of_progress_in_a_log_file(tmp_p
 
 @pytest.mark.parametrize(
     ("max_minutes", "ends", "eta"),
-    [(None, "about 2.7 min for the 80 to come", "03:08"), (1.0, "about 6 of the 80 to come, by max_minutes", "00:13")],
+    [
+        (None, "about 2.7 min for the remaining 80", "03:08"),
+        (1.0, "about 6 of the remaining 80 in max_minutes", "00:13"),
+    ],
 )
 def test_a_training_says_how_long_it_will_take_and_its_memory(max_minutes, ends, eta, monkeypatch, capsys):
     """A first update of 9 s and 19 of 2 s: 47 s, or 2.35 s an update in the mean, and 80 to come."""
@@ -68,7 +71,7 @@ def test_a_training_says_how_long_it_will_take_and_its_memory(max_minutes, ends,
     bar.close()
     lines = capsys.readouterr().err.splitlines()
     (line,) = (line for line in lines if " s an update: " in line)
-    assert line.startswith(f"2 s an update: {ends}, validations apart; host memory so far: ")
+    assert line.startswith(f"2 s an update: {ends}, without validations; host memory so far: ")
     assert f", ETA={eta}, loss=2.000" in lines[-1]
     gib = float(line.split()[-2])
     status = dict(row.split(":\t", 1) for row in Path("/proc/self/status").read_text().splitlines())

@@ -185,7 +185,7 @@ def test_what_cannot_be_is_refused(tmp_path, fields, message):
 
 def test_parts_beside_lora_and_maps_without_weights_are_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"^lora\.train names parts beside .* but lora\.rank=0 and lora\.train=output;"
+        ValueError, match=r"^lora\.train needs low-rank changes, but lora\.rank=0 and lora\.train=output;"
     ):
         LoRAConfig(train=("output",))
     with pytest.raises(

@@ -86,7 +86,7 @@ def test_a_training_that_is_no_longer_finite_ends_with_its_last_good_checkpoint(
         training.run()
     at = min(max_updates, 5)
     assert training.progress.update == at
-    nan = f"a validation must be finite, but after update {at} the loss is nan and the loss that decides nan"
+    nan = f"a validation must be finite, but after update {at} the loss is nan and the score (loss) nan"
     assert str(caught.value).startswith((nan, f"weights must be finite, but after update {at} some are not"))
     assert f"peak_rate={rate} " in str(caught.value) and str(caught.value).endswith(str(good))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003"]
@@ -117,8 +117,8 @@ def test_what_is_not_finite_becomes_no_checkpoint(tmp_path, wrong):
         training.run()
     told = {
         "weight": "weights must be finite, but after update 15 some are not",
-        "loss": "a validation must be finite, but after update 15 the loss is nan and the bleu that decides 1.0",
-        "score": "a validation must be finite, but after update 15 the loss is 1.0 and the bleu that decides nan",
+        "loss": "a validation must be finite, but after update 15 the loss is nan and the score (bleu) 1.0",
+        "score": "a validation must be finite, but after update 15 the loss is 1.0 and the score (bleu) nan",
     }
     assert str(caught.value).startswith(told[wrong])
     assert str(caught.value).endswith(f"{tmp_path / 'checkpoints' / '00000010'}")

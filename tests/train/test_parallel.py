@@ -330,7 +330,7 @@ def test_fewer_batches_than_processes_are_refused(tmp_path, monkeypatch):
         TrainingConfig(accumulate=2).check_processes(4)
     assert str(caught.value) == (
         "an update must have a batch for every process, but accumulate=2 and there are 4 processes; give "
-        "--training.accumulate 4, by which an update has 2 x as many tokens; make batches smaller by as much, or raise the "
+        "--training.accumulate 4, with which an update has 2 x as many tokens; make batches smaller by as much, or raise the "
         "rate"
     )
     n = len(toy.Backwards(n=8).epoch(0))

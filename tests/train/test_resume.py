@@ -311,7 +311,8 @@ def test_where_no_checkpoint_is_whole_nothing_is_lost(data, stopped):
     with pytest.raises(ValueError) as caught:
         training(stopped, data).run()
     assert str(caught.value) == (
-        f"a training goes on from a whole checkpoint with its optimizer, but there is none: checkpoint {folder / '00000010'} "
+        "a training resumes from an undamaged checkpoint with its optimizer, but there is none: "
+        f"checkpoint {folder / '00000010'} "
         f"is damaged: state.json is missing or not as it was written; move {folder} away to begin again, or "
         f"--start-from {stopped} to go on from its weights"
     )

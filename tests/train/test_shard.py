@@ -156,7 +156,7 @@ def test_sums_are_those_of_all_parts():
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "settings"),
     [
         (
             {"optim": OptimConfig(optimizer="muon")},
@@ -167,12 +167,12 @@ def test_sums_are_those_of_all_parts():
         ({"precision": "fp16"}, "optim.optimizer=adamw, lora.rank=0, compile=False and precision=fp16"),
     ],
 )
-def test_what_does_not_go_together_is_refused(other, told):
+def test_what_does_not_go_together_is_refused(other, settings):
     with pytest.raises(ValueError, match="shard") as error:
         TrainingConfig(shard=True, **other)
     assert str(error.value) == (
-        "shard goes with AdamW over all weights, neither compiled nor in fp16, but shard=True, "
-        f"{told}; leave shard or what does not go with it away"
+        "shard needs AdamW over all weights, without compile and fp16, but shard=True, "
+        f"{settings}; leave out shard or what excludes it"
     )
 
 
@@ -181,6 +181,6 @@ def test_one_process_has_nothing_to_shard():
         TrainingConfig(shard=True).check_processes(1)
     assert str(error.value) == (
         "weights are sharded among several processes, but shard=True and there is 1 process; start the same command with "
-        "torchrun --nproc-per-node 2 --, or leave --training.shard away"
+        "torchrun --nproc-per-node 2 --, or leave out --training.shard"
     )
     TrainingConfig(shard=True, accumulate=2).check_processes(2)

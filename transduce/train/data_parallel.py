@@ -15,7 +15,8 @@ from transduce.train.optim import LAYER
 
 
 class DataParallel:
-    """Every process has all weights; one exchange after its last batch sums their gradients."""
+    """Every process has all weights; one exchange after its last batch of an update sums the
+    gradients."""
 
     def __init__(self, objective: Objective, world: World) -> None:
         self.model = objective.model
@@ -27,7 +28,7 @@ class DataParallel:
         return self.world.share(group)
 
     def divisor(self, n_tokens: int) -> float:
-        """Return the number that divides the losses for the gradient, of this process's tokens."""
+        """Return the divisor of losses for the gradient: the number of this process's tokens."""
         return float(n_tokens)
 
     def exchange(
@@ -36,12 +37,12 @@ class DataParallel:
         """Sum gradients and losses over all processes, in one exchange.
 
         Args:
-            names: those of the losses.
+            names: names of the losses.
             numbers: the number of tokens, and sums of the losses over this process's batches.
             more: other numbers to sum.
 
         Returns:
-            Names and sums; where there are several processes, behind them the sums of `more`.
+            Names and sums; with several processes, the sums of `more` follow.
         """
         if self.world.size == 1:
             return names, numbers
@@ -59,7 +60,7 @@ class DataParallel:
         flat = torch.cat([piece.flatten() for piece in pieces])
         self.world.all_reduce(flat)
         numbers, n_using, *totals = flat.split([piece.numel() for piece in pieces])
-        if not all(used):  # another process may use more; only then a device is waited for
+        if not all(used):  # another process may use more; only this case waits for the device
             used = (n_using > 0).tolist()
         means = torch._foreach_div(totals, numbers[0])
         for p, mean, is_used in zip(parameters, means, used, strict=True):
@@ -67,7 +68,7 @@ class DataParallel:
         return self.names, numbers
 
     def clip(self, limit: float) -> Tensor:
-        """Scale the gradient to a norm of at most `limit`, 0: none; returns the norm before."""
+        """Clip the norm of the gradient to `limit`; 0: do not clip. Returns the norm before."""
         return nn.utils.clip_grad_norm_(self.model.parameters(), limit or math.inf)
 
     def unsharded(self) -> AbstractContextManager[None]:
@@ -80,15 +81,15 @@ class ShardedDataParallel(DataParallel):
 
     Weights outside of layers, such as embeddings, are gathered from the beginning of a forward
     pass to the end of the backward pass. Each pass exchanges weights and gradients, so all
-    processes run equally many, and all batches of an update must use the same weights, as in every
-    objective here.
+    processes run the same number of passes, and all batches of an update must use the same weights,
+    as in every objective here.
 
     A validation, and the beginning, need room for all weights, but not for gradients and moments.
     Under autocast a forward pass leaves a copy of all weights in bf16 for the backward pass.
     """
 
     def __init__(self, objective: Objective, world: World) -> None:
-        from torch.distributed.device_mesh import init_device_mesh  # both take two seconds
+        from torch.distributed.device_mesh import init_device_mesh  # both are slow: two seconds
         from torch.distributed.fsdp import fully_shard
 
         super().__init__(objective, world)
@@ -98,15 +99,16 @@ class ShardedDataParallel(DataParallel):
         self.parts: list[Any] = [fully_shard(module, mesh=mesh) for module in (*layers, objective)]
         self.root = self.parts[-1]
         for part, before in zip(self.parts, [self.root, *self.parts], strict=False):
-            part.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all
+            part.set_gradient_divide_factor(1.0)  # losses are divided by all processes' tokens
             part.set_force_sum_reduction_for_comms(True)
             # the default is the order of the last pass, which a validation changes in one process
             part.set_modules_to_backward_prefetch([before])
-        # else the first module that runs becomes the root: a layer, in a validation
+        # otherwise the first module that runs would become the root: a layer, in a validation
         self.root._get_fsdp_state()._lazy_init()
 
     def share(self, group: Sequence[int]) -> Sequence[int]:
-        """Return this process's batches; the first of all instead of one that it lacks."""
+        """Return this process's batches; if it has one less than others, the group's first one is
+        added."""
         return [*self.world.share(group), group[0]][: math.ceil(len(group) / self.world.size)]
 
     def divisor(self, n_tokens: int) -> float:

@@ -27,8 +27,8 @@ READY, FAILED = "ready", "failed"
 READY_TIMEOUT = timedelta(days=30)
 """How long the other processes wait for the first one to prepare data."""
 LATE = timedelta(seconds=15)
-"""How long a failed process waits to learn who else has failed. torchrun kills whatever outlives
-the first process that ends by 30 s."""
+"""How long a failed process waits to learn which others have failed. torchrun kills all processes
+30 s after the first one ends."""
 HANG = "TRANSDUCE_HANG_MINUTES"
 """Environment variable: minutes that an exchange waits for the other processes; 10 by default."""
 PR_SET_PDEATHSIG = 1
@@ -43,7 +43,8 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True)
 class World:
-    """One process, `rank`, of `size`; shared work goes round: item i to process i % size."""
+    """Process `rank` of `size` processes; shared work goes round-robin: item i to process
+    i % size."""
 
     rank: int = 0
     size: int = 1
@@ -68,7 +69,7 @@ class World:
         return [parts[i % self.size][i // self.size] for i in range(sum(map(len, parts)))]
 
     def all_reduce(self, numbers: Float[Tensor, " n"]) -> None:
-        """Sum a tensor over all processes, in place; the result is the same bits in each."""
+        """Sum a tensor over all processes, in place; the results are equal bit for bit."""
         with self.exchanging():
             dist.all_reduce(numbers)
 
@@ -92,7 +93,7 @@ class World:
         """Let the other processes wait until the first one has come here.
 
         Raises:
-            PeerFailed: the first one failed on its way.
+            PeerFailed: the first one failed before it came here.
         """
         if self.size == 1:
             return
@@ -122,7 +123,7 @@ class World:
 
     @contextmanager
     def exchanging(self, pattern: str = "") -> Iterator[None]:
-        """Explain an exchange that fails within: a RuntimeError whose text matches the pattern.
+        """Explain an exchange that fails inside: a RuntimeError whose text matches the pattern.
 
         Raises:
             PeerFailed: another process has reported a failure.
@@ -167,7 +168,7 @@ def hang_timeout() -> timedelta:
     """Return how long a process waits for the others in an exchange.
 
     Raises:
-        InputError: TRANSDUCE_HANG_MINUTES is no number above 0.
+        InputError: TRANSDUCE_HANG_MINUTES is not a number above 0.
     """
     text = os.environ.get(HANG, "10")
     try:
@@ -182,10 +183,10 @@ def hang_timeout() -> timedelta:
 
 @cache
 def world() -> World:
-    """This process among those that torchrun has started; alone where it has not.
+    """This process among those that torchrun started; without torchrun, the only one.
 
-    The first call joins them: over NCCL where there are GPUs, one for each process of a machine,
-    over Gloo on CPUs.
+    The first call connects the processes: over NCCL if there are GPUs, one for each process of a
+    machine, else over Gloo.
 
     Raises:
         InputError: the processes cannot reach each other, or see hang_timeout().

@@ -78,8 +78,8 @@ class Data(Protocol):
 def prefetch(batches: Iterator[BatchT], n: int = 2) -> Iterator[BatchT]:
     """Yield the batches of an iterator; a thread takes up to n of them ahead.
 
-    An error is raised when its turn comes. The thread computes on one core and leaves the others
-    to the model.
+    An error is raised when its batch's turn comes. The thread computes on one core and leaves the
+    others to the model.
     """
     pool = ThreadPoolExecutor(max_workers=1, initializer=use_one_core)
     try:
@@ -95,10 +95,10 @@ def prefetch(batches: Iterator[BatchT], n: int = 2) -> Iterator[BatchT]:
 
 @dataclass(frozen=True)
 class _Results:
-    """Items of a sequence, ready to be sent, or the errors that they end in.
+    """The items of a sequence, pickled, or the errors that were raised instead.
 
     A DataLoader would add a traceback to the message of an error, and wait forever for an item that
-    cannot be sent, as where shared memory is full.
+    cannot be sent, for example when shared memory is full.
     """
 
     batches: Sequence[Any]
@@ -118,17 +118,17 @@ class _Results:
 
 
 def _ignore_ctrl_c(_: int) -> None:
-    """Ignore Ctrl-C, which a terminal sends to all processes; the training ends the others."""
+    """Ignore Ctrl-C, which a terminal sends to all processes; the main process ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def load_batches(
     n_processes: int, batches: Sequence[BatchT], order: Sequence[int]
 ) -> Iterator[BatchT]:
-    """Yield batches[i] for every i in order, made in so many processes of one thread.
+    """Yield batches[i] for every i of `order`, made in n_processes processes of one thread each.
 
-    With 0 processes each is made here, when its turn comes; so are errors raised. A process that
-    dies is reported by the one that waits for it.
+    With 0 processes, each batch is made here when its turn comes. An error is raised when its
+    batch's turn comes, and a worker that dies is reported by the process that waits for it.
     """
     if not n_processes:
         yield from map(batches.__getitem__, order)
@@ -141,7 +141,7 @@ def load_batches(
         num_workers=n_processes,
         collate_fn=lambda batch: batch,
         worker_init_fn=_ignore_ctrl_c,
-        multiprocessing_context="fork",  # batches are functions of what is in memory
+        multiprocessing_context="fork",  # batches are computed from data in memory
     )
     for batch in loader:
         if isinstance(batch, Exception):

@@ -1,5 +1,5 @@
-"""The log of a training, a list of sinks: a progress bar with the use of the device (MFU), files of
-the run, TensorBoard, services (trackers.py), others."""
+"""The log of a training, a list of sinks: a progress bar with the model FLOPs utilization (MFU),
+files of the run, TensorBoard, services (trackers.py), and others."""
 
 import json
 import math
@@ -29,15 +29,15 @@ class Sink:
     """Receives what a training reports; a subclass overrides the methods that it needs."""
 
     def open(self, progress: Progress) -> None:
-        """Start after update `progress.update`; later updates that were reported are repeated."""
+        """Start after update `progress.update`; later ones that were reported will be repeated."""
 
     def update(self, losses: dict[str, float], tokens_per_second: float) -> None:
         """Receive the losses of every update, in nats per token."""
 
     def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
-        """Receive the metrics of a validation, or of an update in EVERY ("train"): the means of the
-        losses since the line before, or since the start of a part that was resumed behind it, and
-        the update's own gradient norm and rate."""
+        """Receive the metrics of a validation ("valid"), or of every EVERYth update ("train"): the
+        mean losses since the last training line or since the training was resumed, and this
+        update's gradient norm and rate."""
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Receive a validation, after its numbers."""
@@ -56,7 +56,7 @@ class Log:
         self.sinks = sinks
         self.n_tokens = 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=EVERY)
-        """Time and number of tokens until then, of the last updates."""
+        """Time of each of the last updates, and number of tokens until then."""
         self.losses: list[dict[str, float]] = []
         """Finite losses since the last training line."""
 
@@ -74,7 +74,7 @@ class Log:
         rate: float,
         n_tokens: int,
     ) -> None:
-        """Report an update; one in EVERY updates reports the means since the last line.
+        """Report an update; every EVERYth one also reports the means since the last line.
 
         Args:
             losses: the "loss" in nats per token, and its parts.
@@ -88,7 +88,7 @@ class Log:
         for sink in self.sinks:
             sink.update(losses, speed)
         if progress.update % EVERY == 0:
-            names = list(losses) if len(losses) > 2 else ["loss"]  # a single part is the loss again
+            names = list(losses) if len(losses) > 2 else ["loss"]  # a single part is the loss
             finite, self.losses = self.losses, []
             means = {
                 name: sum(x[name] for x in finite) / len(finite) if finite else math.nan
@@ -100,7 +100,7 @@ class Log:
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Report a validation."""
-        self.recent.clear()  # its time is no time of training
+        self.recent.clear()  # the speed of training does not include validations
         for sink in self.sinks:
             sink.numbers(progress, "valid", validation.metrics)
         for sink in self.sinks:
@@ -130,7 +130,7 @@ class ProgressBar(Sink):
     Args:
         full_speed: the tokens/s that would use the whole device; MFU is the share of it that the
             training reaches (Chowdhery et al. 2022, PaLM). None: unknown.
-        max_minutes: ends the training, too; see TrainingConfig.
+        max_minutes: the limit of the training's time; see TrainingConfig.
     """
 
     max_updates: int
@@ -178,18 +178,18 @@ class ProgressBar(Sink):
             self.message(self._estimate((now - self.first_update) / (n - 1), now))
 
     def _allowed(self, now: float) -> float:
-        """The seconds that max_minutes leaves."""
+        """The seconds that remain of max_minutes."""
         return 60 * (self.max_minutes or math.inf) - (self.seconds_before + now - self.opened)
 
-    def _estimate(self, each: float, now: float) -> str:
-        """What a training takes whose updates take so many seconds each."""
+    def _estimate(self, seconds: float, now: float) -> str:
+        """Describe the time that remains, given the seconds per update, and the memory used."""
         left = self.max_updates - self.n
-        ends = f"about {each * left / 60:,.1f} min for the {left:,} to come"
-        if (allowed := self._allowed(now)) < each * left:
-            ends = f"about {round(allowed / each):,} of the {left:,} to come, by max_minutes"
+        ends = f"about {seconds * left / 60:,.1f} min for the remaining {left:,}"
+        if (allowed := self._allowed(now)) < seconds * left:
+            ends = f"about {round(allowed / seconds):,} of the remaining {left:,} in max_minutes"
         where, n_bytes = peak_memory()
         memory = f"{where} memory so far: {n_bytes / 2**30:.1f} GiB"
-        return f"{each:.3g} s an update: {ends}, validations apart; {memory}"
+        return f"{seconds:.3g} s an update: {ends}, without validations; {memory}"
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Print metrics and samples."""
@@ -229,7 +229,7 @@ class RunFiles(Sink):
         return self.directory / "metrics.jsonl"
 
     def open(self, progress: Progress) -> None:
-        """Remove the lines of updates that are repeated."""
+        """Remove the lines of updates that will be repeated."""
         if self.metrics.exists():
             lines = [
                 json.dumps(line) + "\n"
@@ -253,7 +253,7 @@ class RunFiles(Sink):
             file.write(json.dumps(line) + "\n")
 
     def validation(self, progress: Progress, validation: Validation) -> None:
-        """Write samples, and draw the learning curve anew."""
+        """Write samples, and redraw the learning curve."""
         samples = self.directory / "samples"
         samples.mkdir(exist_ok=True)
         if validation.samples:
@@ -269,7 +269,7 @@ class TensorBoard(Sink):
     board: Any = None
 
     def open(self, progress: Progress) -> None:
-        """Hide the events of updates that are repeated."""
+        """Hide the events of updates that will be repeated."""
         from torch.utils.tensorboard import SummaryWriter  # slow to load, so only a training does
 
         folder = self.directory / "tensorboard"
@@ -284,7 +284,7 @@ class TensorBoard(Sink):
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Write samples."""
         if validation.samples:
-            # indented lines are code in Markdown, which is shown as it is
+            # indented lines are code in Markdown, which is shown verbatim
             shown = [
                 f"    {source}\n    should be  {reference}\n    is         {output}"
                 for source, reference, output in validation.samples

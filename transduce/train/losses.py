@@ -14,7 +14,7 @@ from torch.func import grad_and_value
 from transduce.products import linear
 
 IGNORE = -100
-"""A target without a prediction: as in data/batch.py, and in torch's own losses."""
+"""The target of positions without a loss: as in data/batch.py, and in torch's own losses."""
 
 CHUNK = {"cpu": 256, "cuda": 4096}
 """Positions whose logits exist at once: few enough for a CPU's caches, enough for a GPU."""
@@ -29,7 +29,7 @@ class _ChunkedLoss(torch.autograd.Function):
     Args:
         loss: see `projected_loss`.
         n_classes: the first rows of `weight` that are classes.
-        wanted: of which arguments a gradient is needed: 0 is `states`, 1 is `weight`.
+        wanted: the arguments that need a gradient: 0 is `states`, 1 is `weight`.
     """
 
     @staticmethod
@@ -41,7 +41,7 @@ class _ChunkedLoss(torch.autograd.Function):
         targets: Tensor,
         states: Tensor,
         weight: Tensor,
-        *taught: Tensor,
+        *teacher_states: Tensor,
     ) -> tuple[Tensor, ...]:
         dtype = torch.promote_types(states.dtype, torch.float32)
 
@@ -50,7 +50,7 @@ class _ChunkedLoss(torch.autograd.Function):
             return values[0], values
 
         size = CHUNK.get(states.device.type, 256)
-        others = (x.split(size) for x in (targets, *taught))
+        others = (x.split(size) for x in (targets, *teacher_states))
         chunks = zip(states.split(size, dim=-2), *others, strict=True)
         differentiated = grad_and_value(of_chunk, argnums=wanted, has_aux=True) if wanted else None
         values: list[tuple[Tensor, ...]] = []
@@ -89,7 +89,7 @@ def projected_loss(
     states: Float[Tensor, "*V B D"],
     weight: Float[Tensor, "rows D"],
     targets: Int[Tensor, " B"],
-    *taught: Tensor,
+    *teacher_states: Tensor,
     n_classes: int | None = None,
     n_targets: int | None = None,
 ) -> tuple[Tensor, ...]:
@@ -100,10 +100,10 @@ def projected_loss(
 
     Args:
         loss: `cross_entropy`, `consistent_cross_entropy` or `distilled_cross_entropy`, called with
-            the logits of some positions, their targets and their rows of `taught`.
-        taught: states of teachers, (B, _).
-        n_classes: number of rows of `weight` that are classes; rows behind them, which fill up a
-            table, have no probability, and get a gradient of zero. None: all of them.
+            the logits of some positions, their targets and their rows of `teacher_states`.
+        teacher_states: (B, _) of each teacher.
+        n_classes: number of rows of `weight` that are classes; padding rows after them have no
+            probability, and get a gradient of zero. None: all rows are classes.
         n_targets: number of targets that are not IGNORE. The other positions are left out before
             the projection, so padding costs nothing here. None: every position has a target, and
             torch.compile may take the loss into its graph.
@@ -111,16 +111,16 @@ def projected_loss(
     Returns:
         The numbers of `loss`; the first one has a gradient.
     """
-    if n_targets is not None:  # with the number known, a GPU is not waited for
+    if n_targets is not None:  # as the number is known, the host need not wait for a GPU
         real = torch.nonzero_static(targets != IGNORE, size=n_targets)[:, 0]
         states, targets = states[..., real, :], targets[real]
-        taught = tuple(x[real] for x in taught)
+        teacher_states = tuple(x[real] for x in teacher_states)
     device = states.device.type
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else states.dtype
     arguments = (states, weight) if torch.is_grad_enabled() else ()
     wanted = tuple(i for i, tensor in enumerate(arguments) if tensor.requires_grad)
-    products = [x.to(dtype) for x in (states, weight, *taught)]
+    products = [x.to(dtype) for x in (states, weight, *teacher_states)]
     with torch.autocast(device, enabled=False):
         sums: tuple[Tensor, ...] = _ChunkedLoss.apply(loss, n_classes, wanted, targets, *products)
     return sums
@@ -167,7 +167,7 @@ def distilled_cross_entropy(
     """(1 - share) * cross-entropy + share * KL(q || p), q the mean prediction of teachers.
 
     Args:
-        states, tables: those of each teacher, whose product are its logits.
+        states, tables: of each teacher; their product is its logits.
 
     Returns:
         The loss, the cross-entropy, and the divergence KL(q || p).
@@ -202,8 +202,8 @@ def ctc_loss(
     Args:
         source_lengths: real positions of `logits`; None: all of them. PyTorch reads both lengths
             on the host, so it waits for a GPU that holds them.
-        targets: each ends with EOS, which CTC does without; the padding behind is not read.
-        target_lengths: with EOS.
+        targets: each ends with EOS, which CTC leaves out; the padding after it is not read.
+        target_lengths: including EOS.
         blank_id: an id that no target contains, such as that of the padding.
 
     Source: Graves et al. (2006), Connectionist temporal classification.

@@ -75,19 +75,19 @@ class CrossEntropy(Objective):
     """Cross-entropy of a batch's target_out: the next token of a text or a translation.
 
     Positions whose target_out is IGNORE do not count. So for an encoder alone this is the loss of
-    masked language modelling, where target_out holds the chosen tokens and nothing else. In
-    training, a model with experts adds their balance losses.
+    masked language modelling, where target_out holds only the tokens to predict. In training, the
+    balance losses of a model with experts are added.
 
-    With `losses.consistency`, every batch passes twice in training, with other dropout and its
-    `second_source` if there is one, and the loss is (L1 + L2) / 2 + alpha (KL(P1 || P2) +
-    KL(P2 || P1)) / 2. With `losses.teachers`, see `distilled_cross_entropy`; they are no part of
-    this module, so neither trained nor saved.
+    With `losses.consistency`, every batch passes through the model twice in training, the second
+    time with other dropout and with `second_source` if there is one, and the loss is
+    (L1 + L2) / 2 + alpha (KL(P1 || P2) + KL(P2 || P1)) / 2. With `losses.teachers`, it is
+    `distilled_cross_entropy`; teachers are not submodules, so they are neither trained nor saved.
 
-    With `losses.ctc_weight`, it is (1 - ctc_weight) * cross-entropy + ctc_weight * CTC, which
-    teaches the encoder to align; the model, with ctc=True, encodes once for both. CTC's targets are
-    those of the batch, or its `ctc_targets`, such as the transcript in speech translation. Where
-    the model has ctc_layers, CTC is (1 - interctc_weight) * that of the last layer +
-    interctc_weight * the mean of that of those.
+    With `losses.ctc_weight`, the loss is (1 - ctc_weight) * cross-entropy + ctc_weight * CTC, which
+    teaches the encoder to align; the model needs ctc=True, and encodes once for both. CTC's targets
+    are the batch's `ctc_targets` if it has any, such as the transcript in speech translation, else
+    its targets. If the model has ctc_layers, CTC is (1 - interctc_weight) * the loss of the last
+    layer + interctc_weight * the mean loss of ctc_layers.
 
     Args:
         model: a Transformer (model/transformer.py).
@@ -98,8 +98,8 @@ class CrossEntropy(Objective):
     twice this one. Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
     recognition; Lee and Watanabe (2021), Intermediate loss regularization for CTC-based speech
     recognition, whose interctc_weight is 0.3; Higuchi et al. (2022), Hierarchical conditional
-    end-to-end ASR, for smaller units inside; Yao et al. (2024), CR-CTC, whose ctc_consistency is
-    0.2.
+    end-to-end ASR, for smaller units in inner layers; Yao et al. (2024), CR-CTC, whose
+    ctc_consistency is 0.2.
     """
 
     eager = ("ragged_loss", "ctc")
@@ -133,8 +133,8 @@ class CrossEntropy(Objective):
         training, losses = self.model.training, self.losses
         taps = self.model.new_taps(balance_losses=training, ctc_logits=losses.ctc_weight > 0)
         memory, states = _states(self.model, batch, taps)
-        # windows of a text have no padding; where pairs have none it is chance, and compiled code
-        # would branch on it
+        # windows of a text never have padding; pairs may have none by chance, and compiled code
+        # must not branch on that
         windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
         if windows and not (training and (losses.two_views or losses.teachers)):
             total, parts = self.token_loss(states, batch)
@@ -152,9 +152,9 @@ class CrossEntropy(Objective):
     def ragged_loss(
         self, states: Tensor, batch: Seq2SeqBatch, n_targets: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute `token_loss` outside of graphs.
+        """Compute `token_loss` outside of compiled graphs.
 
-        A graph would hold the loop over its chunks, and be compiled anew for another number.
+        A graph would contain the loop over chunks, and be compiled again for each number of chunks.
         """
         return self.token_loss(states, batch, n_targets)
 
@@ -166,7 +166,7 @@ class CrossEntropy(Objective):
         training = self.model.training
         states, weight = with_bias(self.model, states)
         states, targets = states.flatten(0, -2), batch.target_out.flatten()
-        taught: tuple[Tensor, ...] = ()
+        teacher_states: tuple[Tensor, ...] = ()
         loss: Callable[..., Any] = cross_entropy
         names = ["cross_entropy"]
         if training and losses.consistency:
@@ -175,7 +175,9 @@ class CrossEntropy(Objective):
             loss = partial(consistent_cross_entropy, alpha=losses.consistency)
             names += ["consistency"]
         elif training and losses.teachers:
-            taught, tables = zip(*(_predicted(t, batch) for t in losses.teachers), strict=True)
+            teacher_states, tables = zip(
+                *(_predicted(t, batch) for t in losses.teachers), strict=True
+            )
             loss = partial(distilled_cross_entropy, tables=tables, share=losses.distillation)
             names += ["distillation"]
         total, *parts = projected_loss(
@@ -183,7 +185,7 @@ class CrossEntropy(Objective):
             states,
             weight,
             targets,
-            *taught,
+            *teacher_states,
             n_classes=self.model.vocab_size,
             n_targets=n_targets,
         )

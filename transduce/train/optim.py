@@ -1,5 +1,5 @@
-"""The weights that a training changes, all, all but some parts, or low-rank changes (LoRA), and the
-optimizer that steps them: AdamW or Muon."""
+"""Which weights a training changes (all, some parts, or low-rank changes, LoRA), and the optimizers
+AdamW and Muon."""
 
 import math
 import re
@@ -29,14 +29,14 @@ class LinearMap(NamedTuple):
     rows: range
 
     def matches(self, pattern: str) -> bool:
-        """Whether the last parts of its name, or of its module's, are this pattern."""
+        """Whether its name, or its module's, ends with parts that match this pattern."""
         return any(
             fnmatchcase(f".{name}", f"*.{pattern}") for name in (self.name, self.module_name)
         )
 
 
 def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
-    """All linear maps of a model; the `widths` of a module are the rows of the maps fused in it."""
+    """All linear maps of a model; a module's `widths` are the numbers of rows of its fused maps."""
     for module_name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             leaf = module_name.rpartition(".")[2]
@@ -59,7 +59,7 @@ class LowRank(nn.Module):
         self.above, self.below = rows.start, len(weight) - rows.stop
 
     def forward(self, weight: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
-        # the sum is what the finished model has
+        # no autocast: the sum must be exactly the weight that is saved
         with torch.autocast(weight.device.type, enabled=False):
             return weight + F.pad(self.scale * self.b @ self.a, (0, 0, self.above, self.below))
 
@@ -68,7 +68,7 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
     """Freeze a model but for some parts, and add low-rank changes to some of its linear maps.
 
     Raises:
-        InputError: a name is that of no linear map or of no part, or the rank is larger than a map.
+        InputError: a name matches no linear map or no part, or the rank is larger than a map.
     """
     maps = list(linear_maps(model))
     for pattern in config.maps:
@@ -94,10 +94,10 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
 
 
 def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Parameter]:
-    """The parameters of these modules or parameters, by name; `field` names them in errors.
+    """The parameters of the modules or parameters with these names; errors name the `field`.
 
     Raises:
-        InputError: a name stands for no weight.
+        InputError: a name matches no weight.
     """
     # a shared table has several names
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -122,7 +122,7 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
         parts: names of modules or parameters, such as encoder.
 
     Raises:
-        InputError: a name stands for no weight, or no weight is left to train.
+        InputError: a name matches no weight, or no weight is left to train.
     """
     for parameter in parts_of(model, parts, "freeze"):
         parameter.requires_grad_(False)
@@ -162,7 +162,7 @@ def is_part(name: str) -> bool:
 
 LAYER = re.compile(r"(\w+)\.layers\.(\d+)\.")
 INPUTS = {"source_input": "encoder", "target_input": "decoder"}
-"""By the name of an input, the stack that reads it."""
+"""The stack that reads each input, by the input's name."""
 
 
 def levels(model: nn.Module) -> dict[str, int]:
@@ -191,7 +191,7 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """
     above = levels(model) if config.layer_decay < 1 else {}
     rows: dict[nn.Parameter, list[int]] = defaultdict(list)
-    """By the weight that Muon steps, the number of rows of each map in it."""
+    """For each weight that Muon updates, the number of rows of each map in it."""
     for each in linear_maps(model) if config.optimizer == "muon" else ():
         weight = each.module.weight
         if LAYER.match(each.name) and isinstance(weight, nn.Parameter):  # with LoRA it is a sum
@@ -215,7 +215,7 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def scale_of(scaler: torch.amp.GradScaler) -> tuple[float, int] | None:
-    """The factor of the loss, and the good updates since it changed; None if it is off."""
+    """The loss scale, and the number of good updates since it changed; None if it is off."""
     state = scaler.state_dict()
     return (state["scale"], state["_growth_tracker"]) if state else None
 
@@ -233,8 +233,8 @@ def step(optimizer: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""])
 
     Otherwise weights, moments and the count of steps stay as they are.
 
-    The device decides, so the host does not wait for it: a fused optimizer reads `found_inf`, by
-    which torch.amp.GradScaler makes it skip a step.
+    The device decides, so the host does not wait for it: a fused optimizer reads `found_inf`, the
+    attribute with which torch.amp.GradScaler makes it skip a step.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
@@ -269,8 +269,8 @@ def orthogonal(matrices: Float[Tensor, "N R C"]) -> Float[Tensor, "N R C"]:
 class Muon(torch.optim.AdamW):
     """Muon over the groups that have `rows`, AdamW over the others.
 
-    `rows` are, for each parameter of the group, the numbers of rows of its maps, as the maps of
-    queries, keys and values are one parameter. A step has the size of AdamW's, 0.2 for each weight,
+    `rows` lists, for each parameter of the group, the numbers of rows of the maps fused in it, such
+    as queries, keys and values. A step is as large as AdamW's, 0.2 per weight (root mean square),
     so both share one rate; momentum is Nesterov's, 0.95, and weight decay is decoupled. Source of
     the size: Liu et al. (2025), Muon is scalable for LLM training, equation 4.
     """
@@ -306,7 +306,7 @@ class Muon(torch.optim.AdamW):
         rate = finite * group["lr"]
         for shape, all_of_shape in maps.items():
             weights, gradients, momentum = zip(*all_of_shape, strict=True)
-            # an update that is skipped moves nothing: its momentum follows itself, at a rate of 0
+            # a skipped update changes nothing: momentum is averaged with itself, and the rate is 0
             gradients = torch.where(finite, torch.stack(gradients), torch.stack(momentum)).unbind()
             torch._foreach_lerp_(momentum, gradients, 1 - self.momentum)
             ahead = torch._foreach_lerp(gradients, momentum, self.momentum)

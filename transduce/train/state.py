@@ -30,7 +30,7 @@ from transduce.files import (
 from transduce.train.optim import adapted, is_part, merged
 
 NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
-"""The files of a checkpoint that a training resumes from, if it has no manifest (version 0.1)."""
+"""The files that a checkpoint without a manifest (version 0.1) must have to resume from it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Validation:
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """(source, reference, output) of a few held-out examples, the same ones in every validation."""
     by: str = "score"
-    """The name of the metric that the score is."""
+    """The name of the metric that is the score."""
 
 
 @dataclass
@@ -59,13 +59,13 @@ class Progress:
     skipped: int = 0
     skipped_in_a_row: int = 0
     loss_scale: tuple[float, int] | None = None
-    """In fp16: the factor of the loss, and the number of good updates since it changed."""
+    """In fp16: the loss scale, and the number of good updates since it changed."""
     validations: list[tuple[int, float]] = field(default_factory=list)
     """(update, score) of every validation."""
     losses: list[float] = field(default_factory=list)
-    """Validation losses in nats; the first ones are missing in runs begun by former versions."""
+    """Validation losses in nats; the first ones are missing in runs begun by older versions."""
     by: str = "score"
-    """The name of the metric that the scores are; "score" in checkpoints of former versions."""
+    """The name of the metric that is the score; "score" in checkpoints of older versions."""
 
     @property
     def validated(self) -> bool:
@@ -103,12 +103,12 @@ class Progress:
 class Store:
     """The checkpoints of a run, in checkpoints/UPDATE/.
 
-    Each has model.safetensors, state.json and manifest.json. Two of them, the newest and the
-    validated one before it, which is there in case the newest is damaged, also have
-    optimizer.safetensors, and lora.safetensors with LoRA, whose sums are in model.safetensors.
+    Each has model.safetensors, state.json and manifest.json. The newest one and the validated one
+    before it, which is kept in case the newest is damaged, also have optimizer.safetensors and,
+    with LoRA, lora.safetensors; model.safetensors then has the merged weights.
 
-    A checkpoint is written whole or not at all. Each save removes those that are neither these two
-    nor among the last or the best. With several processes only one `writes`.
+    A checkpoint is written completely or not at all. Each save removes those that are neither these
+    two nor among the last or the best. With several processes, only one has writes=True.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class Store:
         return self.directory / f"{update:08d}"
 
     def newest(self) -> Path | None:
-        """Return the newest checkpoint that is undamaged, or None where there is none at all.
+        """Return the newest undamaged checkpoint, or None if there are no checkpoints.
 
-        Newer ones that are damaged are named on stderr.
+        Messages on stderr name newer ones that are damaged.
 
         Raises:
             InputError: all of them are damaged.
@@ -143,8 +143,8 @@ class Store:
             )
         if messages:
             raise InputError(
-                "a training goes on from a whole checkpoint with its optimizer, but there is none: "
-                f"{messages[0]}; move {self.directory} away to begin again, or --start-from "
+                "a training resumes from an undamaged checkpoint with its optimizer, but there is "
+                f"none: {messages[0]}; move {self.directory} away to begin again, or --start-from "
                 f"{self.directory.parent} to go on from its weights"
             )
         return None
@@ -152,7 +152,8 @@ class Store:
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Write the checkpoint of this update, and remove those that are no longer needed.
 
-        Where weights are sharded all processes call it, to send their parts to the one that writes.
+        If weights are sharded, all processes must call it, to send their parts to the one that
+        writes.
         """
         moments = {
             f"{i}.{key}": tensor
@@ -210,7 +211,7 @@ class Store:
 
 
 def _set_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Load the state of an optimizer; entry "3.step" is of its parameter number 3."""
+    """Load the state of an optimizer; entry "3.step" belongs to its parameter number 3."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in read_weights(path).items():

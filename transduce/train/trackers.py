@@ -1,4 +1,4 @@
-"""Sinks of the log that are services: Weights & Biases, MLflow."""
+"""Log sinks that send to services: Weights & Biases, MLflow."""
 
 import os
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from transduce.train.state import Progress, Validation
 
 
 class Tracker(Sink):
-    """Sends numbers and samples to a service, as variables of the service's own library say.
+    """Sends numbers and samples to a service; environment variables of its library configure it.
 
     Args:
-        directory: of the run; its name is the name there, and a file in it has the id, by which a
-            training that is resumed goes on there, too.
+        directory: that of the run. Its name becomes the run's name in the service, and a file in it
+            keeps the run's id there, so that a resumed training continues the same run.
         config: the experiment, as `to_dict` gives it.
     """
 
     name = ""
-    """Of the library, and of the extra that brings it."""
+    """Name of the library, and of the extra that installs it."""
     log: Callable[[Json, int], object]
     finish: Callable[[], object]
 
@@ -32,7 +32,7 @@ class Tracker(Sink):
         self.config = config
 
     def open(self, progress: Progress) -> None:
-        """Begin a run there, or go on with the one that was begun; InputError if it fails."""
+        """Begin a run in the service, or continue the run begun there; InputError if it fails."""
         self.library: Any = import_module(self.name)
         path = self.directory / f"{self.name}.id"
         try:
@@ -44,11 +44,11 @@ class Tracker(Sink):
             ) from error
 
     def begin(self, run_id: str | None) -> str:
-        """Begin a run, or go on with the one of this id; set `log` and `finish`; return its id."""
+        """Begin a run, or continue the one with this id; set `log` and `finish`; return its id."""
         raise NotImplementedError
 
     def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
-        """Send them."""
+        """Send the numbers."""
         self.log({f"{kind}/{name}": value for name, value in values.items()}, progress.update)
 
     def close(self) -> None:
@@ -57,12 +57,12 @@ class Tracker(Sink):
 
 
 class WeightsAndBiases(Tracker):
-    """Weights & Biases; WANDB_MODE=offline leaves all in the run's directory, to be sent later."""
+    """Weights & Biases; WANDB_MODE=offline keeps all in the run's directory, to be sent later."""
 
     name = "wandb"
 
     def begin(self, run_id: str | None) -> str:
-        """Begin or go on."""
+        """Begin or continue a run."""
         os.environ.setdefault("WANDB_PROJECT", "transduce")
         where = self.directory
         run = self.library.init(
@@ -84,10 +84,10 @@ class MLflow(Tracker):
     name = "mlflow"
 
     def begin(self, run_id: str | None) -> str:
-        """Begin or go on."""
+        """Begin or continue a run."""
         run = self.library.start_run(run_id=run_id, run_name=self.directory.name)
         self.log, self.finish = self.library.log_metrics, self.library.end_run
-        if run_id is None:  # parameters cannot be changed there
+        if run_id is None:  # MLflow does not let a run's parameters change
             self.library.log_params(flatten(self.config))
         return str(run.info.run_id)
 
@@ -97,4 +97,4 @@ class MLflow(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (WeightsAndBiases, MLflow)}
-"""By what --log names."""
+"""The services that --log takes, by name."""

@@ -1,8 +1,8 @@
 """The training loop: accumulate, clip, step, validate, log, save, resume.
 
-It knows batches and objectives, not tasks. With several processes each computes some batches of an
-update, and one exchange sums their gradients. Everything else they decide alike, from numbers that
-all of them have.
+It depends on batches and objectives, not on tasks. With several processes, each computes some
+batches of an update, and one exchange sums their gradients. All processes make the same decisions,
+from numbers that all of them have.
 """
 
 import math
@@ -31,7 +31,7 @@ from transduce.train.state import Progress, Store, Validation, local
 
 
 def seed_of_batch(seed: int, update: int, index: int) -> None:
-    """Seed torch for one batch of an update: its dropout is the same in whichever process it is.
+    """Seed torch for one batch of an update: its dropout is the same in any process.
 
     On a CPU only the lower 32 bits of a seed count, so the batches of an update differ in them.
     """
@@ -44,10 +44,10 @@ class Trainer:
     Args:
         objective: the model, on its device, and its loss (train/objectives.py); with
             config.compile it is compiled in place.
-        validate: called with the model, gives metrics, the score that decides (higher is better)
-            and sample outputs.
-        pretrained: whether the initial weights are those of another run; they are validated then,
-            and may stay the best.
+        validate: called with the model; returns metrics, the score that decides which checkpoints
+            are best (higher is better), and sample outputs.
+        pretrained: whether the initial weights are those of another run; if so, they are validated
+            first, and may remain the best.
         sinks: receive what the first process reports, such as `standard_sinks` (train/log.py).
 
     Randomness is a function of (seed, update) and the order of (seed, epoch), so a resumed run
@@ -82,7 +82,7 @@ class Trainer:
         freeze(self.model, config.freeze)
         self.dtype = DTYPES[trains_in(config.precision, self.device)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
-        self.started = time.monotonic()  # earlier, by the time of its former parts, if resumed
+        self.started = time.monotonic()  # moved back by the time already spent, if resumed
         kind = ShardedDataParallel if config.shard else DataParallel
         self.parallel = kind(objective, self.world)
         self.optimizer = optimizer(self.model, config.optim)
@@ -93,10 +93,10 @@ class Trainer:
             writes=self.world.first,
         )
         self.progress = Progress()
-        # of the last update: its rate, names of losses, and numbers on their way from the device
+        # of the last update: its rate, names of losses, and numbers being copied from the device
         self.unread: tuple[float, list[str], HostCopy] | None = None
         self.stop = StopRequest()
-        self.stopping = False  # one of several processes is asked to stop, as all of them know
+        self.stopping = False  # whether one of several processes is asked to stop, the same in all
         self.validation_seconds = 0.0  # duration of the last one
         self.saved_at = 0.0  # progress.seconds of the last checkpoint
         self.log = Log(sinks if self.world.first else [])
@@ -166,7 +166,7 @@ class Trainer:
         self.progress.batch = 0
 
     def _validate_or_save(self) -> None:
-        """Validate or make a checkpoint where it is time; raise KeyboardInterrupt if asked to."""
+        """Validate or save a checkpoint if it is time; raise KeyboardInterrupt if asked to stop."""
         due = self.progress.update % self.config.validate_every == 0
         if due and self._time_used(self.validation_seconds) < 1:
             self._validate()
@@ -184,13 +184,14 @@ class Trainer:
         return self.stopping if self.world.size > 1 else self.stop.requested
 
     def _update(self, group: Sequence[Batch], *, idle: int = 0) -> None:
-        """Take one step over batches as if they were one; skip it where anything is not finite.
+        """Take one step over batches as if they were one; skip it if anything is not finite.
 
-        The numbers of the update before are read when this one is queued, so that a GPU has work
-        while it is waited for.
+        The numbers of the update before are read after this one is queued, so that a GPU has work
+        while the host waits for it.
 
         Args:
-            idle: number of batches, the last ones, that count zero and keep processes in step.
+            idle: number of batches at the end of `group` whose loss counts zero; they only keep
+                processes in step.
         """
         update = self.progress.update + 1
         self.model.train()
@@ -243,11 +244,11 @@ class Trainer:
         self.log.update(self.progress, losses, norm=norm, rate=rate, n_tokens=round(n_tokens))
 
     def _count_skipped(self, loss: float, norm: float, scale: float) -> None:
-        """Count an update that was skipped; raise FloatingPointError where there are too many."""
+        """Count an update that was skipped; raise FloatingPointError if there are too many."""
         progress, limit = self.progress, self.config.max_skipped
         scaled = self.scaler.is_enabled()
         progress.skipped += 1
-        if not (scaled and math.isfinite(loss) and scale >= 1):  # else a smaller scale will do
+        if not (scaled and math.isfinite(loss) and scale >= 1):  # else a smaller scale helps
             progress.skipped_in_a_row += 1
         at = f" at loss scale {scale:g}" if scaled else ""
         self.log.message(
@@ -287,13 +288,13 @@ class Trainer:
         if not (math.isfinite(validation.score) and math.isfinite(loss)):
             raise self._diverged(
                 f"a validation must be finite, but after update {progress.update} the loss is "
-                f"{loss} and the {validation.by} that decides {abs(validation.score)}"
+                f"{loss} and the score ({validation.by}) {abs(validation.score)}"
             )
         self._clock()
         progress.validations.append((progress.update, validation.score))
         progress.losses.append(loss)
         progress.by = validation.by
-        self.log.validation(progress, validation)  # a run that resumes before it repeats the line
+        self.log.validation(progress, validation)  # repeated if a crash comes before the save
         self._save()
         self.validation_seconds = self._clock() - before
 
