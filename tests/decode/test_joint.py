@@ -1,4 +1,4 @@
-"""Joint CTC/attention search, ensembles and fusion against brute force, formulas and themselves in other batches."""
+"""Joint CTC/attention search, ensembles and fusion: against brute force, formulas, and other batches."""
 
 import math
 import re
@@ -49,7 +49,7 @@ def search(scorer: Scorer, bounds: list[int], **settings) -> list[list[Hypothesi
 
 
 def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(rng):
-    """Seven frames have room for four tokens, all the same."""
+    """Seven frames are enough for any four tokens, even equal ones."""
     joint = JointLanguage(Language(seed=3), torch.randn(2, 7, 5, generator=rng, dtype=torch.float64), 0.3)
     for weight in (0.3, 1.0):
         joint.weight = weight
@@ -165,7 +165,7 @@ class Example:
     lengths: Tensor
 
     def search(self, rows: Tensor, weight: float | None, extra: int = 0) -> list[list[Hypothesis]]:
-        """The four best of these rows; `weight` None: of attention alone. Behind every source lies garbage."""
+        """The four best of these rows; `weight` None: by attention alone. After every source there is garbage."""
         lengths = self.lengths[rows]
         source = torch.full((len(rows), int(lengths.max()) + extra, 5), GARBAGE, dtype=self.source.dtype)
         for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
@@ -232,9 +232,9 @@ def test_an_ensemble_of_two_models_and_a_language_model_is_the_sum_of_their_forw
 @pytest.mark.parametrize(
     ("weights", "sizes", "message"),
     [
-        ((0.5, -0.1), (2, 2), "weights of scorers must not be negative, and one at least positive, but they are "
+        ((0.5, -0.1), (2, 2), "weights of scorers must not be negative, and at least one must be positive, but they are "
          "[0.5, -0.1]"),
-        ((0.0, 0.0), (2, 2), "weights of scorers must not be negative, and one at least positive, but they are "
+        ((0.0, 0.0), (2, 2), "weights of scorers must not be negative, and at least one must be positive, but they are "
          "[0.0, 0.0]"),
         ((0.5, 0.5), (2, 3), "scorers must have the same sentences, but they have [2, 3] sentences"),
     ],

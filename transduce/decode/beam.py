@@ -1,5 +1,5 @@
-"""Beam search over a Scorer, also with required phrases: the likeliest sequences, as far as a beam
-can see; its hypotheses as tensors, how they grow by one token, and how they are compared."""
+"""Beam search over a Scorer, also with required phrases: hypotheses as tensors, how they are
+extended by one token, and how they are ranked."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from transduce.decode.scorer import (
 )
 
 LOOP = 24
-"""Tokens of repetition that make a loop: more than anybody's "zero zero zero" has."""
+"""Tokens from which a repetition counts as a loop: more than a speaker's "zero zero zero" has."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,17 @@ class Hypothesis:
     tokens: list[int]
     """Without BOS and EOS."""
     log_prob: float
-    """Natural log of the product over all tokens, EOS included where it was reached; nan where it
-    was not computed. Where the scorer is additive, the sum of its scores."""
+    """Sum of the natural log-probabilities of all tokens, including EOS if it was reached; nan if
+    not computed. With an additive scorer, the sum of its scores."""
     score: float
     """log_prob / length_penalty, by which beam search ranks."""
     finished: bool
-    """False when the length bound cut it before EOS."""
+    """False if the length bound cut it off before EOS."""
 
 
 def loops(hypothesis: Hypothesis) -> bool:
-    """Whether it was cut, or a span comes three times in a row or more, in LOOP tokens."""
+    """Whether it was cut off, or a span repeats three or more times in a row over LOOP or more
+    tokens."""
     tokens = hypothesis.tokens
     return not hypothesis.finished or any(
         _longest_repetition(tokens, period) >= max(3 * period, LOOP)
@@ -55,7 +56,7 @@ def loops(hypothesis: Hypothesis) -> bool:
 
 
 def _longest_repetition(tokens: list[int], period: int) -> int:
-    """The longest run of tokens that repeat with this period; 0 where there is none."""
+    """The length of the longest run of tokens that repeat with this period; 0 if there is none."""
     longest = run = 0
     for before, token in zip(tokens, tokens[period:], strict=False):
         run = run + 1 if token == before else 0
@@ -65,7 +66,7 @@ def _longest_repetition(tokens: list[int], period: int) -> int:
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """K hypotheses of every sentence; log_prob and score are -inf where there is none."""
+    """K hypotheses of every sentence; log_prob and score are -inf for missing ones."""
 
     tokens: Int[Tensor, "A K L"]
     log_prob: Float[Tensor, "A K"]
@@ -76,7 +77,7 @@ class Hypotheses:
         return Hypotheses(self.tokens[index], self.log_prob[index], self.score[index])
 
     def gather(self, index: Int[Tensor, "A k"]) -> "Hypotheses":
-        """The hypotheses of these numbers, others for each sentence."""
+        """The hypotheses with these indices, which are chosen for each sentence."""
         tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
         return Hypotheses(tokens, self.log_prob.gather(1, index), self.score.gather(1, index))
 
@@ -126,13 +127,14 @@ class Beams:
         return self.active.tokens.size(2)
 
     def extend(self, scores: Scores, offset: Float[Tensor, "A k"]) -> Int[Tensor, "A K"]:
-        """Append one token; the rows of `scores` that the active hypotheses continue.
+        """Append one token; returns the rows of `scores` that the active hypotheses continue.
 
         A continuation that ends counts if it is among the best beam_size.
 
         Args:
             scores: of the next token of every active hypothesis.
-            offset: added to them, they are the log-probabilities of the longer hypotheses.
+            offset: number to add to them, so that they are log-probabilities of the extended
+                hypotheses.
         """
         config = self.config
         first_row = torch.arange(0, offset.numel(), offset.size(1), device=offset.device)[:, None]
@@ -154,11 +156,12 @@ class Beams:
         return first_row + parent.gather(1, chosen)
 
     def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
-        """The 2 * beam_size best: so beam_size active hypotheses remain when others end."""
+        """The 2 * beam_size best, so that beam_size active hypotheses remain when others end."""
         return top_k(scores, offset, 2 * self.config.beam_size)
 
     def retire(self) -> Places | None:
-        """Take out sentences that are done or at their bound; places of the others, if any left."""
+        """Remove sentences that are done or at their bound; returns the indices of the others, or
+        None if none was removed."""
         at_bound = self.max_lengths <= self.length
         # a sentence is done when no active hypothesis beats its worst finished one
         ended = self.active.score[:, 0] <= self.finished.score[:, -1]
@@ -181,7 +184,7 @@ class Beams:
         return rest
 
     def let_engine_finish(self, scorer: Scorer, constraints: Constraints) -> None:
-        """Take all further steps in one call of the engine, where none of them needs Python."""
+        """Run all further steps in one call of the engine, if none of them needs Python."""
         by_engine = constraints.engine_scorer(scorer)
         if by_engine is None or self.config.early_stopping or not self.sentences:
             return
@@ -213,9 +216,9 @@ class Beams:
 class RequiredBeams(Beams):
     """Beams in which only hypotheses with all required phrases may end.
 
-    The places of a sentence are shared out among banks of progress, from none to all: one for the
-    best of each bank, then one for the second best of each, and so on; and the furthest of all
-    always has one.
+    Hypotheses are grouped into banks by their progress with the phrases, from none to all. The
+    places in a sentence's beam go to the best of each bank, then to the second best of each, and so
+    on; the hypothesis with most progress always gets one.
 
     Source: Post and Vilar (2018), Fast lexically constrained decoding with dynamic beam allocation;
     Hu et al. (2019), Improved lexically constrained decoding for translation and monolingual
@@ -227,7 +230,7 @@ class RequiredBeams(Beams):
         self.required = required
 
     def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
-        """Continuations that are ends, then beam_size that go on."""
+        """Finished continuations, then beam_size unfinished ones."""
         n_sentences, n_rows = offset.shape
         vocab_size = scores.size(1)
         total = (scores.view(n_sentences, n_rows, -1) + offset[:, :, None]).flatten(1)
@@ -246,10 +249,11 @@ class RequiredBeams(Beams):
         return Continuations(best, index % vocab_size, index // vocab_size)
 
     def _allowed(self, total: Tensor, complete: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Leave out incomplete ends; at the bound, all that is incomplete if anything is complete.
+        """Forbid the end of incomplete hypotheses; at the length bound, also forbid incomplete
+        hypotheses if the sentence has a complete one.
 
-        A sentence may end incomplete if nothing of it has ended, and the rules leave it nothing but
-        ends.
+        A sentence may end incomplete if none of its hypotheses has ended, and the rules allow
+        nothing but EOS.
         """
         unfinished = self.finished.score[:, 0] == -torch.inf
         stuck = unfinished & (total.masked_fill(ends, -torch.inf) == -torch.inf).all(dim=1)
@@ -263,11 +267,17 @@ class RequiredBeams(Beams):
 def share_out(
     total: Float[Tensor, "A M"], progress: Tensor, ends: Tensor, bank: Tensor, beam_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Values and places of ends among the beam_size best of the last bank, then of as many that go
-    on: the furthest, then the best of each bank from the last to the first, then the second best.
+    """Choose finished continuations, then beam_size unfinished ones; returns values and indices.
+
+    Finished ones are those among the beam_size best of the last bank. Unfinished ones are the one
+    with most progress, then the best of each bank from the last to the first, then the second best
+    of each, and so on.
 
     Args:
-        total: log-probability of every continuation; the others are of its shape.
+        total: log-probability of every continuation.
+        progress: progress of every continuation, (A, M).
+        ends: whether a continuation ends with EOS, (A, M).
+        bank: bank of every continuation, (A, M).
     """
     size = min(beam_size, total.size(1))
     banks = range(max(1, beam_size - 1))
@@ -300,14 +310,14 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
-    Every step weighs the 2 * beam_size likeliest continuations of a sentence. A sentence is done
-    when it has beam_size finished hypotheses and its best active one, scored at its present length,
-    beats none of them; or at its own bound. Done sentences leave the batch.
+    Every step considers the 2 * beam_size most probable continuations of a sentence. A sentence is
+    done when it has beam_size finished hypotheses and its best active one, scored at its present
+    length, beats none of them; or at its own bound. Done sentences leave the batch.
 
     Args:
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: the tokens before the output, at least BOS, on the device of the search.
-        required: the phrases that each output must hold.
+        required: the phrases that each output must contain.
 
     Source: Wu et al. (2016), section 7, for the penalty; transformers for the rule to stop.
     """

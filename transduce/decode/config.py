@@ -1,4 +1,4 @@
-"""The configuration of rules, beam search and sampling, which is read without torch."""
+"""The configuration of rules, beam search and sampling; this module does not import torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,8 +6,8 @@ from typing import Literal
 from transduce.config import Common, at_least, check_choices, within
 from transduce.errors import InputError
 
-STEEPEST = 10.0
-"""The largest alpha: lengths to a higher power are beyond floats."""
+MAX_ALPHA = 10.0
+"""The largest alpha: a length to a higher power might overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,26 +19,27 @@ class RulesConfig:
     """
 
     min_length: int = 0
-    """At least this many tokens come out before the end, where outputs are too short; 0 = off."""
+    """Minimum number of tokens before EOS, for models whose outputs are too short; 0 = off."""
     no_repeat_ngram: int = 0
-    """No n-gram of this many new tokens comes twice, where outputs go in circles; 0 = off."""
+    """No n-gram of this many new tokens occurs twice, for models that repeat themselves; 0 =
+    off."""
     repetition_penalty: float = 1.0
-    """Logits of tokens that came before, in a prompt or after it, are divided by it, negative ones
-    multiplied: a softer way out of circles, 1.2 say; 1 = off."""
+    """Divides the logits of tokens that occurred in the prompt or the output, and multiplies
+    negative ones: a softer remedy for repetition, with 1.2 for example; 1 = off."""
     renormalize: bool = False
-    """In beam search, the probability of forbidden tokens is shared among the others."""
+    """In beam search, the probability of forbidden tokens is distributed among the others."""
     suppress: tuple[int, ...] = ()
-    """Ids of tokens that never come out, beside special ones."""
+    """Ids of tokens that are never produced, in addition to special ones."""
     suppress_first: tuple[int, ...] = ()
-    """Ids of tokens that do not come first; that of the end may be among them."""
+    """Ids of tokens that are not produced first; EOS may be among them."""
     forbid: tuple[str, ...] = ()
-    """Phrases that no output holds, not even inside of a word; a space at either end is also the
-    beginning or end of the text."""
+    """Phrases that no output contains, not even inside a word. A space at either end also stands
+    for the beginning or end of the text."""
 
     logit_bias: tuple[tuple[str, float], ...] = ()
-    """Nats that are added to the scores of tokens, named by their ids, and of phrases. A number is
-    an id. More than 0 counts for a phrase once in an output. A space at either end of a phrase is
-    the end of a word. -100 all but forbids. In Python, a dict: {"Katze": 2.0, "17": -100}."""
+    """Nats that are added to the scores of tokens, given by their ids, and of phrases. A number is
+    an id. A positive bias of a phrase counts once per output. A space at either end of a phrase is
+    the end of a word. -100 practically forbids. In Python, a dict: {"Katze": 2.0, "17": -100}."""
 
     def __post_init__(self) -> None:
         pairs = tuple((str(name), bias) for name, bias in dict(self.logit_bias).items())
@@ -61,12 +62,12 @@ class RulesConfig:
 
     @property
     def biased_ids(self) -> dict[int, float]:
-        """The bias of tokens."""
+        """The bias of each token id."""
         return {int(name): bias for name, bias in self.logit_bias if name.isdecimal()}
 
     @property
     def biased_phrases(self) -> tuple[tuple[str, float], ...]:
-        """The bias of phrases."""
+        """The phrases with a bias, and their bias."""
         return tuple(pair for pair in self.logit_bias if not pair[0].isdecimal())
 
 
@@ -86,24 +87,23 @@ class BeamConfig:
     """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1
     ranks by the mean log-probability of a token, as transformers and fairseq do."""
     early_stopping: bool = False
-    """A beam search is over when beam_size hypotheses have ended, though a better one might come,
-    as in transformers."""
+    """End a beam search when beam_size hypotheses have ended, even if a better one might come, as
+    in transformers."""
     at_max_length: Literal["finished_first", "by_score"] = "finished_first"
-    """Hypotheses of beam search that the bound on the length cut come out where fewer than
-    beam_size are finished, or where their score is higher, as in transformers, for outputs that
-    shall be the same as there."""
+    """When beam search may return hypotheses that the length limit cut off: if fewer than beam_size
+    are finished (finished_first), or also if their score is higher (by_score), as in
+    transformers."""
     n_best: Common[int] = 1
     """Outputs per source, best first; samples in the order in which they are drawn."""
 
     def __post_init__(self) -> None:
         check_choices(self)
         at_least(0, self, "length_offset")
-        within(f"[0, {STEEPEST}]", self, "alpha")
+        within(f"[0, {MAX_ALPHA}]", self, "alpha")
         within(f"[1, {self.beam_size}]", self, "n_best")
 
     def length_penalty(self, length: int) -> float:
-        """What the log-probability of so many tokens, EOS included, is divided by; alpha = 0 is
-        off.
+        """The divisor of the log-probability of so many tokens, including EOS; 1 if alpha is 0.
 
         Source: Wu et al. (2016), Google's neural machine translation system, section 7.
         """
@@ -112,7 +112,7 @@ class BeamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """Changes of logits before a token is drawn, in the order temperature, k, p, min-p.
+    """Changes of logits before a token is drawn, in the order temperature, top-k, top-p, min-p.
 
     Source: Fan et al. (2018), Hierarchical neural story generation, for top-k; Holtzman et al.
     (2020), The curious case of neural text degeneration, for the nucleus; Nguyen et al. (2025),
@@ -120,14 +120,14 @@ class SamplingConfig:
     """
 
     temperature: float = 1.0
-    """In sampling, logits are divided by it, a number above 0: below 1 safer, above 1 bolder."""
+    """In sampling, divides the logits, a number above 0: below 1 is safer, above 1 more random."""
     top_k: int = 0
-    """In sampling, draw among the k likeliest tokens (more where some are equally likely); 0 =
+    """In sampling, draw from the k most probable tokens (more if some are equally probable); 0 =
     off."""
     top_p: float = 1.0
-    """In sampling, draw among the fewest tokens that have this probability together; 1 = off."""
+    """In sampling, draw from the smallest set of tokens with this total probability; 1 = off."""
     min_p: float = 0.0
-    """In sampling, leave out tokens that have less than this share of the likeliest one's
+    """In sampling, leave out tokens with less than this fraction of the most probable token's
     probability; 0 = off."""
 
     def __post_init__(self) -> None:

@@ -20,12 +20,12 @@ class Prefixes(NamedTuple):
     log_p_blank: Float[Tensor, "N j"]
     """Summed over those whose frame j is blank."""
     log_prob: Float[Tensor, " N"]
-    """Over all frames, of the prefix with anything or nothing behind it."""
+    """Over all frames: the log-probability that the transcript begins with the prefix."""
     last: Tokens
 
     @property
     def alpha(self) -> Float[Tensor, "N j"]:
-        """Both together: frame j is the last token or blank."""
+        """The sum of both: frame j is the last token or blank."""
         return torch.logaddexp(self.log_p_nonblank, self.log_p_blank)
 
 
@@ -39,11 +39,11 @@ class CTCPrefixScorer:
 
     Args:
         logits: finite, over vocabulary and blank, at every source position.
-        lengths: real source positions of each sentence; without, all are.
-        eos_id: gets the probability that the transcript ends here, for CTC itself knows no EOS.
+        lengths: real source positions of each sentence; None: all of them.
+        eos_id: its score is the probability that the transcript ends here; CTC itself has no EOS.
         blank_id: an id that no transcript contains; it never comes next.
-        least: for each sentence, the least log-probability of any other token, where a transcript
-            must hold what CTC may find impossible; without, -inf.
+        least: for each sentence, the lowest log-probability that any other token gets, if its
+            transcript must contain what CTC may find impossible; empty: -inf.
 
     Source: Graves et al. (2006), Connectionist temporal classification, section 3.2, for prefix
     probabilities; Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
@@ -69,7 +69,7 @@ class CTCPrefixScorer:
         ends = frames.new_full((len(logits),), len(frames)) if lengths is None else lengths
         log_probs = at_least_float32(logits).log_softmax(-1)
         self.padding: Bool[Tensor, "B S"] = frames >= ends[:, None]
-        """Padding costs nothing, and no token can begin there."""
+        """Padding does not change probabilities, and no token can begin there."""
         self.log_probs: Float[Tensor, "B S V"] = log_probs.masked_fill(
             self.padding[:, :, None], 0.0
         )
@@ -79,7 +79,8 @@ class CTCPrefixScorer:
         self.prefixes: Prefixes | None = None
 
     def step(self, tokens: Tokens) -> Scores:
-        """Append one token to every row, but at first only begin, with BOS; score the next."""
+        """Append one token to every row, and score the next. The first call, with BOS, appends
+        nothing."""
         self.prefixes = (
             self._empty() if self.prefixes is None else self._extended(self.prefixes, tokens)
         )
@@ -89,7 +90,7 @@ class CTCPrefixScorer:
         largest = _finite(phi.amax(dim=1))
         weights = (phi - largest[:, None]).exp().to(self.probs.dtype)
         weights = weights.view(self.n_sentences, -1, weights.size(1))
-        # a validation in bf16 searches, too
+        # a validation in bf16 searches under autocast
         with torch.autocast(weights.device.type, enabled=False):
             products = torch.bmm(weights, self.probs).flatten(0, 1)
         scores = products.log() + (largest - log_prob)[:, None].to(products.dtype)
@@ -103,12 +104,12 @@ class CTCPrefixScorer:
         return scores
 
     def reorder(self, rows: Places) -> None:
-        """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
+        """Let row m continue from the prefix of row rows[m]; rows may repeat or be left out."""
         if self.prefixes is not None:
             self.prefixes = Prefixes(*(each[rows] for each in self.prefixes))
 
     def keep(self, sentences: Places) -> None:
-        """Go on with these sentences only. Their rows were already chosen by `reorder`."""
+        """Continue with these sentences only. Their rows were already chosen by `reorder`."""
         self.padding = self.padding[sentences]
         self.log_probs = self.log_probs[sentences]
         self.probs = self.probs[sentences]
@@ -116,14 +117,14 @@ class CTCPrefixScorer:
         self.n_sentences = len(sentences)
 
     def _empty(self) -> Prefixes:
-        """The empty prefix of every sentence, which frames spell as long as they are blank."""
+        """The empty prefix of every sentence, which frames spell if all of them are blank."""
         last = torch.full((self.n_sentences,), self.blank_id, device=self.probs.device)
         log_p_blank = self._cumulative(last)
         impossible = torch.full_like(log_p_blank, -math.inf)
         return Prefixes(impossible, log_p_blank, torch.zeros_like(log_p_blank[:, 0]), last)
 
     def _extended(self, old: Prefixes, tokens: Tokens) -> Prefixes:
-        """Append one token to every prefix; a blank must part a token from its repetition."""
+        """Append one token to every prefix; a blank must separate a token from its repetition."""
         phi = self._before(torch.where((tokens == old.last)[:, None], old.log_p_blank, old.alpha))
         token = self._cumulative(tokens)
         blank = self._cumulative(torch.full_like(tokens, self.blank_id))
@@ -150,5 +151,5 @@ def _recursion(phi: Float[Tensor, "N S"], cumulative: Float[Tensor, "N j"]) -> F
 
 
 def _finite(x: Tensor) -> Tensor:
-    """-inf as the least number, so that -inf minus it is -inf, not nan."""
+    """Replace -inf by the lowest finite number, so that -inf minus it is -inf, not nan."""
     return x.clamp_min(torch.finfo(x.dtype).min)

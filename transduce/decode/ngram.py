@@ -15,26 +15,27 @@ from transduce.decode.scorer import Places, Scores, Tokens
 from transduce.errors import InputError
 
 MISSING = -100.0
-"""Log 10 of the probability of tokens that are no words, where the model has no <unk>; it is
+"""Log 10 of the probability of tokens that are not words of a model without <unk>; the value is
 KenLM's."""
 
 CACHED = 512
-"""Pasts whose next tokens are in memory."""
+"""Histories whose next-token probabilities are kept in memory."""
 
 
 class NGrams:
     """An n-gram model whose words are the tokens of a tokenizer.
 
-    <s> and </s> are its BOS and EOS; tokens that are no words of the model are <unk>. p(w | c) is
+    <s> and </s> are its BOS and EOS; tokens that are not words of the model are <unk>. p(w | c) is
     that of the n-gram c w if the model has it, else backoff(c) p(w | c without its first word).
 
     Args:
-        lines: of an ARPA file.
+        lines: those of an ARPA file.
         tokens: the words, by id.
-        bos_id: the token that is written <s>; eos_id that of </s>.
+        bos_id: the token that the file writes as <s>.
+        eos_id: the token that the file writes as </s>.
 
     Raises:
-        InputError: it is no ARPA file, or its words are other ones.
+        InputError: this is not an ARPA file, or its words are not the tokens.
     Source: Katz (1987), Estimation of probabilities from sparse data; Stolcke (2002), SRILM, for
     the format.
     """
@@ -51,7 +52,7 @@ class NGrams:
         self.device = device
         unknown = len(tokens)
         self.start = bos_id if bos_id != eos_id else unknown + 1
-        """The word <s>, also where its token is that of </s>."""
+        """The id of <s>; not that of </s>, even if BOS and EOS are the same token."""
         words = {word: i for i, word in enumerate(tokens)}
         words |= {"<s>": self.start, "</s>": eos_id, "<unk>": unknown}
         self.order = 0
@@ -79,16 +80,16 @@ class NGrams:
                 "tokenize RUN"
             )
         self.words = np.array([i if i in known else unknown for i in range(unknown + 2)])
-        """By token, the word of the model; behind them, two that are no tokens: <unk>, and <s>."""
+        """The model's word for each token, then two words that are not tokens: <unk> and <s>."""
         self._row = lru_cache(maxsize=CACHED)(self._log_probs)
 
     def log_probs(self, past: Int[Tensor, "N L"]) -> Scores:
-        """The log-probabilities of every next token after these, BOS included."""
+        """The log-probabilities of every next token after these tokens, which include BOS."""
         rows = [self._row(tuple(ids)) for ids in self.words[past.numpy(force=True)].tolist()]
         return torch.from_numpy(np.stack(rows)[:, self.words[:-2]]).to(self.device)
 
     def _log_probs(self, past: tuple[int, ...]) -> np.ndarray:
-        """Those of every next word after one past."""
+        """The log-probabilities of every next word after one history."""
         if past:
             row = self._row(past[1:]) + self.backoffs.get(past, 0.0)
         else:
@@ -104,7 +105,7 @@ def _read(
 ) -> Iterator[tuple[tuple[int, ...], float, float]]:
     """The n-grams of an ARPA file as ids, with log 10 of their probabilities and backoffs.
 
-    N-grams with a word that is no token are left out.
+    N-grams with a word that is not a token are left out.
     """
     n = 0
     for line in lines:
@@ -140,8 +141,8 @@ def _read(
 class NGramScorer:
     """A scorer of an n-gram model for B sentences, each of which begins with BOS.
 
-    The first step begins, whatever token it is given; the tokens that the model can look back on
-    are stored.
+    The first step begins with <s>, whatever token it is given. Only as many tokens are stored as
+    the order of the model needs.
     """
 
     additive = True
@@ -152,7 +153,7 @@ class NGramScorer:
         self.past = torch.empty(n_sentences, 0, dtype=torch.long, device=ngrams.device)
 
     def step(self, tokens: Tokens) -> Scores:
-        """Append one token to every row, at first BOS; log-probabilities of the next."""
+        """Append one token to every row, at first BOS; returns log-probabilities of the next."""
         new = tokens if self.past.size(1) else torch.full_like(tokens, self.ngrams.start)
         self.past = torch.cat((self.past, new[:, None]), dim=1)[:, -max(1, self.ngrams.order - 1) :]
         return self.ngrams.log_probs(self.past)

@@ -1,8 +1,8 @@
-"""Phrases that an output begins with or must hold, in any tokens: what tokens write, as bytes.
+"""Phrases that an output begins with or must contain, in any tokenization.
 
-Phrases are compared as bytes (UTF-8), so every way to spell one counts, and a token may write the
-end of a phrase and more. A text is seen between two spaces, which it does not hold itself: a phrase
-that begins or ends with a space stands at the beginning or the end of a word.
+Phrases are compared as UTF-8 bytes, so every tokenization of a phrase counts, and a token may write
+the end of a phrase and more. Texts are matched as if they were between two spaces: so a phrase that
+begins or ends with a space matches at the beginning or the end of a word.
 """
 
 from bisect import bisect_left
@@ -22,11 +22,11 @@ from transduce.files import write_file
 
 
 class Vocabulary:
-    """What the tokens of a vocabulary write.
+    """The bytes that the tokens of a vocabulary write.
 
     Args:
         surfaces: what each token adds to a text, in UTF-8; nothing for special ones.
-        eos_id: stands for the space behind the text; None: there is none.
+        eos_id: it writes the space after the text; None: there is no EOS.
     """
 
     def __init__(self, surfaces: Sequence[bytes], eos_id: int | None) -> None:
@@ -43,38 +43,39 @@ class Vocabulary:
         self.columns = [
             (ids, np.array([self.surfaces[i][j] for i in ids])) for j, ids in enumerate(columns)
         ]
-        """For every place in a token, which tokens have a byte there, and which byte."""
+        """For every byte position in a token: the tokens that have a byte there, and that byte."""
 
     def text(self, tokens: Sequence[int]) -> bytes:
-        """What these tokens write, behind the space before a text."""
+        """The space before a text, then the bytes that these tokens write."""
         return b" " + b"".join([self.surfaces[i] for i in tokens])
 
-    def beyond(self, text: bytes) -> list[tuple[bytes, int]]:
-        """The tokens that write this, and perhaps more behind it, each behind what it writes."""
+    def starting_with(self, text: bytes) -> list[tuple[bytes, int]]:
+        """The tokens whose bytes begin with these, as pairs of bytes and id."""
         first = last = bisect_left(self.ordered, (text, -1))
         while last < len(self.ordered) and self.ordered[last][0].startswith(text):
             last += 1
         return self.ordered[first:last]
 
     def ways(self, text: bytes) -> list[list[int]]:
-        """For every place in a text, and its end, the tokens that may come next to write all of it.
+        """For every byte position in a text, and its end, the next tokens with which all of it can
+        be written.
 
-        The last one may write more. Where there is none, but before the end, the rest cannot be
-        written.
+        The last token may write more. If a position before the end has none, tokens cannot write
+        the rest.
         """
         ways: list[list[int]] = [[] for _ in text]
         for start in reversed(range(len(text))):
-            ways[start] = [i for _, i in self.beyond(text[start:])]
+            ways[start] = [i for _, i in self.starting_with(text[start:])]
             for stop in range(start + 1, min(len(text), start + self.longest + 1)):
                 if stop < len(text) and ways[stop]:
                     part = text[start:stop]
-                    ways[start] += [i for surface, i in self.beyond(part) if surface == part]
+                    ways[start] += [i for surface, i in self.starting_with(part) if surface == part]
         return [*ways, []]
 
 
 @lru_cache(maxsize=4)
 def vocabulary(tokenizer: Tokenizer, size: int = 0) -> Vocabulary:
-    """What the tokens of a tokenizer write; those beyond it, up to `size`, write nothing."""
+    """The vocabulary of a tokenizer; further ids, up to `size`, write nothing."""
     surfaces = tokenizer.surfaces
     return Vocabulary([*surfaces, *[b""] * (size - len(surfaces))], tokenizer.eos_id)
 
@@ -83,7 +84,7 @@ def phrase_bytes(tokenizer: Tokenizer, phrase: str) -> bytes:
     """The phrase as the tokenizer normalizes it, with a space at either end if it has one there.
 
     Raises:
-        InputError: not all of it has a token.
+        InputError: tokens cannot write all of it.
     """
     if not (bare := phrase.strip(" ")):
         return phrase.encode()
@@ -92,10 +93,10 @@ def phrase_bytes(tokenizer: Tokenizer, phrase: str) -> bytes:
 
 
 class Trie:
-    """The beginnings of some strings as numbered states, of which 0 is the empty one.
+    """A trie of some strings: its states are their prefixes, and state 0 is the empty one.
 
     Args:
-        more: bytes that lead somewhere besides those of the strings.
+        more: bytes that may get transitions, in addition to those of the strings.
     """
 
     def __init__(self, strings: Iterable[bytes], more: bytes = b"") -> None:
@@ -110,20 +111,18 @@ class Trie:
                     self.children.append({})
                 state = self.children[state][byte]
             self.ends.append(state)
-        self.nowhere = len(self.children)
+        self.dead = len(self.children)
+        """The state without a way out, after bytes that continue no string."""
         alphabet = sorted({*more, *(byte for children in self.children for byte in children)})
         self.column = np.full(256, len(alphabet))
         self.column[alphabet] = range(len(alphabet))
-        self.next = np.full(
-            (len(self.children) + 1, len(alphabet) + 1), self.nowhere, dtype=np.int32
-        )
-        """By state and column of a byte, the state that follows; the last row and column lead
-        nowhere."""
+        self.next = np.full((len(self.children) + 1, len(alphabet) + 1), self.dead, dtype=np.int32)
+        """The next state, by state and column of a byte; the last row and column are dead."""
         for state, children in enumerate(self.children):
             self.next[state, self.column[list(children)]] = list(children.values())
 
     def state(self, text: bytes) -> int:
-        """The state behind a text."""
+        """The state after a text."""
         state = 0
         for byte in text:
             state = int(self.next[state, self.column[byte]])
@@ -132,7 +131,7 @@ class Trie:
     def walk(
         self, state: int, tokens: Vocabulary, value: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """For every token: the state behind it, and the sum of the values of the states to it."""
+        """For every token: the state after it, and the sum of the values of all states up to it."""
         states = np.full(len(tokens.surfaces), state, dtype=np.int32)
         total = np.zeros(len(states), dtype=np.float32)
         for ids, column in tokens.columns:
@@ -142,7 +141,7 @@ class Trie:
 
 
 class Matcher(Trie):
-    """Finds strings in texts: a state is the longest end of a text with which one begins.
+    """Finds strings in texts: a state is the longest suffix of a text that is a prefix of a string.
 
     Source: Aho and Corasick (1975), Efficient string matching.
     """
@@ -151,7 +150,7 @@ class Matcher(Trie):
         super().__init__(strings)
         self.longest = max(map(len, strings), default=0)
         self.shorter = np.zeros(len(self.children), dtype=np.int32)
-        """By state, the next shorter one."""
+        """Each state's failure link: the next shorter suffix that is a state."""
         self.order = queue = [0]
         """The states, shorter ones first."""
         for state in queue:
@@ -160,9 +159,7 @@ class Matcher(Trie):
                 self.shorter[child] = self.next[shorter, self.column[byte]] if state else 0
                 queue.append(child)
             otherwise = self.next[shorter] if state else 0
-            self.next[state] = np.where(
-                self.next[state] == self.nowhere, otherwise, self.next[state]
-            )
+            self.next[state] = np.where(self.next[state] == self.dead, otherwise, self.next[state])
 
     def values(self, of_strings: Iterable[float]) -> np.ndarray:
         """By state, the sum of the values of the strings that end there."""
@@ -173,19 +170,19 @@ class Matcher(Trie):
         return value
 
     def state(self, text: bytes) -> int:
-        """The state behind a text, of which the last bytes decide."""
+        """The state after a text; only its last bytes matter."""
         return super().state(text[-self.longest :])
 
 
 class Prefix:
-    """What one output begins with.
+    """The required beginning of one output.
 
     Args:
         fixed: its first tokens.
-        free: the text behind them, in any tokens, of which the last may write more.
+        free: the text after them, in any tokens; the last of these may write more.
 
     Raises:
-        InputError: no tokens write `free`.
+        InputError: tokens cannot write `free`.
     """
 
     def __init__(self, vocabulary: Vocabulary, fixed: Sequence[int], free: bytes) -> None:
@@ -201,11 +198,11 @@ class Prefix:
 
     @property
     def longest(self) -> int:
-        """The most tokens that it can take."""
+        """The largest number of tokens that it can take."""
         return len(self.fixed) + self.length
 
     def next(self, tokens: Sequence[int]) -> list[int] | None:
-        """The tokens that may follow these; None: any, for the prefix is complete."""
+        """The tokens that may follow these; None: any, as the prefix is complete."""
         if len(tokens) < len(self.fixed):
             return [self.fixed[len(tokens)]]
         written = sum(len(self.vocabulary.surfaces[i]) for i in tokens[len(self.fixed) :])
@@ -213,14 +210,13 @@ class Prefix:
 
 
 def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
-    """A text as the beginning of an output; None for no text.
+    """The prefix for a text; None for an empty text.
 
-    The words before the last one are cut as in training, as it is these tokens that the model
-    knows; the last word may be cut in any way, and go on, for whoever types may be in the middle of
-    it. A space behind it ends it.
+    The words before the last one are tokenized as in training. The last word may be tokenized in
+    any way and may continue, as a user may still be typing it; a space after it ends it.
 
     Raises:
-        InputError: not all of it has a token.
+        InputError: tokens cannot write all of it.
     """
     if not text.strip():
         return None
@@ -229,10 +225,10 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     last = max((i for i, token in enumerate(ids) if surfaces[token].startswith(b" ")), default=0)
     free = b"".join(surfaces[token] for token in ids[last:])
     if text[-1] != " ":
-        free = free.rstrip(b" ")  # of tokens that end words
+        free = free.rstrip(b" ")  # tokens may end a word with a space
     ended = not tokenizer.spelled(text).endswith(b" ") and text[-1] == " "
     prefix = Prefix(vocabulary(tokenizer), ids[:last], free + b" " * ended)
-    # where no text has a space before its first word, a byte could still write one
+    # if texts have no space before their first word, a byte token must not write one
     if not last and not tokenizer.decode([ids])[0].startswith(" "):
         bare = tokenizer.decode([[token] for token in prefix.ways[0]])
         prefix.ways[0] = [
@@ -242,31 +238,32 @@ def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
 
 
 class Required:
-    """Phrases that the output of each sentence must hold, and the progress of hypotheses with them.
+    """Phrases that the output of each sentence must contain, and the progress of hypotheses.
 
-    Progress is the bytes of complete phrases, and of the longest beginning of another one at the
-    end of the hypothesis from where tokens can complete it. Such a token always exists; a
-    hypothesis that takes the one of most progress each time completes all phrases.
+    Progress is the number of bytes of complete phrases, plus those of the longest beginning of
+    another phrase with which the hypothesis ends and which tokens can complete. Some next token
+    always adds progress, so a hypothesis that always takes the token with most progress completes
+    all phrases.
 
     Args:
         phrases: those of each sentence.
 
     Raises:
-        InputError: no tokens write one of them.
+        InputError: tokens cannot write one of them.
     """
 
     def __init__(self, vocabulary: Vocabulary, phrases: Sequence[Sequence[bytes]]) -> None:
         self.vocabulary = vocabulary
         self.phrases = [tuple(dict.fromkeys(each)) for each in phrases]
         self.totals = [sum(map(len, each)) for each in self.phrases]
-        """The progress with which each sentence is complete."""
+        """The progress at which each sentence is complete."""
         self._matchers: dict[bytes, tuple[Matcher, np.ndarray]] = {}
-        self._progress_behind = lru_cache(maxsize=256)(self._progress)
+        self._cached_progress = lru_cache(maxsize=256)(self._progress)
         for phrase in dict.fromkeys(phrase for each in self.phrases for phrase in each):
             matcher = Matcher([phrase])
             ways = vocabulary.ways(phrase)
             useful = np.arange(len(phrase) + 1)
-            # the longest end from where the phrase can be completed
+            # the longest suffix from which tokens can complete the phrase
             for state in range(1, len(phrase)):
                 useful[state] = state if ways[state] else useful[matcher.shorter[state]]
             self._matchers[phrase] = matcher, useful
@@ -279,10 +276,11 @@ class Required:
     def progress(
         self, rows: Sequence[Sequence[int]], sentences: Sequence[int]
     ) -> Int[Tensor, "N V"]:
-        """For every row of tokens, the progress with each next token.
+        """For every row of tokens, the progress after each next token.
 
         Args:
-            sentences: their numbers, each of len(rows) / len(sentences) neighbouring rows.
+            sentences: numbers of the sentences, each with len(rows) / len(sentences) consecutive
+                rows.
         """
         n_rows = len(rows) // len(sentences)
         progress = []
@@ -293,11 +291,11 @@ class Required:
                 (each, -1 if each in text else self._matchers[each][0].state(text))
                 for each in phrases
             )
-            progress.append(self._progress_behind(tuple(states)))
+            progress.append(self._cached_progress(tuple(states)))
         return torch.from_numpy(np.stack(progress))
 
     def _progress(self, states: tuple[tuple[bytes, int], ...]) -> np.ndarray:
-        """The progress behind every token, from the state in every phrase; -1: complete."""
+        """The progress after every token, given the state in every phrase; -1: complete."""
         complete = begun = np.zeros(len(self.vocabulary.surfaces), dtype=np.int64)
         for phrase, state in states:
             matcher, useful = self._matchers[phrase]
@@ -309,10 +307,10 @@ class Required:
 
 
 def required(tokenizer: Tokenizer, phrases: Sequence[Sequence[str]]) -> Required | None:
-    """The phrases that each output must hold; None if there is none at all.
+    """The phrases that each output must contain; None if there is none at all.
 
     Raises:
-        InputError: not all of a phrase has a token.
+        InputError: tokens cannot write a phrase.
     """
     rows = [[phrase_bytes(tokenizer, phrase) for phrase in each] for each in phrases]
     return Required(vocabulary(tokenizer), rows) if any(rows) else None
@@ -322,7 +320,7 @@ LEXICON = "lexicon.txt"
 
 
 def save_lexicon(directory: Path, words: Iterable[str]) -> None:
-    """Write the words into a run directory, one in each line, unless it has a lexicon."""
+    """Write the words into a run directory, one per line, unless it has a lexicon."""
     if words and not (directory / LEXICON).exists():
         write_file(directory / LEXICON, "".join(f"{word}\n" for word in words))
 

@@ -1,6 +1,6 @@
-"""What may come next in an output: rules, and all of them in one search.
+"""Rules for which tokens may come next, and the constraints of a search, which combine them.
 
-Rules are functions, as transformers' LogitsProcessor; add your own.
+Rules are functions, like transformers' LogitsProcessor; you can add your own.
 """
 
 import math
@@ -26,17 +26,18 @@ from transduce.decode.scorer import (
 from transduce.errors import InputError
 
 Rule = Callable[[Scores, Int[Tensor, "N L"], Sequence[int]], Scores]
-"""Changes the scores of tokens, in place or in a copy: to -inf where one may not come next, or by
+"""Changes the scores of tokens, in place or in a copy: to -inf if a token may not come next, or by
 some nats. Its arguments:
 
 - scores of the next token of every hypothesis;
 - the new tokens of every hypothesis, of equal number;
-- numbers of the sentences, each of which has len(tokens) / len(sentences) neighbouring rows.
+- numbers of the sentences, each of which has len(tokens) / len(sentences) consecutive rows.
 """
 
 
 def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> list[Rule]:
-    """The rules of a configuration; those of phrases need a vocabulary (`forbidden`)."""
+    """The rules of a configuration, except those for phrases, which need a vocabulary (see
+    `text_rules.forbidden`)."""
     rules: list[Rule] = []
     if config.biased_ids:
         bias = torch.tensor([*config.biased_ids.values()], device=device)
@@ -53,7 +54,7 @@ def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) 
 def add_bias(
     ids: Tensor, bias: Tensor, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
 ) -> Tensor:
-    """Each of these tokens is likelier by some nats."""
+    """Add a bias in nats to the scores of these tokens."""
     scores[:, ids] += bias
     return scores
 
@@ -61,14 +62,14 @@ def add_bias(
 def not_before(
     n: int, ids: Tensor, scores: Tensor, tokens: Tensor, sentences: Sequence[int]
 ) -> Tensor:
-    """These tokens come behind n tokens or more."""
+    """Forbid these tokens before n tokens have been produced."""
     if tokens.size(1) < n:
         scores[:, ids] = -math.inf
     return scores
 
 
 def no_repeat_ngram(n: int, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
-    """No n-gram comes twice.
+    """Forbid tokens that would repeat an n-gram.
 
     Source: Paulus et al. (2018), A deep reinforced model for abstractive summarization, section 2.5
     (there n = 3).
@@ -82,10 +83,10 @@ def no_repeat_ngram(n: int, scores: Tensor, tokens: Tensor, sentences: Sequence[
     return scores.scatter_add_(1, grams[:, :, -1], loss)
 
 
-def behind_prompt(
+def with_prompt(
     prompts: Prompts | None, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
 ) -> Int[Tensor, "N M"]:
-    """The new tokens of every row behind its prompt."""
+    """The prompt of every row, followed by its new tokens."""
     if prompts is None:
         return tokens
     rows = prompts[ids_tensor(sentences, tokens.device)]
@@ -93,21 +94,21 @@ def behind_prompt(
 
 
 STEP = 0.02
-"""Seconds from one token of time to the next."""
+"""Seconds between consecutive timestamp tokens."""
 FIRST = 50
-"""The last token of time that may come first: a text begins within a second."""
+"""The last timestamp token that may come first: a text begins within a second."""
 
 
 class Timestamps:
-    """The rule that tokens of time come in pairs, around every segment of text, and never go back.
+    """The rule that timestamp tokens come in pairs around segments of text, and never decrease.
 
     Args:
-        timestamp_begin_id: the token of 0 seconds. Tokens of later times follow it; the one before
-            it stands for none.
-        eos_id: the end; tokens of text have lower ids.
+        timestamp_begin_id: the timestamp token of 0 seconds. Those of later times follow it; the
+            token before it means "no timestamps".
+        eos_id: the id of EOS; text tokens have lower ids.
 
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
-    section 4.5; rules of its program.
+    section 4.5; the rules are those of its code.
     """
 
     def __init__(self, timestamp_begin_id: int, eos_id: int) -> None:
@@ -115,7 +116,7 @@ class Timestamps:
         self.eos_id = eos_id
 
     def __call__(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
-        """Set to -inf, in place, the tokens that may not follow; see `Rule`."""
+        """Set the scores of tokens that may not follow to -inf, in place; see `Rule`."""
         zero = self.timestamp_begin_id
         scores[:, zero - 1] = -math.inf
         if tokens.size(1) == 0:
@@ -124,23 +125,23 @@ class Timestamps:
             return scores
         times = tokens >= zero
         last = times[:, -1]
-        # the one that begins a text counts as a pair
+        # the timestamp that begins an output counts as a pair
         paired = last & (times[:, -2] if tokens.size(1) > 1 else True)
         ids = torch.arange(scores.size(1), device=scores.device)
-        # behind a pair comes text; behind one time alone, its other one or the end
+        # a pair is followed by text; a single timestamp, by its partner or EOS
         forbidden = paired[:, None] & (ids >= zero) | (last & ~paired)[:, None] & (
             ids < self.eos_id
         )
         earliest = tokens.where(times, zero - 1).amax(dim=1) + (paired | ~last)
         forbidden |= (ids >= zero) & (ids < earliest[:, None])
         scores.masked_fill_(forbidden, -math.inf)
-        # a time where all of them together are likelier than any text
+        # only a timestamp may follow if all of them together are more probable than any text token
         likelier = scores[:, zero:].logsumexp(dim=1) > scores[:, :zero].amax(dim=1)
         scores[:, :zero] = scores[:, :zero].masked_fill(likelier[:, None], -math.inf)
         return scores
 
     def segments(self, tokens: list[int]) -> list[tuple[float, float | None, list[int]]]:
-        """Start, end (seconds; None: that of the sound) and tokens of each segment of text."""
+        """Start, end (seconds; None: the end of the audio) and tokens of each segment of text."""
         segments: list[tuple[float, float | None, list[int]]] = []
         start = 0.0
         text = list[int]()
@@ -158,13 +159,13 @@ class Timestamps:
 NO_RULES = RulesConfig()
 
 LEAST = -1e4
-"""The log-probability of what must come although a model thinks it impossible: not -inf, so that
-something comes out."""
+"""The log-probability of required tokens that a model finds impossible: not -inf, so that a search
+finds an output."""
 
 
 @dataclass
 class Constraints:
-    """What one search may produce. A search tells it at every step which hypotheses there are.
+    """What one search may produce; a search calls `scores` at every step with its hypotheses.
 
     Raises:
         InputError: a bound is below 1.
@@ -173,16 +174,16 @@ class Constraints:
     max_lengths: Int[Tensor, " B"]
     """Bound on the new tokens of each sentence, EOS included, on the device of the search."""
     eos_id: int | None = field(kw_only=True)
-    """None: nothing ends before its bound."""
+    """None: outputs end only at their bound."""
     suppressed: Sequence[int] = ()
     """Ids of special tokens, which are never produced."""
     config: RulesConfig = NO_RULES
     prompts: Prompts | None = None
     """The tokens before the new ones, which the repetition penalty counts."""
     rules: Sequence[Rule] = ()
-    """Further rules, applied behind those of `config`."""
+    """Further rules, applied after those of `config`."""
     prefixes: Sequence[Prefix | None] = ()
-    """What each sentence begins with, if it does; no rule stands against it."""
+    """The required beginning of each sentence, if it has one; it overrides all rules."""
 
     def __post_init__(self) -> None:
         if len(self.max_lengths) and int(self.max_lengths.min()) < 1:
@@ -196,8 +197,8 @@ class Constraints:
         self.suppressed_ids = ids_tensor((*self.suppressed, *self.config.suppress), device)
 
     def engine_scorer(self, scorer: Scorer) -> ModelScorer | None:
-        """The scorer, if its model is an engine that takes all steps of a search by itself, and
-        none of them needs Python for a rule, a prefix or further scores."""
+        """The scorer, if its model is an engine that can run all steps of a search, and no step
+        needs Python for a rule, a prefix or further scores."""
         by_step = self.rules or self.longest_prefix or self.config.repetition_penalty != 1
         if by_step or self.config.renormalize or type(scorer) is not ModelScorer:
             return None
@@ -213,43 +214,44 @@ class Constraints:
     ) -> tuple[Scores, Float[Tensor, " N"]]:
         """The scores under all rules, and their normalizer.
 
-        The difference is what a token adds to its hypothesis. Forbidden tokens have -inf; the
-        others are not renormalized unless the rules say so. See `Rule` for the other arguments.
+        Scores minus normalizer is what a token adds to its hypothesis. Forbidden tokens have -inf;
+        the others are renormalized only if `config.renormalize`. See `Rule` for the other
+        arguments.
 
         Args:
-            normalize: the scores are logits; otherwise their normalizer is 0.
+            normalize: whether the scores are logits; if not, their normalizer is 0.
         """
         scores = self.penalize(scores, tokens, sentences)
         normalizer = scores.new_zeros(len(scores))
         if normalize:
             normalizer = log_sum_exp(at_least_float32(scores))
         scores = self.rule_out(scores, tokens, sentences)
-        if self.config.renormalize:  # the clamp is for a hypothesis without any token left
+        if self.config.renormalize:  # the clamp is for a hypothesis whose tokens are all forbidden
             least = torch.finfo(scores.dtype).min
             normalizer = log_sum_exp(at_least_float32(scores)).clamp_min(least)
         return scores, normalizer
 
     def penalize(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
-        """Divide the logits of tokens that came before by the penalty, and multiply negative ones.
+        """Divide the logits of tokens that occurred before by the penalty; multiply negative ones.
 
-        Of an additive scorer these are log-probabilities; see `Rule` for the arguments.
+        With an additive scorer, they are log-probabilities. See `Rule` for the arguments.
 
         Source: Keskar et al. (2019), CTRL, section 4.1.
         """
         penalty = self.config.repetition_penalty
         if penalty == 1:
             return scores
-        before = behind_prompt(self.prompts, tokens, sentences)
+        before = with_prompt(self.prompts, tokens, sentences)
         old = scores.gather(1, before)
         return scores.scatter_(1, before, torch.where(old < 0, old * penalty, old / penalty))
 
     def rule_out(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
         """Scores under all other rules; see `Rule` for the arguments.
 
-        A hypothesis without any token left may end, whatever the rules say of its end.
+        If the rules forbid every token of a hypothesis, it may end, even if they forbid EOS.
 
         Raises:
-            InputError: a hypothesis has no token left, and there is no EOS.
+            InputError: the rules forbid every token of a sentence, and there is no EOS.
         """
         free = scores.clone() if tokens.size(1) < self.longest_prefix else None
         ending = scores[:, self.eos_id].clone() if self.rules and self.eos_id is not None else None
@@ -265,7 +267,7 @@ class Constraints:
     def _let_end(
         self, scores: Tensor, ending: Tensor | None, n_tokens: int, n_sentences: int
     ) -> None:
-        """Let the rows without any token left end with their score of the end before all rules."""
+        """Allow EOS in rows whose tokens are all forbidden, with its score before all rules."""
         stuck = scores.amax(dim=1) == -math.inf
         if ending is not None:
             scores[:, self.eos_id] = torch.where(
@@ -281,7 +283,7 @@ class Constraints:
     def _force(
         self, scores: Tensor, free: Tensor, tokens: Tensor, sentences: Sequence[int]
     ) -> None:
-        """Leave rows inside of their prefix its tokens; `free` has the scores without rules."""
+        """In rows inside their prefix, allow only its tokens; `free` has scores without rules."""
         n_rows = len(tokens) // len(sentences)
         for row, written in enumerate(tokens.tolist()):
             prefix = self.prefixes[sentences[row // n_rows]]

@@ -1,4 +1,4 @@
-"""Sampling from a model's distribution, or from its likeliest part; and greedy search."""
+"""Sampling from a model's distribution, or from its most probable part; and greedy search."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ from transduce.decode.scorer import (
 )
 from transduce.errors import InputError
 
-COLDEST = 1e-6
-"""Logits divided by less would not be finite; by this, all but the likeliest token have no
-probability left."""
+MIN_TEMPERATURE = 1e-6
+"""Lowest temperature: with less, logits would not be finite. With this, all tokens but the most
+probable one already have probability 0."""
 
 PLAIN = SamplingConfig()
 GREEDY = SamplingConfig(temperature=0.0)
@@ -36,7 +36,7 @@ GREEDY = SamplingConfig(temperature=0.0)
 
 def probabilities(logits: Scores, config: SamplingConfig) -> Scores:
     """The distribution of the next token at a temperature above 0, in float32 or wider."""
-    logits = at_least_float32(logits) / max(config.temperature, COLDEST)
+    logits = at_least_float32(logits) / max(config.temperature, MIN_TEMPERATURE)
     if 0 < config.top_k < logits.size(1):
         logits = logits.masked_fill(logits < logits.topk(config.top_k).values[:, -1:], -math.inf)
     probs = logits.softmax(-1)
@@ -50,23 +50,23 @@ def probabilities(logits: Scores, config: SamplingConfig) -> Scores:
 
 
 def next_tokens(logits: Scores, config: SamplingConfig, uniform: Float[Tensor, " N"]) -> Tokens:
-    """One token a row, by that row's number in [0, 1)."""
+    """One token per row, drawn with that row's uniform number in [0, 1)."""
     if config.temperature:
         return draw(probabilities(logits, config), uniform)
     return top_k(logits, logits.new_zeros(len(logits), 1), 1).token[:, 0]
 
 
 def nucleus(probs: Scores, top_p: float) -> Scores:
-    """The fewest tokens that have the probability top_p together, at their old ratios."""
+    """Keep the fewest tokens that have the probability top_p together, and renormalize."""
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered  # of the likelier tokens
-    before[:, 0] = -1.0  # rounding never leaves none
+    before = ordered.cumsum(-1) - ordered  # probability of all more probable tokens
+    before[:, 0] = -1.0  # the first token stays, whatever the rounding
     inside = torch.zeros_like(probs).scatter(1, index, ordered.masked_fill(before >= top_p, 0.0))
     return inside / inside.sum(-1, keepdim=True)
 
 
 def draw(probs: Scores, uniform: Float[Tensor, " N"]) -> Tokens:
-    """The first token of each row up to which the probabilities exceed `uniform`."""
+    """The first token of each row whose cumulative probability exceeds `uniform`."""
     up_to = probs.double().cumsum(-1)
     total = up_to[:, -1:].contiguous()
     level = torch.minimum(
@@ -79,14 +79,14 @@ def draw(probs: Scores, uniform: Float[Tensor, " N"]) -> Tokens:
 class Sampler:
     """n samples of every sentence, token by token; at temperature 0, greedy search.
 
-    `run` returns them all. For tokens as they come, call `step` while any hypothesis is `running`.
+    `run` returns them all. To stream tokens, call `step` while any hypothesis is `running`.
 
-    A sample's random numbers are the first ones of its own generator, one a token: it does not
-    depend on its neighbours, and a longer one begins like the shorter one. Hypotheses that have
+    A sample takes the first random numbers of its own generator, one per token: so it does not
+    depend on its neighbours, and a longer sample begins like a shorter one. Hypotheses that have
     ended leave the batch.
 
     Raises:
-        InputError: rngs are not n for each sentence.
+        InputError: there are not n rngs for each sentence.
     """
 
     scorer: Scorer
@@ -94,18 +94,18 @@ class Sampler:
     prompts: Prompts
     """The tokens before the output, at least BOS."""
     constraints: Constraints
-    """Suppressed tokens leave their probability to the others; without an EOS no step waits for the
-    device."""
+    """The probability of suppressed tokens is distributed among the others; without EOS, no step
+    waits for the device."""
     sampling: SamplingConfig = PLAIN
     rngs: Sequence[np.random.Generator] = ()
-    """n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at
-    temperature 0."""
+    """n for every sentence: hypothesis k of sentence b uses number b * n + k. At temperature 0 none
+    are needed."""
     score: BeamConfig | None = None
     """The length penalty of the score. None: neither score nor log_prob is computed, which saves
-    one pass over the vocabulary a step. log_prob is of the scorer's own distribution, under the
-    repetition penalty, and renormalized if the rules say so."""
+    one pass over the vocabulary per step. log_prob is that of the scorer's own distribution, with
+    the repetition penalty, and renormalized if the rules say so."""
     ends: Callable[[int, int], bool] | None = None
-    """Called with the number of a hypothesis and its new token: whether it ends there."""
+    """Called with the number of a hypothesis and its new token; returns whether it ends there."""
 
     def __post_init__(self) -> None:
         n_sentences, self.n_prompt = self.prompts.shape
@@ -118,7 +118,7 @@ class Sampler:
         self.device = self.prompts.device
         self.tokens = self.prompts
         self.sentences = [row * n_sentences // n_rows for row in range(n_rows)]
-        """That of each running hypothesis."""
+        """The sentence of each running hypothesis."""
         self.bounds: list[int] = self.constraints.max_lengths[self.sentences].tolist()
         longest = max(self.bounds, default=0)
         uniforms = np.zeros((n_rows, longest))
@@ -133,7 +133,7 @@ class Sampler:
 
     @torch.inference_mode()
     def step(self) -> Int[Tensor, " A"]:
-        """One more token of every hypothesis that was `running` before this call."""
+        """Draw one more token for every hypothesis that was `running` before, and return them."""
         logits = self.scorer.step(self.tokens[:, -1])
         if len(logits) < len(self.running):  # the prompt is read once for all of its samples
             rows = ids_tensor(self.sentences, self.device)
@@ -165,7 +165,7 @@ class Sampler:
         return token
 
     def _retire(self, done: list[int], running: list[int]) -> None:
-        """Let some hypotheses leave the batch."""
+        """Remove the hypotheses that are done from the batch."""
         out, rest = ids_tensor(done, self.device), ids_tensor(running, self.device)
         numbers = [self.running[i] for i in done]
         self.ended.append((numbers, self.tokens[out, self.n_prompt :], self.log_prob[out]))
@@ -177,12 +177,12 @@ class Sampler:
         self._select(rest)
 
     def _select(self, rows: Places) -> None:
-        """Go on with these rows of the scorer, each as a sentence of its own."""
+        """Continue with these rows of the scorer, each as a sentence of its own."""
         self.scorer.reorder(rows)
         self.scorer.keep(rows)
 
     def _let_engine_finish(self) -> None:
-        """Take all further steps in one call of the engine, where none of them needs Python."""
+        """Run all further steps in one call of the engine, if none of them needs Python."""
         rules = self.constraints
         by_engine = rules.engine_scorer(self.scorer)
         if by_engine is None or self.ends or self.sampling.temperature or not self.running:
@@ -200,8 +200,8 @@ class Sampler:
         self.running = []
 
     def run(self) -> list[list[Hypothesis]]:
-        """Step until all have ended; n hypotheses of every sentence, in order, with scores of nan
-        if not computed."""
+        """Step until all hypotheses have ended; returns n hypotheses of every sentence, in order.
+        Scores that were not computed are nan."""
         while self.running:
             self.step()
             self._let_engine_finish()

@@ -1,5 +1,5 @@
-"""The scores of the next token for every active hypothesis, of one model or of several together,
-and the best tokens of many rows, in C++ on a CPU without a sort or a second table."""
+"""Scorers, which score the next token of every active hypothesis by one model or several together;
+and the best tokens of many rows, in C++ on a CPU without sorting or copying the scores."""
 
 import math
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from transduce.kernels import compute, library
 Tokens = Int[Tensor, " N"]
 """One token of every row."""
 Scores = Float[Tensor, "N V"]
-"""Of every next token of every row."""
+"""The score of every next token of every row."""
 Prompts = Int[Tensor, "B P"]
 """The tokens before the output of each sentence."""
 Places = Int[Tensor, " M"]
-"""Numbers of rows, sentences or tokens."""
+"""Indices of rows, sentences or tokens."""
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores continuations of N = B * beams rows, of which neighbours are one sentence's.
+    """Scores the next tokens of N = B * beams rows; a sentence's rows are consecutive.
 
     Search begins with one row per sentence, N = B, and widens to beams with its first `reorder`.
     """
@@ -32,17 +32,17 @@ class Scorer(Protocol):
     n_sentences: int
     """B, the sentences still being searched."""
     additive: bool
-    """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and
-    search normalizes."""
+    """True: the score of a hypothesis is the sum of the scores of its tokens. False: `step` returns
+    logits, which search normalizes."""
 
     def step(self, tokens: Tokens) -> Scores:
-        """Append one token to every row; scores of the next, which search may overwrite."""
+        """Append one token to every row; returns scores of the next, which search may overwrite."""
 
     def reorder(self, rows: Places) -> None:
-        """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
+        """Let row m continue from the tokens of row rows[m]; rows may repeat or be left out."""
 
     def keep(self, sentences: Places) -> None:
-        """Go on with these sentences only. Their rows were already chosen by `reorder`."""
+        """Continue with these sentences only. Their rows were already chosen by `reorder`."""
 
 
 def ids_tensor(ids: Sequence[int], device: torch.device) -> Places:
@@ -51,7 +51,7 @@ def ids_tensor(ids: Sequence[int], device: torch.device) -> Places:
 
 
 def partition(flags: Sequence[bool]) -> tuple[list[int], list[int]]:
-    """The places with a flag, and those without."""
+    """The indices whose flag is True, and the others."""
     return [i for i, flag in enumerate(flags) if flag], [
         i for i, flag in enumerate(flags) if not flag
     ]
@@ -66,13 +66,12 @@ class ModelScorer:
     """The scorer of one model; a step costs one position.
 
     Args:
-        model: what continues rows of tokens, by `decoder_states`, `project` and `new_cache`: a
-            Transformer or an engine.
+        model: a Transformer or an engine; it needs `decoder_states`, `project` and `new_cache`.
         memory: the encoder's output for B sentences, for a model with an encoder. The first step
-            projects it into the cache and lets go of it.
-        prompts: B rows of one length. The first step reads them, whatever tokens it is given;
-            without them, it reads the first tokens of the search. A language model beside a
-            translation model gets its own BOS so.
+            projects it into the cache and releases it.
+        prompts: B rows of one length. The first step reads them instead of the tokens it is given;
+            None: it reads the first tokens of the search. A language model that is combined with a
+            translation model gets its own BOS in this way.
 
     Raises:
         InputError: there is neither a memory nor a prompt.
@@ -111,17 +110,16 @@ class ModelScorer:
 def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
     """The weighted sum of log-probabilities as one scorer; weight 0 is not computed.
 
-    Equal weights that sum to 1 make the ensemble whose probability is the geometric mean of its
-    members'; 1 - w for attention and w for CTC is joint CTC/attention search, where the frames
-    check attention's freedom to skip and repeat; a model at 1 and a language model at less is
-    shallow fusion. One scorer at 1 is returned as it is.
+    Equal weights that sum to 1 make an ensemble: the geometric mean of its members' probabilities.
+    1 - w for attention and w for CTC is joint CTC/attention search, where CTC keeps attention from
+    skipping and repeating. A model at 1 and a language model at less is shallow fusion. One scorer
+    at 1 is returned as it is.
 
     Args:
         scorers: pairs of weight and scorer, of one vocabulary and of the same sentences.
 
     Raises:
-        InputError: a weight is negative, all are 0, or the scorers have not the same number of
-            sentences.
+        InputError: a weight is negative, all are 0, or the scorers' numbers of sentences differ.
     Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
     recognition; Gulcehre et al. (2015), On using monolingual corpora in neural machine translation,
     section 4.1, for shallow fusion.
@@ -130,8 +128,8 @@ def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
     sizes = [scorer.n_sentences for _, scorer in scorers]
     if not any(weights) or min(weights) < 0:
         raise InputError(
-            "weights of scorers must not be negative, and one at least positive, but they are "
-            f"{weights}"
+            "weights of scorers must not be negative, and at least one must be positive, but they "
+            f"are {weights}"
         )
     if len(set(sizes)) > 1:
         raise InputError(f"scorers must have the same sentences, but they have {sizes} sentences")
@@ -150,7 +148,7 @@ class JointScorer:
         self.n_sentences = parts[0][1].n_sentences
 
     def step(self, tokens: Tokens) -> Scores:
-        """Append one token to every row; the weighted sum of the log-probabilities of the next."""
+        """Append one token to every row; returns the weighted log-probabilities of the next."""
         parts = []
         for weight, scorer in self.parts:
             scores = at_least_float32(scorer.step(tokens))
@@ -168,10 +166,10 @@ class JointScorer:
 
 
 class Continuations(NamedTuple):
-    """Tokens with which the hypotheses of every sentence may go on, best first."""
+    """Tokens that may continue the hypotheses of every sentence, best first."""
 
     log_prob: Float[Tensor, "A n"]
-    """Of the hypothesis with the token; -inf where there are fewer than n."""
+    """That of the hypothesis with the token; -inf if there are fewer than n."""
     token: Int[Tensor, "A n"]
     parent: Int[Tensor, "A n"]
     """The hypothesis that the token continues."""
@@ -223,6 +221,6 @@ def top_k(scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int) ->
 
 
 def in_cpp(scores: Tensor) -> bool:
-    """Whether there are kernels for tables of this kind."""
+    """Whether the kernels in C++ can read these scores."""
     fits = scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.is_contiguous()
     return fits and library() is not None

@@ -1,4 +1,4 @@
-"""Rules that read what tokens write: phrases that are forbidden or likelier, and known words."""
+"""Rules for the text of outputs: phrases that are forbidden or have a bias, and known words."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from transduce.decode.phrases import (
     phrase_bytes,
     vocabulary,
 )
-from transduce.decode.rules import Rule, behind_prompt
+from transduce.decode.rules import Rule, with_prompt
 from transduce.decode.scorer import Prompts
 from transduce.errors import InputError, logger
 
@@ -28,29 +28,29 @@ StateT = TypeVar("StateT", bound=Hashable)
 
 
 TextRule = Callable[[Sequence[int]], Float[Tensor, " V"]]
-"""What is added to the score of every token behind a row of tokens; -inf rules it out."""
+"""Returns what is added to the score of every next token after a row of tokens; -inf forbids it."""
 
 
 def text_rule(
     vocabulary: Vocabulary,
     state: Callable[[bytes], StateT],
-    added_behind: Callable[[StateT], np.ndarray],
+    bias_after: Callable[[StateT], np.ndarray],
 ) -> TextRule:
-    """A rule that reads what a row of tokens writes.
+    """A rule that depends on the text that a row of tokens writes.
 
     Args:
-        state: gives all that matters of a text for the next token.
-        added_behind: gives what is added to the score of each token, (V,), from a state.
+        state: maps a text to what matters for the next token.
+        bias_after: maps a state to what is added to the score of each token, (V,).
     """
-    behind = lru_cache(maxsize=1024)(lambda state: torch.from_numpy(added_behind(state)))
-    return lambda tokens: behind(state(vocabulary.text(tokens)))
+    cached = lru_cache(maxsize=1024)(lambda state: torch.from_numpy(bias_after(state)))
+    return lambda tokens: cached(state(vocabulary.text(tokens)))
 
 
 def by_sentence(rules: Sequence[TextRule | None], prompts: Prompts | None = None) -> Rule:
-    """The rule of each sentence, if it has one, for outputs behind these prompts."""
+    """A rule that applies each sentence's own rule, if it has one, to its prompt and output."""
 
     def apply(scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
-        rows = behind_prompt(prompts, tokens, sentences).tolist()
+        rows = with_prompt(prompts, tokens, sentences).tolist()
         n_rows = len(rows) // len(sentences)
         for row, written in enumerate(rows):
             if rule := rules[sentences[row // n_rows]]:
@@ -61,11 +61,13 @@ def by_sentence(rules: Sequence[TextRule | None], prompts: Prompts | None = None
 
 
 def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextRule:
-    """An output has a bonus for each of these phrases that it holds, in nats, or pays for each that
-    comes: with -inf, none comes. A bonus counts once, so that nothing comes again and again.
+    """A rule that gives phrases a bias in nats. A positive bias, a bonus, counts once per output,
+    so that phrases are not repeated. A negative one counts for each occurrence; -inf forbids a
+    phrase.
 
-    A beginning of a phrase has a share of its bonus by its length, the largest of all that the text
-    ends with, which is given back where the phrase does not go on.
+    A text that ends with the beginning of a phrase gets a share of the phrase's bonus, in
+    proportion to the length of that beginning; only the largest share counts, and it is taken back
+    if the phrase does not continue.
 
     Source: Zhao et al. (2019), Shallow-fusion end-to-end contextual biasing.
     """
@@ -77,25 +79,25 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
     paths = {p: [matcher.state(p[:n]) for n in range(1, len(p))] for p in wanted}
 
     def complete(text: bytes, before: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
-        """The phrases whose bonus was given."""
+        """The phrases whose bonus has been given."""
         return before | {phrase for phrase in wanted if phrase in text}
 
     @lru_cache(maxsize=64)
     def tables(done: frozenset[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """By state, how many bonuses are given where it is reached, and the share of what has
-        begun."""
+        """By state, the number of phrases that it completes, whose bonus is due, and the share for
+        the phrase that has begun."""
         left = {phrase: nats for phrase, nats in wanted.items() if phrase not in done}
         share = np.zeros(len(matcher.next), dtype=np.float32)
         for phrase, nats in left.items():
             path = paths[phrase]
             growing = nats * np.arange(1, len(path) + 1) / (len(path) + 1)
             share[path] = np.maximum(share[path], growing)
-        share[matcher.state(b" ")] = 0.0  # behind a space, texts and all words begin alike
+        share[matcher.state(b" ")] = 0.0  # a space alone begins no phrase: it precedes every word
         for state in matcher.order:
             share[state] = max(share[state], share[matcher.shorter[state]])
         return matcher.values([float(phrase in left) for phrase in bias]), share
 
-    def added_behind(progress: tuple[frozenset[bytes], int]) -> np.ndarray:
+    def bias_after(progress: tuple[frozenset[bytes], int]) -> np.ndarray:
         done, state = progress
         states, total = matcher.walk(state, vocabulary, penalty)
         bonuses, share = tables(done)
@@ -109,11 +111,11 @@ def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextR
             begun[vocabulary.eos_id] = 0.0
         return total + begun - share[state]
 
-    return text_rule(vocabulary, lambda text: (complete(text), matcher.state(text)), added_behind)
+    return text_rule(vocabulary, lambda text: (complete(text), matcher.state(text)), bias_after)
 
 
 def spellings(tokenizer: Tokenizer, phrases: Iterable[str]) -> dict[str, bytes]:
-    """Each phrase as the tokenizer normalizes it; one that is not made of tokens is left out."""
+    """Each phrase as the tokenizer normalizes it; those that tokens cannot write are left out."""
     spelled = dict[str, bytes]()
     for phrase in phrases:
         with suppress(InputError):
@@ -123,14 +125,14 @@ def spellings(tokenizer: Tokenizer, phrases: Iterable[str]) -> dict[str, bytes]:
 
 @lru_cache(maxsize=4)
 def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> TextRule:
-    """The phrases as they stand, and as the tokenizer normalizes them."""
+    """A rule that forbids these phrases, as given and as the tokenizer normalizes them."""
     strings = {phrase.encode() for phrase in phrases}
     strings.update(spellings(tokenizer, phrases).values())
     return biased_phrases(vocabulary(tokenizer, size), dict.fromkeys(sorted(strings), -math.inf))
 
 
 def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
-    """Outputs are made of these words, with spaces between them.
+    """A rule that allows only these words, with spaces between them.
 
     Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural
     networks, section 4, for a search that is restricted to a dictionary.
@@ -141,7 +143,7 @@ def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
     trie = Trie(words, b" ")
     trie.next[[0, *trie.ends], trie.column[ord(" ")]] = 0
     value = np.zeros(len(trie.next), dtype=np.float32)
-    value[trie.nowhere] = -math.inf
+    value[trie.dead] = -math.inf
     return text_rule(
         vocabulary,
         lambda text: text.rpartition(b" ")[2],
@@ -153,8 +155,8 @@ def known_words(vocabulary: Vocabulary, words: Sequence[bytes]) -> TextRule:
 def biased(
     tokenizer: Tokenizer, bias: tuple[tuple[str, float], ...], size: int = 0
 ) -> TextRule | None:
-    """The rule of these phrases and their bias; None for none. A warning names those that no tokens
-    write."""
+    """The rule for phrases with a bias; None for no phrases. A warning names those that tokens
+    cannot write."""
     spelled = spellings(tokenizer, dict(bias))
     for phrase, _ in bias:
         if phrase not in spelled:
@@ -165,16 +167,16 @@ def biased(
 
 @lru_cache(maxsize=4)
 def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> TextRule:
-    """The words as the tokenizer normalizes them.
+    """A rule that allows only these words, as the tokenizer normalizes them.
 
     Raises:
-        InputError: none of them has tokens.
+        InputError: tokens can write none of them.
     """
     spelled = spellings(tokenizer, words).values()
     known = {word for phrase in spelled for word in phrase.split()}
     if not known:
         raise InputError(
-            f"known words must be such as the run's tokenizer can spell, but of {len(words)} it "
-            f"can spell none; write others into the run's {LEXICON}, or say words=any"
+            "the run's tokenizer must be able to spell known words, but it can spell none of "
+            f"{len(words)}; write others into the run's {LEXICON}, or say words=any"
         )
     return known_words(vocabulary(tokenizer), sorted(known))
