@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def transcripts(logits: Tensor, blank: int) -> dict[tuple[int, ...], float]:
-    """Of the frames of one sentence (S, V): every transcript there is, and its probability."""
+    """Every possible transcript of one sentence's frames (S, V), and its probability."""
     probabilities = []
     for frame in logits.tolist():
         norm = sum(math.exp(x) for x in frame)
@@ -27,7 +27,7 @@ def log(p: float) -> float:
 def next_log_probs(
     found: dict[tuple[int, ...], float], prefix: tuple[int, ...], *, vocab_size: int, eos: int, blank: int
 ) -> list[float]:
-    """Of every token the log-probability that it follows a transcript's prefix; of EOS, that none follows."""
+    """For every token, the log-probability that it follows a transcript's prefix; for EOS, that none follows."""
     begins: dict[tuple[int, ...], float] = defaultdict(float)
     for said, p in found.items():
         begins[said[: len(prefix) + 1]] += p if said[: len(prefix)] == prefix else 0.0

@@ -1,4 +1,4 @@
-"""A language of random numbers, and two searches in it without tensors: what beam search is compared with."""
+"""A language of random numbers, and two searches in it without tensors, with which beam search is compared."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ class Language:
 
     @functools.cache  # noqa: B019
     def logits(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
-        """Counted out once for all languages that are equal, as several searches come by."""
+        """Computed once for all equal languages, as several searches need it."""
         rng = random.Random(repr((self.seed, sentence, prefix)))
         return [rng.gauss(0, 2) for _ in range(self.vocab_size)]
 
@@ -60,7 +60,7 @@ def penalty(length: int, alpha: float) -> float:
 
 
 def brute_force(language: Language, sentence: int, bound: int, alpha: float, suppressed: list[int]) -> list[Hypothesis]:
-    """Every sequence there is, best score first."""
+    """Every possible sequence, best score first."""
     found: list[Hypothesis] = []
 
     def grow(prefix: tuple[int, ...], log_prob: float) -> None:

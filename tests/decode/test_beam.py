@@ -22,7 +22,7 @@ from transduce.model.transformer import Memory, Transformer
 
 
 def starts(n: int) -> Tensor:
-    """What search begins with: BOS in every row."""
+    """The prompts of a search: BOS in every row."""
     return torch.full((n, 1), BOS)
 
 
@@ -47,7 +47,7 @@ def search(
 
 
 def greedy(scorer: Scorer, bounds: list[int], *, alpha: float | None = 0.6, **rules) -> list[Hypothesis]:
-    """The case of sampling that takes the likeliest token each time."""
+    """Sampling at temperature 0, which takes the most probable token each time."""
     score = None if alpha is None else BeamConfig(alpha=alpha)
     return [
         h
@@ -144,7 +144,7 @@ def test_a_vocabulary_smaller_than_the_beam_and_an_empty_batch():
     (hypotheses,) = search(
         Language(seed=0, vocab_size=3), [1], [4], beam_size=9, n_best=9, alpha=0.0, suppressed=[PAD, BOS]
     )
-    assert [(h.tokens, h.finished) for h in hypotheses] == [([], True)]  # only EOS may follow: one sequence exists
+    assert [(h.tokens, h.finished) for h in hypotheses] == [([], True)]  # only EOS may follow, so one sequence exists
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
@@ -163,7 +163,7 @@ def as_many_come_out_as_exist(seed: int) -> None:
 
     def allowed(h: Hypothesis) -> bool:
         grams = [tuple(h.tokens[i : i + ngram]) for i in range(len(h.tokens) - ngram + 1)] if ngram else []
-        left = vocab_size - 1 - len(suppressed)  # where none is left, it may end, come what may
+        left = vocab_size - 1 - len(suppressed)  # if no token is left, it may end despite all rules
         stuck = left == 0 or (ngram == 1 and len(set(h.tokens)) == left)
         return len(grams) == len(set(grams)) and (not h.finished or len(h.tokens) >= least or stuck)
 
@@ -190,7 +190,7 @@ CONFIG = TransformerConfig(
 
 
 class UncachedScorer:
-    """A Scorer that decodes the whole prefix of every row anew, and repeats the memory for every beam."""
+    """A Scorer without a cache: it decodes the whole prefix of every row, and repeats the memory for every beam."""
 
     additive = False
 
@@ -232,7 +232,7 @@ class Example:
 
 @pytest.fixture(scope="module")
 def example() -> Example:
-    """24 sentences of 1 to 9 tokens, and a model for which EOS comes at all sorts of steps (few seeds make one)."""
+    """24 sentences of 1 to 9 tokens, and a model whose outputs end after various numbers of steps (few seeds make one)."""
     rng = torch.Generator().manual_seed(7)
     model = Transformer(CONFIG).double().eval()
     with torch.no_grad():
@@ -302,7 +302,7 @@ def test_every_bound_must_be_at_least_one():
 
 
 class WholeNumbers(LanguageScorer):
-    """What tokens add to a hypothesis is a whole number, so that many hypotheses are equally likely."""
+    """A Scorer whose scores are whole numbers, so that many hypotheses are equally probable."""
 
     additive = True
 

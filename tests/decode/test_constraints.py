@@ -1,4 +1,4 @@
-"""What may come out: against transformers' processors, brute force over all sequences, and greedy search."""
+"""Constraints on outputs: against transformers' processors, brute force over all sequences, and greedy search."""
 
 import math
 import os
@@ -111,7 +111,7 @@ class Penalized(Language):
 
 
 def test_a_penalty_makes_another_language():
-    """For a beam as wide as the space, narrow beams, and greedy search, with neighbours of other lengths."""
+    """For a beam that holds all sequences, narrow beams, and greedy search, with neighbours of other lengths."""
     bounds = [1 + i % 6 for i in range(20)]
     for beam_size in (1, 3, 200):
         settings = {"suppressed": [PAD], "beam_size": beam_size, "n_best": beam_size}
@@ -170,7 +170,7 @@ def test_impossible_rules_are_refused(fields, message):
 
 @pytest.mark.parametrize("beam_size", [1, 3, 363])
 def test_a_rule_of_one_s_own_is_one_more(beam_size):
-    """No token next to its neighbour in the alphabet; in a beam, greedily, and among all sequences that there are."""
+    """The rule forbids a token after its neighbour in the alphabet; in beam and greedy search, and in brute force."""
 
     def no_neighbours(scores, tokens, sentences):
         assert len(tokens) % len(sentences) == 0

@@ -46,7 +46,7 @@ def test_scores_are_sums_over_all_labellings(rng, eos, blank):
 
 
 def test_what_may_follow_sums_to_one(rng):
-    """Some token follows, or none. (As a label of a frame, EOS is ruled out: its score says that none follows.)"""
+    """Some token follows, or none. (EOS must not label a frame: its score means that no token follows.)"""
     logits = torch.randn(3, 17, 7, generator=rng, dtype=torch.float64)
     logits[:, :, EOS] = -1e3
     tokens = torch.randint(3, 7, (3, 5), generator=rng).tolist()
@@ -57,7 +57,7 @@ def test_what_may_follow_sums_to_one(rng):
 @pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_a_complete_transcript_scores_what_ctc_loss_says(rng, dtype, tolerance, in_bf16):
-    """Also with 300 frames, of which a model that has learned is sure: exp(-loss) is far below the least float32.
+    """Also with 300 frames and confident predictions, where exp(-loss) is far below the smallest float32.
 
     A validation in bf16 searches under autocast.
     """
@@ -90,7 +90,7 @@ def test_padding_and_neighbours_are_invisible(rng):
 
 
 def test_rows_may_widen_be_reordered_and_leave(rng):
-    """Whatever search does with its rows, each scores as if its sentence and its prefix stood alone."""
+    """Whatever a search does with its rows, each is scored as if its sentence and prefix were alone."""
     lengths, beams = torch.tensor([11, 7, 9]), 5
     logits = torch.randn(3, 11, 7, generator=rng, dtype=torch.float64)
     scorer, prefixes = CTCPrefixScorer(logits, lengths, eos_id=EOS), [[], [], []]
@@ -116,7 +116,7 @@ def test_rows_may_widen_be_reordered_and_leave(rng):
 
 
 def test_search_over_ctc_alone_finds_the_likeliest_transcript(rng):
-    """The likeliest transcript, not the likeliest labelling: Graves et al. (2006), figure 2."""
+    """The most probable transcript, not the most probable labelling: Graves et al. (2006), figure 2."""
     logits = torch.tensor([[[0.6, 0.0, 0.0, 0.4], [0.6, 0.0, 0.0, 0.4]]]).log().clamp_min(-1e3)
     constraints = constrained([5], suppressed=[PAD, BOS])
     ((best,),) = beam_search(CTCPrefixScorer(logits, eos_id=EOS), starts(1), constraints, BeamConfig(alpha=0.0))

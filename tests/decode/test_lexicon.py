@@ -1,4 +1,4 @@
-"""Words that outputs may be made of, against every sequence there is, read as text."""
+"""Outputs of known words only, against every possible sequence, read as text."""
 
 import pytest
 
@@ -13,7 +13,7 @@ LEXICONS = [["a"], ["ab", "ba"], ["aba", "b"], ["a", "ab", "abb", "baab"]]
 
 
 def known(h: Hypothesis, words: list[str]) -> bool:
-    """Whether all of its words are these; one that was cut may be in the middle of a word."""
+    """Whether all of its words are known; one that was cut off may end in the middle of a word."""
     *whole, last = text(h).split(" ")
     if h.finished:
         return {*whole, last} - {""} <= {*words}

@@ -53,14 +53,14 @@ def plain(text: str) -> dict[tuple[str, ...], tuple[float, float]]:
 
 
 def by_rule(grams: dict, past: tuple[str, ...], word: str) -> float:
-    """log 10 p(word | past): the n-gram itself, or the backoff of the past times what a shorter past says."""
+    """log 10 p(word | history): that of the n-gram, or the history's backoff plus that of a shorter history."""
     if (*past, word) in grams:
         return grams[(*past, word)][0]
     return by_rule(grams, past[1:], word) + grams.get(past, (0, 0))[1] if past else grams.get(("<unk>",), (-100, 0))[0]
 
 
 def random_arpa(seed: int) -> str:
-    """With n-grams up to 4 of four of the words, and whatever they begin with."""
+    """An ARPA file with n-grams up to n = 4 of four of the words, and all their prefixes."""
     rng, known = random.Random(seed), ["<s>", "</s>", "a", "c"]
     levels: list[list[str]] = [known + ["<unk>"] * (seed % 2)]
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_every_next_token_has_the_probability_of_the_rule(text):
 
 
 def test_one_token_that_begins_and_ends_texts_stands_for_two_words():
-    """As that of GPT-2's tokenizers does, and where an imported decoder begins with its end."""
+    """As in GPT-2's tokenizers, and in imported decoders that begin with EOS."""
     tokens = ["<|endoftext|>", "a", "▁b", "c"]
     scorer = NGramScorer(NGrams(ARPA.splitlines(), tokens, bos_id=0, eos_id=0, device="cpu"), 1)
     grams = plain(ARPA)

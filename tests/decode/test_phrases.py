@@ -1,4 +1,4 @@
-"""Phrases that outputs begin with or must not hold, against every sequence there is, read as text."""
+"""Phrases that outputs begin with, or must or must not contain, against every possible sequence, read as text."""
 
 import math
 import random
@@ -28,7 +28,7 @@ def text(h: Hypothesis) -> str:
 
 
 def between(h: Hypothesis) -> str:
-    """The text as a phrase is looked for: between spaces, but one that was cut has no end."""
+    """The text in which phrases are searched: between spaces, without the last one if it was cut off."""
     return f" {text(h)} " if h.finished else f" {text(h)}"
 
 
@@ -42,11 +42,11 @@ def search(
     beam_size: int,
     bound: int = BOUND,
     required: Required | None = None,
-    **told,
+    **more,
 ) -> list[list[Hypothesis]]:
-    """As many as there are; greedily where the beam is one."""
+    """All hypotheses; by greedy search if the beam size is 1."""
     bounds, prompts, scorer = torch.tensor([bound] * len(sentences)), starts(len(sentences)), LanguageScorer
-    constraints = Constraints(bounds, eos_id=EOS, suppressed=SPECIAL, prompts=prompts, **told)
+    constraints = Constraints(bounds, eos_id=EOS, suppressed=SPECIAL, prompts=prompts, **more)
     if beam_size == 1:
         how = {"sampling": GREEDY, "score": BeamConfig()}
         return Sampler(scorer(language, sentences), prompts, constraints, **how).run()
@@ -125,7 +125,7 @@ def test_a_prefix_without_tokens_is_refused():
 
 
 def bonus(text: str, bias: dict[str, float]) -> float:
-    """Of all that come, a bonus once, and the largest share of what the text ends with the beginning of."""
+    """A bonus once for each phrase in the text, and the largest share for a beginning with which it ends."""
     times = {phrase: sum(text.startswith(phrase, i) for i in range(len(text))) for phrase in bias}
     left = {phrase: nats for phrase, nats in bias.items() if nats > 0 and not times[phrase]}
     begun = [(p[:n], nats * n / len(p)) for p, nats in left.items() for n in range(1, len(p)) if p[:n] != " "]
@@ -171,10 +171,10 @@ def required(n: int, *phrases: str) -> Required:
 )
 @pytest.mark.parametrize("phrases", [["ab"], ["aba"], ["b a", "bb"], ["a "], [" b", "ba"], ["a", "b"], ["ab", "bab"]])
 def test_every_output_holds_every_required_phrase_and_nothing_else_is_lost(phrases, bound, wide):
-    """A beam has nearly as many banks as places, so it is as wide as the space of short outputs alone."""
+    """A beam has nearly as many banks as places, so only short outputs are enumerated completely."""
     language = Language(seed=2, vocab_size=len(SURFACES))
-    told, plain = Required(VOCABULARY, [[p.encode() for p in phrases], []]), every(language, 4, bound)
-    with_phrases, without = search(language, [4, 4], wide, bound, required=told)
+    needed, plain = Required(VOCABULARY, [[p.encode() for p in phrases], []]), every(language, 4, bound)
+    with_phrases, without = search(language, [4, 4], wide, bound, required=needed)
     want = [h for h in plain if all(phrase in between(h) for phrase in phrases)]
     assert 1 <= len(want) < len(plain)
     same(with_phrases, want)
@@ -188,17 +188,17 @@ def test_every_output_holds_every_required_phrase_and_nothing_else_is_lost(phras
 @pytest.mark.parametrize("beam_size", [2, 3, 6])
 def test_a_sentence_that_requires_nothing_is_searched_as_ever(beam_size):
     language = Language(seed=9, vocab_size=len(SURFACES))
-    told = Required(VOCABULARY, [[b"ab"], *[[]] * 20])
-    found = search(language, list(range(21)), beam_size, required=told)
+    needed = Required(VOCABULARY, [[b"ab"], *[[]] * 20])
+    found = search(language, list(range(21)), beam_size, required=needed)
     for got, want in zip(found[1:], search(language, list(range(1, 21)), beam_size), strict=True):
         same(got, want)
 
 
 @pytest.mark.parametrize("beam_size", [2, 3])
 def test_where_rules_leave_no_way_to_a_required_phrase_something_comes_out(beam_size):
-    """Without b there is no "ab", and a comes once: the beam of the first sentence ends in nothing else than ends."""
-    rules, told = RulesConfig(suppress=(4, 5, 6, 7), no_repeat_ngram=1), Required(VOCABULARY, [[b"ab"], [b"a"]])
-    stuck, free = search(Language(seed=2, vocab_size=len(SURFACES)), [4, 5], beam_size, config=rules, required=told)
+    """Without b there is no "ab", and a may come once: for the first sentence, the beam has nothing left but EOS."""
+    rules, needed = RulesConfig(suppress=(4, 5, 6, 7), no_repeat_ngram=1), Required(VOCABULARY, [[b"ab"], [b"a"]])
+    stuck, free = search(Language(seed=2, vocab_size=len(SURFACES)), [4, 5], beam_size, config=rules, required=needed)
     assert [(h.tokens, h.finished) for h in stuck] == [(h.tokens, h.finished) for h in free] == [([3], True)]
 
 

@@ -24,7 +24,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
 NOTHING = torch.zeros(1, 1, dtype=torch.long)
-"""Tokens before, which transformers wants to be told and does not look at."""
+"""Earlier tokens, an argument that transformers requires and does not use."""
 
 # Probabilities after each filter
 
@@ -176,7 +176,7 @@ def test_whole_samples_come_as_often_as_their_probability_says(x, penalty):
 # The batch
 
 
-def test_a_sample_knows_nothing_of_its_neighbours():
+def test_a_sample_does_not_depend_on_its_neighbours():
     language, bounds = Language(seed=4), [1 + 5 * i % 13 for i in range(40)]
     together = sampled(language, list(range(40)), bounds)
     for i, bound in enumerate(bounds):
@@ -226,15 +226,15 @@ def test_log_prob_is_of_the_whole_distribution_whatever_was_drawn_from():
 
 
 def test_tokens_come_step_by_step():
-    told: dict[int, list[int]] = {i: [] for i in range(12)}
+    tokens: dict[int, list[int]] = {i: [] for i in range(12)}
     scorer = LanguageScorer(Language(seed=3), list(range(6)))
     sampler = Sampler(scorer, starts(6), constrained([7] * 6), rngs=rngs(1, 12))
     while sampler.running:
         for row, token in zip(sampler.running, sampler.step().tolist(), strict=True):
-            told[row].append(token)
+            tokens[row].append(token)
     found = sampled(Language(seed=3), list(range(6)), [7] * 6, n=2)
     assert [h.tokens for h in itertools.chain(*sampler.run())] == [h.tokens for h in found]
-    assert [told[i] for i in range(12)] == [h.tokens + [EOS] * h.finished for h in found]
+    assert [tokens[i] for i in range(12)] == [h.tokens + [EOS] * h.finished for h in found]
 
 
 def test_an_empty_batch_has_no_samples():
@@ -266,7 +266,7 @@ def test_a_model_goes_on_where_the_prompt_ends(rng, length):
 
 
 def test_translations_are_sampled_too(rng):
-    """n samples a sentence look at that sentence's memory."""
+    """The n samples of a sentence attend to that sentence's memory."""
     torch.manual_seed(3)
     stack = StackConfig(input=Tokens(vocab_size=13), n_layers=1)
     model = Transformer(TransformerConfig(encoder=stack, decoder=stack, d_model=8, n_heads=2, d_ff=12)).eval()

@@ -1,4 +1,4 @@
-"""The likeliest tokens and the sum of exponentials, against PyTorch's own over whole tables."""
+"""top_k and log_sum_exp against PyTorch's functions on whole tables."""
 
 import math
 

@@ -74,7 +74,7 @@ def threads(n: int) -> Iterator[None]:
 
 
 def logits(engine, example):
-    """What Example.logits gives of a model."""
+    """The logits of a model, as Example.logits computes them."""
     source = example.source
     memory = None
     if source is not None:
@@ -88,7 +88,7 @@ def logits(engine, example):
 
 def pieces_are_the_whole(config, rng, pieces=((1,) * contract.TARGET, (5, 1, 11, 2), (18, 1))):
     plain, engine = both(config, rng)
-    example = contract.random_example(config, rng, rows=9)  # two threads take four rows each and more
+    example = contract.random_example(config, rng, rows=9)  # two threads take at least four rows each
     memory = example.memory(plain)
     want = example.logits(plain)
     with torch.inference_mode():
@@ -121,7 +121,7 @@ def test_beams_that_change_places(name, rng, monkeypatch):
 
 
 def beams_that_change_places(config, rng):
-    """Rows multiply, change places and leave, sentences too: the same as decoding each row's tokens alone."""
+    """Rows multiply, change places and leave, and so do sentences: as if each row were decoded alone."""
     plain, engine = both(config, rng)
     example = contract.random_example(config, rng)
     memory, n = example.memory(plain), len(example.target)
@@ -259,7 +259,7 @@ def test_a_row_does_not_depend_on_its_neighbours(int8, rng):
 
 
 def an_int8_model_is_near(config, rng):
-    """Most outputs: rounding may choose another expert at some positions, but not at half of them."""
+    """Most outputs are near: rounding may choose another expert at some positions, but not at half of them."""
     plain, engine = both(config, rng, int8=True)
     example = contract.random_example(config, rng)
     with torch.inference_mode():
@@ -388,7 +388,7 @@ def test_what_c_would_read_wrongly_is_refused(rng):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @torch.inference_mode()
 def test_ids_and_lengths_of_either_type_and_lengths_beyond(dtype, rng):
-    """What PyTorch's layers take: 32 bits, and lengths that are longer than the memory."""
+    """As PyTorch's layers: integers of 32 bits, and lengths beyond that of the memory."""
     plain, engine = both(TEXT, rng)
     example = contract.random_example(TEXT, rng)
     memory = Memory(example.memory(plain).states, torch.tensor([99, 21, 19]))
@@ -399,7 +399,7 @@ def test_ids_and_lengths_of_either_type_and_lengths_beyond(dtype, rng):
 
 
 def test_two_searches_take_turns(rng):
-    """What a step adds belongs to a search, not to the model."""
+    """The positions that a step adds belong to its search, not to the model."""
     plain, engine = both(TEXT, rng)
     wide = single(contract.random_example(TEXT, rng).memory(plain))
     lengths = (wide.lengths - 1).clamp_min(1)

@@ -43,7 +43,7 @@ LLAMA = TransformerConfig(
 
 
 def randomised(theirs: transformers.PreTrainedModel, rng: torch.Generator) -> transformers.PreTrainedModel:
-    """Weights of any size, norms and biases too."""
+    """Random weights of any size, also in norms and biases."""
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=rng) * 0.3)
@@ -51,7 +51,7 @@ def randomised(theirs: transformers.PreTrainedModel, rng: torch.Generator) -> tr
 
 
 def llama_weights(theirs: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """By our names; what is fused here is one below the other."""
+    """Weights by our names; maps that are fused here are stacked."""
     given = theirs.state_dict()
     ours = {
         "target_input.weight": given["model.embed_tokens.weight"],

@@ -18,7 +18,7 @@ def randn(rng, *shape):
 
 
 def randomised(module, rng):
-    """Random biases too, where they begin at zero."""
+    """Make biases random, too, which begin at zero."""
     with torch.no_grad():
         for parameter in module.double().parameters():
             parameter.copy_(randn(rng, *parameter.shape) / 5)
@@ -48,7 +48,7 @@ def written_out(query, key, value, lengths, causal, window=None, bias=None):
 @pytest.mark.parametrize("lengths", [None, (23, 11)], ids=["no lengths", "lengths"])
 @pytest.mark.parametrize("n_queries", [1, 3, 16, 17, 23])
 def test_attention_is_the_formula_written_out(n_queries, lengths, causal, rng):
-    """Two rows, three heads of width 5, 23 keys; few queries and many, which take different ways on a CPU."""
+    """Two rows, three heads of width 5, 23 keys; few queries and many, which use different kernels on a CPU."""
     query, key, value = (randn(rng, 2, 3, steps, 5) for steps in (n_queries, 23, 23))
     lengths = None if lengths is None else torch.tensor(lengths)
     want = written_out(query, key, value, lengths, causal)
@@ -61,7 +61,7 @@ def test_attention_is_the_formula_written_out(n_queries, lengths, causal, rng):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("kv_heads", "lengths"), [(2, None), (6, (23, 11)), (1, (23, 21))])
 def test_a_bias_is_added_to_the_scores_and_has_its_gradient(kv_heads, lengths, causal, rng):
-    """The gradient beside that of the function written with plain additions, by finite differences of one number."""
+    """The gradient of the bias is checked by finite differences of a formula with plain additions."""
     lengths = None if lengths is None else torch.tensor(lengths)
     for n_queries in (1, 7, 19, 23):
         query, bias = randn(rng, 2, 6, n_queries, 3), randn(rng, 6, n_queries, 23)
@@ -189,7 +189,7 @@ def test_cache_gives_back_what_was_appended_reordered_and_kept(rng):
 
 @pytest.mark.parametrize("narrowed", [torch.bfloat16, torch.float16])
 def test_a_gradient_in_16_bits_is_no_noise(rng, narrowed):
-    """Where values have much in common, the gradient of a query is a small difference of large numbers."""
+    """If values have a large common part, the gradient of a query is a small difference of large numbers."""
     query, key, value = (torch.randn(2, 3, 17, 13, generator=rng) for _ in range(3))
     narrow = [x.to(narrowed) for x in (query, key, 4 * value + 1000)]
     upstream = torch.randn(2, 3, 17, 13, generator=rng).to(narrowed)
@@ -227,7 +227,7 @@ def test_training_in_bf16_is_that_in_float64_to_its_rounding(kv_heads, window, l
 
 @pytest.mark.parametrize("window", [1, 4, 20])
 def test_a_window_bounds_the_cache(window, rng):
-    """Against plain lists of tensors: what queries see is there, and little more has room."""
+    """Against plain lists of tensors: the cache holds what queries see, with little more capacity."""
     cache = Cache(1, window)
     (layer,) = cache.layers
     keys = values = randn(rng, 3, 2, 0, 5)

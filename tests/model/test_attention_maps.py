@@ -114,7 +114,7 @@ def test_self_attention_times_values_is_what_each_layer_gives(half, fields, rng)
 
 
 def test_self_attention_is_that_of_one_half(rng):
-    """Of a half that is not there, of both at once, and of linear attention there is none."""
+    """A missing half, both halves at once, and linear attention are refused."""
     config = TransformerConfig(
         decoder=StackConfig(input=Tokens(vocab_size=31), n_layers=1), d_model=14, n_heads=2, d_ff=23
     )

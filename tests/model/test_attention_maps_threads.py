@@ -1,4 +1,4 @@
-"""Attention maps are those of the thread that asks, whatever others do with the same model."""
+"""Attention maps belong to the thread that computes them, even if others use the same model."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

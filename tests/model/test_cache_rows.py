@@ -1,4 +1,4 @@
-"""Rows that a cache goes on from: any integers, and none that is not there. Windows bound what it holds."""
+"""Rows from which a cache continues: any integer type, but only existing rows. Windows bound its size."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_rows_that_are_not_there_are_refused_in_cpp_too(rows):
 
 @needs_cpp
 def test_states_of_linear_attention_are_reordered_too(rng):
-    """Of one key head and one row, too, where they lie in memory as keys do."""
+    """Also with one key head and one row, where their memory layout is that of keys."""
     config = replace(BASE, decoder=replace(DECODER, n_layers=1), attention="linear", n_heads=2, n_kv_heads=1)
     model = contract.random_model(config, rng).float()
     example = contract.random_example(config, rng, rows=1)
@@ -68,7 +68,7 @@ def test_states_of_linear_attention_are_reordered_too(rng):
 @pytest.mark.parametrize("name", ["decoder-window", "tokens-tokens-grouped-window"])
 @pytest.mark.parametrize("kind", [lambda model: model, pytest.param(CPUEngine, marks=needs_cpp)])
 def test_a_window_bounds_the_cache_of_every_kind_of_model(name, kind, rng):
-    """100 positions of windows of 5, by a prompt and one after the other: the states are those without a cache."""
+    """100 positions with windows of 5, by a prompt and one by one: the states are those without a cache."""
     plain = contract.random_model(replace(CASES[name], max_positions=200), rng).float()
     model, memory = kind(deepcopy(plain)), None
     if plain.encoder is not None:

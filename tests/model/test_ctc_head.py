@@ -1,4 +1,4 @@
-"""The linear map from memory to vocabulary that a CTC loss needs."""
+"""The CTC head: the linear map from memory to vocabulary that a CTC loss needs."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""CTC inside the encoder: what its head reads there, and what self-conditioning adds to the states."""
+"""Intermediate CTC: what its head reads inside the encoder, and what self-conditioning adds to the states."""
 
 import re
 from dataclasses import replace
@@ -31,7 +31,7 @@ CONFIG = TransformerConfig(
 
 
 def layer_by_layer(model: Transformer, source: Tensor, lengths: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The memory and the logits inside, by the layers alone and sums of products."""
+    """The memory and the intermediate logits, computed with nothing but the layers and sums of products."""
     config, found = model.config, []
     x, lengths = model.source_input(source, lengths)
     x = model.encoder.positions(x, 0)
@@ -58,7 +58,7 @@ def test_the_encoder_is_its_layers_one_after_the_other(rng, norm, conditioning):
     assert len(taps.ctc_logits) == len(inside) == 2
     for got, wanted in zip([memory.states, *taps.ctc_logits], [want, *inside], strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(example.memory(model).states, memory.states, rtol=0, atol=0)  # asked or not
+    torch.testing.assert_close(example.memory(model).states, memory.states, rtol=0, atol=0)  # with taps or without
     plain = Transformer(replace(config, ctc_layers=(), ctc_conditioning=False)).double().eval()
     plain.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("ctc_condition.")})
     alike = torch.equal(example.memory(plain).states, memory.states)
@@ -70,7 +70,7 @@ def test_the_encoder_is_its_layers_one_after_the_other(rng, norm, conditioning):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_gradients_come_from_inside(rng, recompute):
-    """A loss after layer 1 teaches layer 1 and no later one, also where layers are computed again."""
+    """A loss after layer 1 has a gradient in layer 1 and in no later one, also with recomputation."""
     model = random_model(replace(CONFIG, recompute=recompute, dropout=0.0), rng).train()
     example, taps = random_example(CONFIG, rng), Taps(ctc_logits=[])
     model.encode(example.source, example.source_lengths, taps=taps)
@@ -90,7 +90,7 @@ def test_a_configuration_from_before_it_existed_has_none():
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)], ids=str)
 def test_a_run_that_is_conditioned_is_saved_loaded_and_transcribes(tmp_path, rng, dtype, close):
-    """Packed as searches have it; and it hears otherwise without the map."""
+    """Transcribed by the engine that searches use; without the map, the output differs."""
     directory = random_speech_run(tmp_path / "run")
     run = load_run(directory)
     config = replace(run.model, ctc_layers=(1,), ctc_conditioning=True)

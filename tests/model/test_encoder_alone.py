@@ -1,4 +1,4 @@
-"""An encoder alone, as masked language modelling has it, against two other libraries with the same weights."""
+"""An encoder alone, as in masked language modelling, against two other libraries with the same weights."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_logits_are_those_of_torch_nn_transformer_encoder(norm_position, tie, rn
 
 
 def test_states_are_those_of_bert(rng):
-    """Post-norm, GELU, learned positions; BERT's norm and segments before the stack stand outside of it."""
+    """Post-norm, GELU, learned positions; BERT's norm and segments before the stack are not part of ours."""
     ours = random_model(
         config(activation="gelu", positions="learned", max_positions=31, norm_eps=1e-12, scale_embeddings=False), rng
     )
@@ -62,7 +62,7 @@ def test_states_are_those_of_bert(rng):
 
 
 def bert_weights(ours: Transformer) -> dict[str, torch.Tensor]:
-    """By their names; what is fused here is apart there."""
+    """Our weights by BERT's names; maps that are fused here are separate there."""
     theirs = {}
     for i, layer in enumerate(ours.encoder.layers):
         for kind in ("weight", "bias"):

@@ -1,4 +1,4 @@
-"""Few queries without a gradient, as in a search: dropout stays on where it is asked for, and neighbours change nothing."""
+"""Few queries without a gradient, as in a search: dropout works if it is on, and neighbours change nothing."""
 
 import math
 
@@ -11,7 +11,7 @@ from transduce.model.attention import attend
 @pytest.mark.parametrize("n_queries", [1, 4, 16, 17])
 @pytest.mark.parametrize("grad", [False, True])
 def test_attention_weights_are_dropped_with_and_without_a_gradient(n_queries, grad):
-    """As Monte Carlo dropout needs it: how many of four equal weights stay is binomial, and they are a third larger."""
+    """Monte Carlo dropout needs this: the number of kept weights, of four equal ones, is binomial; kept ones grow by a third."""
     torch.manual_seed(1)
     query, key, value = torch.zeros(3000, 1, n_queries, 2), torch.zeros(3000, 1, 4, 2), torch.ones(3000, 1, 4, 2)
     with torch.set_grad_enabled(grad):
@@ -26,7 +26,7 @@ def test_attention_weights_are_dropped_with_and_without_a_gradient(n_queries, gr
 @pytest.mark.parametrize("n_keys", [3, 700])
 @pytest.mark.parametrize("masked", [False, True])
 def test_in_bf16_a_row_is_the_same_alone_and_among_others(rng, n_keys, masked):
-    """64 rows with 700 keys are more numbers than are widened at a time."""
+    """64 rows with 700 keys are more numbers than are converted at a time."""
     query = torch.randn(64, 4, 2, 32, generator=rng).bfloat16()
     key, value = (torch.randn(64, 4, n_keys, 32, generator=rng).bfloat16() for _ in range(2))
     lengths = torch.randint(1, n_keys + 1, (64,), generator=rng) if masked else None
@@ -42,7 +42,7 @@ def test_in_bf16_a_row_is_the_same_alone_and_among_others(rng, n_keys, masked):
 
 @pytest.mark.parametrize("n", [5, 16, 20])
 def test_in_bf16_padding_changes_no_row(rng, n):
-    """Longer neighbours bring it, and with it another kernel; some sums in float32 have another order."""
+    """Longer neighbours cause padding, which needs another kernel; some float32 sums have another order."""
     rows = [torch.randn(64, 4, 40, 32, generator=rng).bfloat16() for _ in range(3)]
     with torch.no_grad():
         alone = attend(*(x[:, :, :n] for x in rows), key_lengths=torch.full((64,), n))

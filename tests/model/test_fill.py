@@ -1,4 +1,4 @@
-"""A model that is made without memory and filled is the one that was made and loaded."""
+"""A model made on the meta device and filled with weights equals one that was built and loaded."""
 
 import subprocess
 import sys

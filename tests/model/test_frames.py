@@ -1,4 +1,4 @@
-"""Frames into the encoder: straight in where they fit, and then the same Transformer as everybody's."""
+"""Frames as the encoder's input: without a map where they fit, and then the usual Transformer."""
 
 import os
 from dataclasses import replace
@@ -40,7 +40,7 @@ def model_of(frames: Frames, **settings) -> Transformer:
 
 
 def reached(model: Transformer, frames: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """What the first layer of the encoder is given."""
+    """The input of the encoder's first layer."""
     seen = []
     handle = model.encoder.layers[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_a_model_of_text_is_no_model_of_speech():
 @pytest.mark.parametrize("n", [1, 2, 7, 23])
 @pytest.mark.parametrize("kind", ["whisper", "speech2text"])
 def test_convolutions_are_those_of_whisper_and_of_speech2text(rng, kind, n):
-    """And what follows a shorter row, which theirs would hear, changes nothing."""
+    """And garbage after a shorter row, which their models would see, changes nothing."""
     if kind == "whisper":
         config = WhisperConfig(d_model=12, num_mel_bins=5, encoder_layers=1, encoder_attention_heads=2)
         encoder = WhisperEncoder(config)
@@ -162,7 +162,7 @@ def test_convolutions_begin_as_maps_of_their_size():
 
 
 def copy_encoder(rival: nn.Module, ours: nn.Module) -> None:
-    """The rival's weights into our encoder stack, name by name."""
+    """Copy the other library's weights into our encoder stack, name by name."""
 
     def put(linear: nn.Module, *others: nn.Module) -> None:
         linear.weight.copy_(torch.cat([other.weight for other in others]))

@@ -1,4 +1,4 @@
-"""Another front-end is one class and its config: it says its lengths, and what it has counted is saved."""
+"""A front end of one's own is a class and its config: it gives its lengths, and its buffers are saved."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class ConvolvedFrames(Frames):
 
 
 class ConvolvedInput(nn.Module):
-    """Two convolutions with batch normalization; padding is silenced before each, as they look to their right."""
+    """Two convolutions with batch normalization; padding is zeroed before each, as they see frames to the right."""
 
     def __init__(self, frames: ConvolvedFrames, d_model: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_what_batch_normalization_counted_is_saved_with_the_weights(trained, rng
     ids=str,
 )
 def test_frames_say_the_lengths_that_their_input_gives(frames):
-    """Of one number, an array and a tensor, as the encoder gets them."""
+    """For one number, an array and a tensor, equal to the lengths that the encoder gets."""
     stack = frames.per_position
     config = TransformerConfig(encoder=StackConfig(input=frames, n_layers=1), d_model=2 * stack * 4, n_heads=1)
     lengths = torch.arange(1, 14)

@@ -1,4 +1,4 @@
-"""Everything a model makes is made where it is, shown without such a device: fake tensors know where they are.
+"""Every tensor that a model makes is on the model's device. Fake tensors show it without such a device.
 
 PyTorch's fake tensors have shapes, types and devices, but no numbers; mixing devices is the error that a GPU would give.
 """
@@ -15,7 +15,7 @@ from tests.model.test_contract import CASES, one_layer
 from transduce.model.transformer import Transformer
 from transduce.train.losses import cross_entropy, projected_loss
 
-# those that make tables, angles, masks and sums; not experts: which of them is whose is known to numbers alone
+# models that make tables, angles, masks and sums; not experts, whose routing needs real numbers
 FAKE = [
     "tokens-tokens-halves", "stacked-frames-tokens-post-none", "tokens-tokens-grouped-window", "tokens-tokens-linear",
     "decoder-rotary", "encoder-post-sinusoidal",

@@ -1,4 +1,4 @@
-"""A table filled up to a round number of rows: the same model, the same loss, the same gradients, the same export."""
+"""A table padded to a round number of rows gives the same model, loss, gradients and export."""
 
 import re
 from dataclasses import replace
@@ -45,7 +45,7 @@ CONFIGS = {
 
 
 def filled_up(config: TransformerConfig) -> TransformerConfig:
-    """The same with tables of ROWS rows."""
+    """The same configuration with tables of ROWS rows."""
     halves = {
         name: replace(stack, input=replace(stack.input, multiple=8))
         for name in ("encoder", "decoder")
@@ -55,7 +55,7 @@ def filled_up(config: TransformerConfig) -> TransformerConfig:
 
 
 def pair(name: str) -> tuple[Transformer, Transformer]:
-    """The model as it is, and filled up: rows of the same seed, with garbage behind them."""
+    """The model, and the same with padded tables: rows of the same seed, then rows of garbage."""
     models = []
     for config in (CONFIGS[name], filled_up(CONFIGS[name])):
         torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""The size of a model is told from its configuration alone, and one that cannot fit is refused before it takes memory."""
+"""A model's size follows from its configuration, and a model that cannot fit is refused before it takes memory."""
 
 from dataclasses import replace
 

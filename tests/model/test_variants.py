@@ -1,4 +1,4 @@
-"""What the variants add beside logits: angles, balance, recomputation, initial values, sizes, errors.
+"""Variants of the model, except their logits: angles, balance, recomputation, initial values, sizes, errors.
 
 Their logits are in test_transformer.py (loops), test_against_transformers.py and test_contract.py.
 """
@@ -108,7 +108,7 @@ def test_balance_is_the_formula_written_out(rng):
 
 
 def test_balance_is_least_where_experts_are_equally_busy():
-    """Section 2.2: with one expert per token 1 where all are alike, X where one does everything."""
+    """Section 2.2: with one expert per token, it is 1 if all are used equally, and X if one does everything."""
     assert balance_loss(20 * torch.eye(5)[None], 1).item() == pytest.approx(1.0, abs=1e-6)
     assert balance_loss(20 * torch.eye(5)[[2] * 5][None], 1).item() == pytest.approx(5.0, abs=1e-6)
 
@@ -123,7 +123,7 @@ def test_all_experts_alike_are_one_feed_forward(rng):
 
 
 def test_an_expert_that_nobody_chose_has_a_gradient_of_zero(rng):
-    """And not None: DistributedDataParallel waits for every parameter's."""
+    """And not None: DistributedDataParallel waits for the gradient of every parameter."""
     layer = Experts(replace(LANGUAGE, **EXPERTS))
     nn.init.zeros_(layer.router.weight)
     layer(torch.randn(1, 3, 14, generator=rng)).sum().backward()
@@ -340,7 +340,7 @@ def test_heads_of_their_own_width_need_not_divide_the_model():
 
 
 def test_bfloat16_training_takes_every_variant_in_silence(rng):
-    """A warning is an error here: a kernel that is not fused would be told once, and be slow for ever."""
+    """Warnings are errors here: PyTorch would warn once about a kernel that is not fused, and stay slow."""
     config = replace(CASES["decoder-everything"], d_model=32, d_ff=48, dropout=0.0)
     # rounding would choose another expert where two are nearly as good
     config = replace(config, experts_per_token=config.n_experts)

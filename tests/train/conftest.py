@@ -1,4 +1,4 @@
-"""What every training of these tests goes without, and what it finds loaded."""
+"""Fixtures of all trainings in these tests: no learning curve, and slow libraries loaded beforehand."""
 
 import importlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 def lean() -> Iterator[None]:
     """No learning curve is drawn after a validation, which takes longer than the training; tests/train/test_log.py draws.
 
-    And no test pays for what a training loads when it begins.
+    And libraries that a training loads when it begins are loaded outside the tests' time.
     """
     for name in ("torch._dynamo", "torch.utils.tensorboard"):
         importlib.import_module(name)

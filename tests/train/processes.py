@@ -29,18 +29,18 @@ SERVER.set_forkserver_preload([*LOADED, "tests.train.test_distributed", "tests.t
 
 
 class Settings(NamedTuple):
-    """What a test may have changed, and its processes do not inherit."""
+    """Settings that a test may have changed, and that its processes do not inherit."""
 
     environment: dict[str, str]
     late: timedelta
 
 
 def alone(work: Callable[[], Any], rank: int, size: int, port: int, settings: Settings, answers: Any) -> None:
-    """In a process of its own: what the test and torchrun would set, then the work; no pictures."""
+    """Run the work in its own process, with the settings of the test and of torchrun, without pictures."""
     torch.set_num_threads(1)
     theirs = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update(settings.environment | {name: str(value) for name, value in theirs.items()})
-    for number in (signal.SIGINT, signal.SIGTERM):  # whatever the tests have inherited
+    for number in (signal.SIGINT, signal.SIGTERM):  # whatever the test process has inherited
         signal.signal(number, signal.default_int_handler)
     log.learning_curve = lambda metrics, path: None  # type: ignore[assignment]
     distributed.LATE = settings.late
@@ -52,7 +52,7 @@ def alone(work: Callable[[], Any], rank: int, size: int, port: int, settings: Se
 
 
 def together(size: int, work: Callable[..., Any], *args: Any, **more: Any) -> list[Any]:
-    """What the work returns, or the error it ends with, in each of so many processes."""
+    """Run the work in so many processes; returns each one's result, or the error with which it ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -72,7 +72,7 @@ def together(size: int, work: Callable[..., Any], *args: Any, **more: Any) -> li
 
 
 class Trained(NamedTuple):
-    """What a training gives."""
+    """The results of a training."""
 
     losses: list[float]
     """Of every update."""
@@ -95,9 +95,9 @@ def train(
 
     Args:
         model: makes another model than the toy's.
-        objective: makes what is minimized. (As an object it would share its weights between the processes of a test.)
-        parts: of the trainer, such as what validates.
-        changes: of its configuration.
+        objective: makes the objective. (As an object it would share its weights between the processes of a test.)
+        parts: other arguments of the trainer, such as its validation.
+        changes: changes of its configuration.
     """
     losses: list[float] = []
     norms: list[float] = []
@@ -129,7 +129,7 @@ def train(
 
 
 def stopped(directory: Path, at: int, **changes: Any) -> None:
-    """Train until the second process alone is asked to stop, in this update; they all read it an update later."""
+    """Train until only the second process is asked to stop, in this update; all read it an update later."""
     update = Trainer._update
 
     def interrupted(self: Trainer, *args: Any, **more: Any) -> None:

@@ -21,7 +21,7 @@ USES: dict[str, Callable[[int, Batch], bool]] = {
 
 
 class Sometimes(CrossEntropy):
-    """The toy's objective in float64 with two layers, of which it uses an adapter, a weight and the last layer now and then."""
+    """The toy's objective in float64 with two layers; it uses an adapter, a weight and the last layer only in some batches."""
 
     def __init__(self, uses: str) -> None:
         model = toy.model(n_layers=2).double()
@@ -31,13 +31,13 @@ class Sometimes(CrossEntropy):
         model.decoder.layers[1].register_forward_hook(lambda layer, given, y: y if self.used else given[0])
 
     def forward(self, batch: Batch) -> Loss:
-        """As in CrossEntropy, with what depends on both weights."""
+        """The loss of CrossEntropy, plus a term that depends on both weights."""
         self.used = self.uses(self.update, batch)
         loss = super().forward(batch)
         return loss._replace(total=loss.total + self.extra(batch)) if self.used else loss
 
     def extra(self, batch: Batch) -> Tensor:
-        """Of the adapter and the weight."""
+        """A term of the loss that uses the adapter and the weight."""
         x = self.model.adapter(torch.ones(16).double() * batch.n_tokens / 10).square().sum()
         return x + (self.model.weight * batch.n_tokens).square().sum() / 100
 

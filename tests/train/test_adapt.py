@@ -1,4 +1,4 @@
-"""LoRA against its formula: what is trained, what is saved, and what a training that goes on has."""
+"""LoRA against its formula: what is trained, what is saved, and how a training is resumed."""
 
 import signal
 
@@ -19,7 +19,7 @@ LORA = LoRAConfig(rank=2, alpha=6.0)
 
 
 class Stopped(CrossEntropy):
-    """A signal comes when it works on its n-th batch."""
+    """An objective that gets a signal when it computes its n-th batch."""
 
     def __init__(self, at: int) -> None:
         super().__init__(toy.model(dropout=0.3))
@@ -38,7 +38,7 @@ def trainer(directory, lora=LORA, objective=None, **fields):
 
 
 def parts(model):
-    """By the name of a fused weight, its A and B in the order q, k, v."""
+    """The matrices A and B of each fused weight, by its name, in the order q, k, v."""
     found = {}
     for name, parameter in model.named_parameters():
         if name.endswith((".a", ".b")):

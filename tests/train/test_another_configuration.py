@@ -1,4 +1,4 @@
-"""A run goes on with the configuration and the text it began with, wherever they lie."""
+"""A run is resumed only with the configuration and the text it began with, wherever their files are."""
 
 import itertools
 import random
@@ -48,7 +48,7 @@ def whole(corpus, tmp_path_factory) -> Path:
 
 
 def chosen(monkeypatch, corpus: Path, run: Path, *more: str) -> TranslationExperiment:
-    """The configuration that the command line means."""
+    """The configuration that a command line describes."""
     return choose(translation.SETTINGS, arguments(corpus, run, *more), default="commands")
 
 
@@ -76,7 +76,7 @@ def test_another_text_is_another_configuration(monkeypatch, corpus, whole, tmp_p
 
 
 def test_another_place_is_the_same_experiment(monkeypatch, corpus, whole, tmp_path):
-    """Run and corpus copied elsewhere, the text packed in one TSV, another name for the device: nothing to train."""
+    """With run and corpus copied elsewhere, the text in one TSV and another name of the device, nothing is left to train."""
     moved = shutil.copytree(whole, tmp_path / "moved")
     (moved / "model.safetensors").unlink()
     sides = [(corpus / f"train.{end}").read_text().splitlines() for end in ("en", "xx")]

@@ -18,7 +18,7 @@ def test_patience_ends_the_training_after_so_many_looks_without_a_better_score(t
 
 
 def test_weights_of_another_run_are_looked_at_before_the_first_update(tmp_path):
-    """They may be better than all that follows; the same command again does not look twice."""
+    """They may be better than all that follow; the same command again does not validate them twice."""
     for _ in range(2):
         scores = toy.Scores([9.0, 1.0, 2.0, 3.0])
         config = toy.config(max_updates=6, validate_every=2)

@@ -11,7 +11,7 @@ from transduce.train.optim import OptimConfig
 
 
 class Clock:
-    """A time that the test dictates."""
+    """A clock that the test controls."""
 
     def __init__(self, monkeypatch) -> None:
         self.now = 1000.0
@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
     def passing(self, call, seconds: float):
-        """The same call, but so many seconds long."""
+        """The same function, but each call takes so many seconds."""
 
         def slow(*args, **kwargs):
             self.now += seconds
@@ -30,7 +30,7 @@ class Clock:
         return slow
 
     def objective(self) -> CrossEntropy:
-        """What a second is spent on in each update."""
+        """An objective that takes a second in each update."""
         objective = CrossEntropy(toy.model())
         loss = self.passing(lambda batch: Loss(objective.model.output.square().sum(), {}), 1.0)
         objective.forward = loss
@@ -75,7 +75,7 @@ def test_all_time_of_a_training_counts(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_is_made_after_so_many_minutes_without_one(tmp_path, monkeypatch):
-    """A second an update: six seconds after the last save, validations included; also of a training that goes on."""
+    """At a second per update: six seconds after the last save, including validations; also in a resumed training."""
     clock, saved = Clock(monkeypatch), []
     for updates in (13, 30):
         config = toy.config(max_updates=updates, save_every_minutes=0.1)
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_made_after_so_many_minutes_without_one(tmp_path, monkey
 
 
 def test_a_validation_that_would_end_too_late_waits_for_the_end(tmp_path, monkeypatch):
-    """A second an update, ten a validation: at update 36, of 54 seconds 8 are left."""
+    """An update takes a second, a validation ten: at update 36, 8 of 54 seconds are left."""
     clock = Clock(monkeypatch)
     config = toy.config(max_updates=500, validate_every=18, max_minutes=0.9)
     validate = clock.passing(toy.Scores(), 10.0)

@@ -1,4 +1,4 @@
-"""torch.compile changes the speed of a training, not what is learned, and compiles once and not for every batch."""
+"""torch.compile changes the speed of a training but not its result, and does not compile for every batch."""
 
 import os
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_a_compiled_objective_keeps_the_names_of_the_models_weights(tmp_path, mo
 
 
 def weights(directory: Path, how: dict[str, bool], *, objective: Objective, **parts: Any) -> dict[str, Tensor]:
-    """After UPDATES updates."""
+    """The weights after UPDATES updates."""
     config = toy.config(max_updates=UPDATES, **how, static_shapes=isinstance(parts["data"], TokenWindows))
     trainer = toy.trainer(directory / str(len(how)), objective=objective.double(), config=config, **parts)
     trainer.run()
@@ -76,7 +76,7 @@ def speech() -> dict[str, Any]:
     [(language, 1), pytest.param(translation, 4, marks=pytest.mark.nightly), (speech, 8)],
 )
 def test_compiled_the_weights_end_where_they_do_without_and_graphs_are_few(tmp_path, monkeypatch, made, at_most):
-    """Whatever the shapes: those before, between and after the losses that stay outside, some of them twice.
+    """Whatever the shapes: graphs before, between and after the losses that stay outside, some of them twice.
 
     The backend captures and differentiates a graph as on a GPU, but needs no C++ compiler.
     """
@@ -99,7 +99,7 @@ def test_compiled_the_weights_end_where_they_do_without_and_graphs_are_few(tmp_p
 @pytest.mark.skipif("SHAPES" in os.environ, reason="torch.compile cannot look through the checks of shapes")
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_dropout_is_compiled_whole():
-    """With the share of zeros and the scale of its formula. A break in the graph would end the training of a model."""
+    """With the share of zeros and the scale of its formula. A graph break would be an error here."""
     torch._dynamo.reset()
     values = torch.compile(Dropout(0.3), backend="aot_eager", fullgraph=True)(torch.ones(200, 500))
     assert (values == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)  # seven standard deviations
@@ -110,7 +110,7 @@ def test_dropout_is_compiled_whole():
 @pytest.mark.skipif("SHAPES" in os.environ, reason="torch.compile cannot look through the checks of shapes")
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_layers_that_break_the_graph_are_compiled_in_parts(monkeypatch):
-    """As experts do, whose positions are counted on the host."""
+    """Experts do so, as the positions of each are counted on the host."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     made = language()

@@ -1,4 +1,4 @@
-"""Consistency of two views: against torch's own losses on whole logits of two passes, and in small trainings."""
+"""Consistency of two views: against torch's losses on the full logits of two passes, and in small trainings."""
 
 import math
 from dataclasses import replace
@@ -104,7 +104,7 @@ def test_half_precision_logits_are_compared_in_float32(rng):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("n", [1, 4, 11])
 def test_chunks_make_no_difference(rng, monkeypatch, n, smoothing):
-    """Neither to the sums nor to any gradient; and rows of the table beyond the classes are no classes."""
+    """Neither to the sums nor to any gradient; padding rows of the table are not classes."""
     monkeypatch.setattr("transduce.train.losses.CHUNK", {"cpu": 4})
     states = torch.randn(2, n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
@@ -191,7 +191,7 @@ def test_ctc_targets_go_with_both_views(rng):
 
 @pytest.mark.parametrize("n_experts", [0, 3])
 def test_views_that_are_alike_leave_the_plain_loss(rng, n_experts):
-    """Without dropout and other masks, also with the balance of experts, and with its gradients."""
+    """Without dropout and other masks, two views give the plain loss and its gradients, also with experts."""
     model = training(replace(CONFIG, n_experts=n_experts), rng)
     examples, weights = batch(rng), {"ctc_weight": 0.3, "label_smoothing": 0.1}
     want = CrossEntropy(model, LossConfig(**weights))(examples)
@@ -204,7 +204,7 @@ def test_views_that_are_alike_leave_the_plain_loss(rng, n_experts):
 
 
 def test_the_views_differ_in_dropout(rng):
-    """One pass over all rows twice: nothing but dropout tells the halves apart."""
+    """One pass over all rows twice: the halves differ only in dropout."""
     config = replace(toy.model(dropout=0.4).config, attention_dropout=0.2)
     model, examples = training(config, rng), toy.Backwards(n=9).epoch(0)[0]
     objective = CrossEntropy(model, LossConfig(consistency=1.0))
@@ -311,7 +311,7 @@ def test_a_weight_that_is_none_is_refused(rng, name, value):
 
 @pytest.mark.train
 def test_it_is_logged_and_more_of_it_makes_predictions_depend_less_on_dropout(tmp_path, monkeypatch):
-    """And validated without it."""
+    """The loss is logged with consistency, and validated without it."""
     monkeypatch.setattr("transduce.train.log.EVERY", 10)
     last = {}
     for alpha in (1e-9, 3.0):

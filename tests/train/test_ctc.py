@@ -1,4 +1,4 @@
-"""CTC against the sum over all alignments and against torch's own; the hybrid objective against its two halves."""
+"""CTC against the sum over all alignments and against torch's loss; the hybrid objective against its two losses."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ V = 11
 
 
 def collapsed(path: tuple[int, ...], blank: int) -> list[int]:
-    """Graves et al. (2006), section 3.1: one of each run, then without blanks."""
+    """Graves et al. (2006), section 3.1: merge repeated labels, then remove blanks."""
     return [label for label, _ in itertools.groupby(path) if label != blank]
 
 
@@ -42,7 +42,7 @@ def test_the_loss_is_the_sum_over_all_alignments(rng, tokens, blank):
 
 
 def problem(rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits of 5 rows and their targets; what is padded is random or IGNORE. No repeats, so that all have room."""
+    """Logits of 5 rows and their targets; padding is random or IGNORE. Without repeats, every target fits."""
     rows = [[*(torch.randperm(V - 4, generator=rng) + 4)[:n].tolist(), EOS] for n in (5, 0, 7, 3, 1)]
     target, target_lengths = pad(rows, IGNORE)
     logits = torch.randn(5, 13, V, generator=rng, dtype=torch.float64).requires_grad_()
@@ -192,7 +192,7 @@ def test_the_source_is_encoded_once(rng):
 @pytest.mark.parametrize("conditioning", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_layers_inside_share_in_ctc(rng, conditioning, share):
-    """(1 - w) * CTC of the last layer + w * the mean of those inside (Lee and Watanabe 2021)."""
+    """(1 - w) * CTC of the last layer + w * the mean CTC of inner layers (Lee and Watanabe 2021)."""
     stack = replace(CONFIG.encoder, n_layers=4)
     config = replace(CONFIG, encoder=stack, ctc_layers=(1, 3), ctc_conditioning=conditioning, norm_position="pre")
     model, examples = random_model(config, rng), batch(rng)
@@ -235,7 +235,7 @@ def test_under_autocast_ctc_stays_in_float32(rng):
 
 
 def test_it_learns_an_alignment(rng):
-    """After some steps the likeliest path spells them."""
+    """After some steps the most probable path spells the targets."""
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)
     objective = CrossEntropy(model, LossConfig(ctc_weight=0.5))

@@ -1,4 +1,4 @@
-"""Distillation: against torch's own losses on whole logits, and in small trainings."""
+"""Distillation: against torch's losses on the full logits, and in small trainings."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ from transduce.train.objectives import CrossEntropy
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("n", [1, 4, 11])
 def test_it_is_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing, share):
-    """In chunks or not; rows of a table beyond the classes are no classes, teachers have widths and tables of their own."""
+    """In chunks or not; padding rows of a table are not classes, and teachers have their own widths and tables."""
     monkeypatch.setattr("transduce.train.losses.CHUNK", {"cpu": 4})
     states = torch.randn(n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
@@ -56,7 +56,7 @@ def test_it_is_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing,
 
 
 def test_teachers_predict_at_the_targets_of_speech(rng):
-    """Beside CTC, of which a teacher needs none; its sizes are its own. Two views of a batch have each what is said of it."""
+    """Together with CTC, which a teacher does not need, and with other sizes. Both views of a batch get its predictions."""
     model, examples = training(CONFIG, rng), speech(rng)
     other = training(replace(CONFIG, ctc=False, d_model=20, n_heads=4, dropout=0.5), rng)
     given = {"source_lengths": examples.source_lengths, "target_in": examples.target_in}
@@ -69,9 +69,9 @@ def test_teachers_predict_at_the_targets_of_speech(rng):
         logits, q = (m(source=source, **given)[real] for m in (model, other.eval()))
         entropy = F.cross_entropy(logits, examples.target_out[real], reduction="sum")
         apart = F.kl_div(logits.log_softmax(-1), q.detach().softmax(-1), reduction="sum")
-        heard = model.ctc_logits(model.encode(source, examples.source_lengths).states)
+        ctc_logits = model.ctc_logits(model.encode(source, examples.source_lengths).states)
         positions = torch.tensor([11, 4, 7])  # frames are stacked in twos
-        ctc = ctc_loss(heard, positions, examples.target_out, examples.target_lengths)
+        ctc = ctc_loss(ctc_logits, positions, examples.target_out, examples.target_lengths)
         want += (0.7 * (0.3 * entropy + 0.7 * apart) + 0.3 * ctc) / 2
     found = objective(examples)
     torch.testing.assert_close(found.total, want, rtol=1e-9, atol=0)

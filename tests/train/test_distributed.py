@@ -1,4 +1,4 @@
-"""One training in several processes: the same losses, the same weights, one will."""
+"""One training in several processes: they have the same losses and weights and stop together."""
 
 import math
 import time
@@ -41,7 +41,7 @@ def test_several_processes_give_the_losses_of_one(tmp_path, monkeypatch, size, s
     check_same(together(size, train, tmp_path / "more", **settings), want)
     lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("one", "more")]
     assert len(lines[0]) == len(lines[1]) > 1
-    # the comparison can fail: with the dropout of another batch losses are others
+    # the comparison can fail: with the dropout of another batch, the losses differ
     monkeypatch.setattr("transduce.train.trainer.seed_of_batch", lambda seed, update, index: torch.manual_seed(update))
     other = train(tmp_path / "other", **settings).losses
     assert max(abs(a - b) for a, b in zip(other, want.losses, strict=True)) > 1e-3
@@ -86,13 +86,13 @@ def dying(directory: Path, shard: bool) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("hung", [0, 1])
 def test_a_process_that_hangs_is_named(tmp_path, monkeypatch, hung):
-    """With a limit of three seconds. It wakes up later, and finds the other one gone."""
+    """With a limit of three seconds. The process that hung wakes up later, when the other has ended."""
     monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", "0.05")
     monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=2))
-    code, told = together(2, hanging, tmp_path, hung)[1 - hung]
+    code, output = together(2, hanging, tmp_path, hung)[1 - hung]
     assert code == 2
-    assert f"transduce: process {1 - hung} of 2 waits in vain: no answer from process {hung}, which hangs" in told
-    assert told.endswith(" set TRANSDUCE_HANG_MINUTES to more than 0.05\n")
+    assert f"transduce: process {1 - hung} of 2 waits in vain: no answer from process {hung}, which hangs" in output
+    assert output.endswith(" set TRANSDUCE_HANG_MINUTES to more than 0.05\n")
 
 
 def hanging(directory: Path, hung: int) -> tuple[int, str]:
@@ -114,7 +114,7 @@ def test_work_is_shared_by_round_and_gathered_in_order():
 
 
 def shared() -> tuple[list[int], list[float], str]:
-    """Squares of seven numbers, sums, and what the first one says."""
+    """Squares of seven numbers, sums, and a value that the first process broadcasts."""
     mine = world()
     return (
         mine.gather([i * i for i in mine.share(range(7))]),
@@ -142,7 +142,7 @@ def spoiled(directory: Path) -> tuple[list[float], Any, Any, int]:
 
 
 def test_in_float16_two_processes_do_what_one_does_and_skip_together(tmp_path):
-    """Only the second one's gradient overflows. Sums in another order round otherwise, by what float16 makes of it."""
+    """Only the second process's gradient overflows. Sums in another order round differently in float16."""
     alone = spoiled(tmp_path / "one")
     first, second = together(2, spoiled, tmp_path / "two")
     assert first == second and first[2:] == alone[2:] == ((2.0**17, 3), 1)
@@ -151,12 +151,12 @@ def test_in_float16_two_processes_do_what_one_does_and_skip_together(tmp_path):
 
 @pytest.mark.parametrize("shard", [False, True])
 def test_a_run_goes_on_in_other_processes_sharded_or_not(tmp_path, shard):
-    """Two, one, three, which end with the losses of one; a stop is heard an update later."""
+    """Two processes, then one, then three have the losses of one process; a stop is noticed an update later."""
     settings = {"max_updates": 9, "validate_every": 5}
     want = train(tmp_path / "one", **settings).losses
     for size, at in ((2, 3), (1, 6)):
-        told = together(size, stopped, tmp_path / "run", at, shard=shard and size > 1, **settings)
-        assert all(each.startswith("KeyboardInterrupt") for each in told), told
+        ends = together(size, stopped, tmp_path / "run", at, shard=shard and size > 1, **settings)
+        assert all(each.startswith("KeyboardInterrupt") for each in ends), ends
     assert (tmp_path / "run/checkpoints/00000006/optimizer.safetensors").is_file()
     for found in together(3, train, tmp_path / "run", shard=shard, **settings):
         assert not isinstance(found, str), found

@@ -44,7 +44,7 @@ def test_a_bad_half_spoils_the_whole_update(tmp_path):
 
 def test_too_many_in_a_row_end_the_training_and_keep_the_checkpoint(tmp_path):
     config = toy.config(max_skipped=3, optim=OptimConfig(peak_rate=0.5, warmup_steps=20))
-    # two in a row and one alone are forgiven, three are not
+    # two in a row and a single one are accepted, three are not
     training = toy.trainer(tmp_path, config=config, objective=toy.Faulty(frozenset({3, 4, 6, 15, 16, 17})))
     with pytest.raises(FloatingPointError) as caught:
         training.run()
@@ -115,12 +115,12 @@ def test_what_is_not_finite_becomes_no_checkpoint(tmp_path, wrong):
     step, training.optimizer.step = training.optimizer.step, step_and_spoil
     with pytest.raises(FloatingPointError) as caught:
         training.run()
-    told = {
+    messages = {
         "weight": "weights must be finite, but after update 15 some are not",
         "loss": "a validation must be finite, but after update 15 the loss is nan and the score (bleu) 1.0",
         "score": "a validation must be finite, but after update 15 the loss is 1.0 and the score (bleu) nan",
     }
-    assert str(caught.value).startswith(told[wrong])
+    assert str(caught.value).startswith(messages[wrong])
     assert str(caught.value).endswith(f"{tmp_path / 'checkpoints' / '00000010'}")
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000005", "00000010"]
 

@@ -1,4 +1,4 @@
-"""Training in float16 with a loss scale: near float32, equal to a loop with torch's own, and exact after a break."""
+"""Training in float16 with a loss scale: near float32, equal to a loop with torch's GradScaler, and exact when resumed."""
 
 import math
 from dataclasses import replace
@@ -95,17 +95,17 @@ def test_the_norm_in_the_log_is_that_without_the_scale(tmp_path):
 
 
 def test_where_no_scale_helps_the_training_ends(tmp_path):
-    """At 4, 2 and 1 the scale may be to blame; three below it are too many."""
+    """At scales 4, 2 and 1 the scale may be too large; three skips below 1 are too many."""
     trainer = training(tmp_path, scale=4.0, max_skipped=3)
     trainer.model.output.register_hook(lambda gradient: gradient * math.inf)
-    told = r"^loss and gradient must be finite, but 3 updates in a row had loss \d\.\d* or gradient norm (inf|nan);"
-    with pytest.raises(FloatingPointError, match=told):
+    message = r"^loss and gradient must be finite, but 3 updates in a row had loss \d\.\d* or gradient norm (inf|nan);"
+    with pytest.raises(FloatingPointError, match=message):
         trainer.run()
     assert trainer.progress.update == 6
 
 
 def test_a_resumed_training_has_the_same_bits(tmp_path):
-    """It stops after updates that were skipped, and amid those after which the scale grows."""
+    """It stops after skipped updates, and between those after which the scale grows."""
     ends: list[tuple[Trainer, Progress]] = []
     for name, parts in (("straight", [15]), ("in parts", [4, 11, 15])):
         for updates in parts:

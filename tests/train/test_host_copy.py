@@ -1,4 +1,4 @@
-"""Numbers that are read late are the same numbers, and a GPU is waited for at the right place."""
+"""Numbers that are copied asynchronously are the same numbers, and the host waits for a GPU only to read them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a training shows and keeps of its validations, and what it loads for that and nothing else does."""
+"""What a training shows and saves of its validations, and the libraries that only a training loads."""
 
 import subprocess
 import sys
@@ -74,7 +74,7 @@ def test_tensorboard_has_samples_and_the_bar_the_score(tmp_path, monkeypatch, ca
 
 
 def test_a_bar_that_is_disabled_counts_all_the_same(monkeypatch):
-    """As TQDM_DISABLE does it, which others set for all that they run."""
+    """TQDM_DISABLE disables it, which some users set for all programs."""
     bar = partial(log_module.Bar, disable=True)
     monkeypatch.setattr(log_module, "Bar", bar)
     sink = ProgressBar(9)

@@ -39,7 +39,7 @@ def problem(
 
 
 def ours(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0, *, count: bool = True) -> Tensor:
-    """The loss; count: it is given the number of targets."""
+    """The loss; count: whether it gets the number of targets."""
     n_targets = int((targets != IGNORE).sum()) if count else None
     loss = partial(cross_entropy, smoothing=smoothing)
     return projected_loss(loss, states.flatten(0, -2), weight, targets.flatten(), n_targets=n_targets)[0]
@@ -79,7 +79,7 @@ def test_a_bias_of_the_output_takes_part_and_learns(rng, multiple):
 
 
 def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
-    """As in language modelling, where a search for padding would make a GPU wait."""
+    """As in language modelling, where searching for padding would wait for the GPU."""
     states, weight, targets = problem(rng, 3, 5, ignored=0.0)
     want = rival(states, weight, targets, 0.1)
     monkeypatch.setattr(Tensor, "nonzero", None)
@@ -94,7 +94,7 @@ def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
 
 
 def test_counted_targets_are_found_without_counting_them(rng, monkeypatch):
-    """As a GPU should not be waited for."""
+    """So that the host need not wait for a GPU."""
     states, weight, targets = problem(rng, 4, 9)
     want, n = rival(states, weight, targets, 0.1), int((targets != IGNORE).sum())
     monkeypatch.setattr(Tensor, "nonzero", None)
@@ -124,7 +124,7 @@ def test_gradcheck(rng, smoothing):
 
 
 def test_an_upstream_gradient_scales_both(rng):
-    """What dividing by the number of tokens, or a loss scale, asks for."""
+    """As when the loss is divided by the number of tokens, or multiplied by a loss scale."""
     states, weight, targets = problem(rng, 9)
     plain = torch.autograd.grad(ours(states, weight, targets), (states, weight))
     scaled = torch.autograd.grad(ours(states, weight, targets) * -2.5, (states, weight))

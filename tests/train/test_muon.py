@@ -1,4 +1,4 @@
-"""Muon against torch's own, against singular values, and with AdamW beside it."""
+"""Muon against torch.optim.Muon, against singular values, and together with AdamW."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A GPU is never asked for a number while it has work: numbers are read an update later."""
+"""The host never waits for a number of the current update: numbers are read an update later."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from transduce.train.trainer import Data
 
 
 def test_numbers_are_read_when_the_next_update_is_under_way_and_before_every_look(tmp_path, monkeypatch):
-    """Of a toy with six batches an epoch; so a GPU has work while it is waited for."""
+    """With a toy of six batches per epoch. So a GPU has work while the host waits for it."""
     events = []
     data = toy.Backwards(n=14, tokens_per_batch=12)
     assert len(data.epoch(0)) == 6
@@ -70,7 +70,7 @@ def settings(name: str) -> tuple[CrossEntropy, Data]:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", ["language", "masked", "translation", "ctc"])
 def test_no_operation_of_an_update_asks_for_a_number(tmp_path, name, precision):
-    """Padded or not. On a GPU such a question waits until all that is queued is done."""
+    """With or without padding. On a GPU, reading a number waits until all queued work is done."""
     asked = []
 
     class Watch(TorchDispatchMode):
@@ -93,7 +93,7 @@ def test_no_operation_of_an_update_asks_for_a_number(tmp_path, name, precision):
 
 @pytest.mark.parametrize("name", ["language", "masked", "translation", "ctc"])
 def test_a_loss_asks_a_gpu_for_no_number(name, monkeypatch):
-    """Shown with PyTorch's fake tensors, which have devices and no numbers. CTC gets its lengths where it reads them."""
+    """PyTorch's fake tensors show it, which have devices but no numbers. CTC gets its lengths on the host."""
     lengths: list[torch.Tensor] = []
 
     def ctc_loss(log_probabilities, targets, *both, **_):

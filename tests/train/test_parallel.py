@@ -25,7 +25,7 @@ DATA = toy.Backwards(n=80, tokens_per_batch=64)
 
 
 class Trained(NamedTuple):
-    """What a training gives."""
+    """The results of a training."""
 
     losses: list[float]
     weights: dict[str, list]
@@ -35,7 +35,7 @@ class Shared:
     """Makes a training of float64 models for each of some threads.
 
     Args:
-        spoil: changes a trainer before it runs.
+        spoil: function that changes a trainer before it runs.
         config: changes of the configuration.
     """
 
@@ -91,7 +91,7 @@ def test_several_have_the_losses_and_weights_of_one(tmp_path, monkeypatch, size)
 @pytest.mark.parametrize("uses", USES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_weights_that_not_all_batches_use_learn_as_in_one(tmp_path, uses, size):
-    """What no batch of an update uses has no step at all: neither decay nor momentum moves it."""
+    """A weight that no batch of an update uses does not change, neither by decay nor by momentum."""
 
     def shared(name: str, size: int) -> Shared:
         optim = OptimConfig(peak_rate=1e-2, warmup_steps=2, weight_decay=0.5)
@@ -129,7 +129,7 @@ def test_all_stop_an_update_after_one_was_asked_to(tmp_path):
 
 
 def test_the_clock_of_the_first_counts(tmp_path):
-    """All save when ten minutes are over, which they hear of an update later, and at the end; the first one writes."""
+    """All save after ten minutes, which they learn an update later, and at the end; the first one writes."""
     written: list[int] = []
     saved: dict[int, list[int]] = {0: [], 1: []}
 
@@ -287,12 +287,12 @@ def test_a_port_in_use_is_said_in_a_line(monkeypatch):
             monkeypatch.setenv(name, value)
         with pytest.raises(InputError) as caught:
             world.__wrapped__()
-    told = str(caught.value)
-    assert told.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         "the processes of a training must reach each other, but with RANK=0, LOCAL_RANK=0, WORLD_SIZE=2, "
         f"MASTER_ADDR=127.0.0.1, MASTER_PORT={port} this one cannot (DistNetworkError: "
     )
-    assert "EADDRINUSE" in told and "another --master-port" in told and "\n" not in told
+    assert "EADDRINUSE" in message and "another --master-port" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("own", [{"RANK": ""}, {"MASTER_PORT": "none"}, {"MASTER_PORT": "99999"}])
@@ -306,7 +306,7 @@ def test_variables_that_torchrun_would_not_set_are_refused(monkeypatch, own):
 
 
 def test_the_first_that_fails_is_the_one_that_says_why():
-    """The others hear of it where they wait, and in an exchange."""
+    """The others learn of it where they wait, and in an exchange."""
     store = dist.HashStore()
     first, second, third = (World(rank, 3, store) for rank in range(3))
     assert (
@@ -339,11 +339,11 @@ def test_fewer_batches_than_processes_are_refused(tmp_path, monkeypatch):
         assert isinstance(error, ValueError) and f"the data has {n} batches" in str(error)
 
 
-@pytest.mark.parametrize("told", ["soon", "0", "-1", "nan", "1e300"])
-def test_a_limit_that_is_no_time_is_refused(monkeypatch, told):
-    monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", told)
+@pytest.mark.parametrize("minutes", ["soon", "0", "-1", "nan", "1e300"])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, minutes):
+    monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", minutes)
     with pytest.raises(ValueError) as caught:
         hang_timeout()
     assert str(caught.value) == (
-        f"TRANSDUCE_HANG_MINUTES must be a number of minutes above 0, but it is {told!r}; unset it for 10"
+        f"TRANSDUCE_HANG_MINUTES must be a number of minutes above 0, but it is {minutes!r}; unset it for 10"
     )

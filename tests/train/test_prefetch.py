@@ -61,7 +61,7 @@ def test_the_cores_of_whoever_uses_them_stay_as_they_were():
 
 @dataclass(frozen=True)
 class Made(Sequence[Any]):
-    """Who made which, and when SIGINT does nothing."""
+    """Batches that tell which process made them, and whether it ignores SIGINT."""
 
     bad: int = -1
 
@@ -91,12 +91,12 @@ def test_without_processes_each_is_made_when_it_is_asked_for():
     assert next(batches) == 3 and made == [3] and list(batches) == [1, 2]
 
 
-def test_what_processes_are_told(monkeypatch):
-    """Played by one: which to make, one by one and as they are, with Ctrl-C ignored; errors travel as values."""
-    told = {}
+def test_the_arguments_of_a_data_loader(monkeypatch):
+    """A stand-in for DataLoader checks its arguments: single items, unchanged, SIGINT ignored, errors as values."""
+    arguments = {}
 
     def loader(batches, **how):
-        told.update(how)
+        arguments.update(how)
         return [how["collate_fn"](batches[i]) for i in how["sampler"]]
 
     monkeypatch.setattr("transduce.train.host.DataLoader", loader)
@@ -104,11 +104,11 @@ def test_what_processes_are_told(monkeypatch):
     assert [next(batches)[0] for _ in range(2)] == [3, 1]
     with pytest.raises(ValueError, match=r"^the third is bad$"):
         next(batches)
-    assert (told["num_workers"], told["batch_size"]) == (2, None)
-    assert told["multiprocessing_context"] == "fork"  # what makes a batch need not be pickled
+    assert (arguments["num_workers"], arguments["batch_size"]) == (2, None)
+    assert arguments["multiprocessing_context"] == "fork"  # what makes a batch need not be pickled
     before = signal.getsignal(signal.SIGINT)
     try:
-        told["worker_init_fn"](0)
+        arguments["worker_init_fn"](0)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -117,7 +117,7 @@ def test_what_processes_are_told(monkeypatch):
 @few_cores
 @pytest.mark.process
 def test_processes_make_them_in_order_and_leave_ctrl_c_to_the_training():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests have inherited
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the test process has inherited
     try:
         found = list(load_batches(2, Made(), [3, 1, 2, 0, 7, 5]))
     finally:
@@ -139,7 +139,7 @@ def test_an_error_of_a_process_comes_at_its_turn_as_it_is():
 @pytest.mark.process
 @few_cores
 def test_a_batch_that_cannot_be_sent_is_an_error(monkeypatch):
-    """As where /dev/shm is full, 64 MB in a container."""
+    """As when /dev/shm is full, which has 64 MB in a container."""
 
     def full(_: object) -> None:
         raise RuntimeError("unable to allocate")

@@ -1,4 +1,4 @@
-"""Threads that compute on one core leave to later ones what they had."""
+"""Threads that compute on one core do not change the number of threads of later ones."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
@@ -34,7 +34,7 @@ def test_prefetching_computes_on_one_core_and_others_on_all():
 
 
 def test_so_does_the_computation_of_features():
-    """Many times, as two threads that begin at once must not take the one's setting for that of all."""
+    """Repeated, as two threads that begin at once must not mistake one's setting for the default."""
     for _ in range(50):
         with ThreadPoolExecutor(2, initializer=use_one_core) as pool:  # as FeatureCache.fill has it
             assert [*pool.map(lambda _: torch.get_num_threads(), range(3))] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""A training that was interrupted ends with the same bits as one that was not."""
+"""A training that was interrupted and resumed ends with the same bits as one that was not."""
 
 import json
 import shutil
@@ -241,7 +241,7 @@ def test_time_adds_up(data, tmp_path):
 
 
 def test_what_a_killed_save_left_goes_and_what_is_a_strangers_stays(straight, data, stopped):
-    """Hidden directories beside, a checkpoint too many, the optimizer of one that needs none; names that are not ours."""
+    """Hidden directories, superfluous checkpoints and optimizer files are removed; files with other names stay."""
     folder = stopped / "checkpoints"
     strangers = {"00000008.bak", "00000007 copy", "7", ".hidden", ".00000004.tmp.mine"}
     for name in {".00000012.tmp", ".00000004.old", "00000005", *strangers}:

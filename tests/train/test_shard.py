@@ -1,4 +1,4 @@
-"""Sharding, played by one process that holds all; tests/train/test_shard_processes.py starts several."""
+"""Sharding in a group of one process that holds all; tests/train/test_shard_processes.py starts several."""
 
 import importlib
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from transduce.train.state import Store, Validation, gathered, local, parts_like
 
 
 class OfOne(ShardedDataParallel):
-    """A group of one, where nobody else decides, and each update has one pass more, which counts zero."""
+    """A group of one process, in which each update has one more pass that counts zero."""
 
     def share(self, group):
-        """As where another process has one batch more."""
+        """As if another process had one batch more."""
         return [*group, group[0]]
 
     def exchange(self, names, numbers, more):
-        """Without what a trainer of one process does not read: whether to stop, and the seconds."""
+        """Without the numbers that a trainer of one process does not read: whether to stop, and the seconds."""
         names, numbers = super().exchange(names, numbers, more)
         *numbers, stopping, seconds = numbers
         assert stopping == more[0] and seconds > 0
@@ -37,7 +37,7 @@ class OfOne(ShardedDataParallel):
 @pytest.fixture
 def group_of_one(monkeypatch) -> Iterator[None]:
     """A real group of processes with a single one, in which a training may be sharded."""
-    importlib.import_module("torch.distributed.fsdp")  # here, so that no test pays for it
+    importlib.import_module("torch.distributed.fsdp")  # imported here, outside the tests' time
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     monkeypatch.setattr(TrainingConfig, "check_processes", lambda self, n: None)
     monkeypatch.setattr("transduce.train.trainer.ShardedDataParallel", OfOne)
@@ -57,7 +57,7 @@ def loss_of(model) -> Validation:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_sharded_training_is_the_training_and_goes_on_as_it(tmp_path, monkeypatch):
-    """Begun sharded and ended without, and the other way round; the files of checkpoints are alike."""
+    """Begun sharded and ended unsharded, and the other way round; the files of checkpoints are alike."""
     monkeypatch.setattr("transduce.train.log.EVERY", 1)
     ends = {}
     for name, shards in (("plain", [False]), ("sharded", [True]), ("one", [True, False]), ("other", [False, True])):
@@ -144,7 +144,7 @@ def test_where_others_have_one_batch_more_the_first_counts_zero():
 
 
 def test_sums_are_those_of_all_parts():
-    """Of two processes, played by threads; norms are in tests/train/processes.py."""
+    """Two threads stand for two processes; norms are in tests/train/processes.py."""
 
     def work(rank: int) -> tuple[list[str], list[float], float]:
         parallel = object.__new__(ShardedDataParallel)

@@ -1,4 +1,4 @@
-"""A training whose weights, gradients and moments several processes share learns what it learns otherwise."""
+"""A training with weights, gradients and moments sharded among processes gives the same result as without."""
 
 import math
 from dataclasses import replace
@@ -85,7 +85,7 @@ def test_other_models_and_settings_too(tmp_path, settings):
 
 
 class OneBad(CrossEntropy):
-    """In the third update, of one of the second process's two batches, the gradient alone is not finite."""
+    """In the third update, the gradient of one of the second process's two batches is not finite."""
 
     calls = 0
 
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_not_finite_in_one_process_skips_the_update_in_all(tm
 
 
 def skipping(directory: Path) -> list[bool]:
-    """Of each update, whether it changed the weights of this process."""
+    """Whether each update changed the weights of this process."""
     trainer = toy.trainer(
         directory,
         objective=OneBad(toy.model()),

@@ -1,4 +1,4 @@
-"""Of checkpoints with equal scores, the one with the lower loss is the better one, then the later."""
+"""Among checkpoints with equal scores, the one with the lower loss is better; then the later one."""
 
 import json
 

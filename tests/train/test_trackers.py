@@ -1,4 +1,4 @@
-"""What a service of others receives of a training, as its own library reads it."""
+"""What tracking services receive from a training, as their own libraries read it."""
 
 import json
 import struct
@@ -39,7 +39,7 @@ def records(path: Path) -> Iterator[bytes]:
 
 
 def wandb_numbers(directory: Path) -> dict[tuple[str, int], float]:
-    """All that the files of an offline run hold, by name and step."""
+    """All numbers in the files of an offline run, by name and step."""
     import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -53,7 +53,7 @@ def wandb_numbers(directory: Path) -> dict[tuple[str, int], float]:
 
 
 def mlflow_numbers(directory: Path) -> dict[tuple[str, int], float]:
-    """All that its store holds, by name and step."""
+    """All numbers in MLflow's store, by name and step."""
     from mlflow import MlflowClient
 
     client = MlflowClient()
@@ -87,7 +87,7 @@ def offline(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(("name", "numbers"), [("wandb", wandb_numbers), ("mlflow", mlflow_numbers)])
 def test_a_service_receives_the_numbers_of_the_runs_own_file(name, numbers, tmp_path):
-    """Also of a training that goes on, which is one run there."""
+    """Also from a resumed training, which stays one run there."""
     pytest.importorskip(name)
     run = tmp_path / "run"
     samples = [("a", "b", "c")]

@@ -190,7 +190,7 @@ def test_validation_computes_in_the_numbers_of_the_training(tmp_path, monkeypatc
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("before", [False, True])
 def test_cudnn_attends_only_to_batches_of_one_shape(tmp_path, monkeypatch, static, before):
-    """It plans anew for every other shape. Where it may attend, the process decides, and its choice comes back."""
+    """It makes a new plan for each shape. Afterwards, the process's own setting is restored."""
     enabled = torch.backends.cuda.cudnn_sdp_enabled
     seen, attend = {True: set(), False: set()}, F.scaled_dot_product_attention
     training = toy.trainer(tmp_path, config=toy.config(max_updates=2, static_shapes=static))

@@ -1,6 +1,6 @@
 """Trainings whose processes are threads of this one, which exchange through its memory.
 
-They share the random numbers of torch, so the models must be made before and go without dropout.
+They share torch's random number generator, so models must be made before and have no dropout.
 """
 
 import threading
@@ -16,7 +16,7 @@ from transduce.train.distributed import World
 
 
 class Threads:
-    """What transduce.train.distributed asks of torch.distributed, among threads."""
+    """The functions of torch.distributed that transduce.train.distributed calls, among threads."""
 
     def __init__(self, size: int) -> None:
         self.size, self.mine, self.changed = size, threading.local(), threading.Condition()
@@ -34,7 +34,7 @@ class Threads:
             self.changed.notify_all()
 
     def _exchange(self, value: Any) -> list[Any]:
-        """What each of them gives.
+        """Exchange objects; returns those of all threads.
 
         Raises:
             RuntimeError: one has ended before.
@@ -63,7 +63,7 @@ class Threads:
 
 
 def in_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work(rank)` returns, or the error it ends with, in each of so many threads."""
+    """Run `work(rank)` in so many threads; returns each one's result, or the error with which it ends."""
     threads, store, found = Threads(size), dist.HashStore(), [None] * size
 
     def alone(rank: int) -> None:

@@ -55,7 +55,7 @@ def model(*, dropout: float = 0.0, d_model: int = 16, n_layers: int = 1) -> Tran
 
 
 def config(**changes: Any) -> TrainingConfig:
-    """30 updates, a look after every 10."""
+    """30 updates, with a validation after every 10."""
     optim = OptimConfig(peak_rate=1e-2, warmup_steps=20)
     settings: dict[str, Any] = {"optim": optim, "max_updates": 30, "validate_every": 10, "label_smoothing": 0.0}
     return TrainingConfig(**(settings | changes))
@@ -63,7 +63,7 @@ def config(**changes: Any) -> TrainingConfig:
 
 @dataclass
 class Scores:
-    """Validation with scores that the test dictates; the last one again when they run out."""
+    """Validations with given scores; the last one repeats when they run out."""
 
     values: list[float] = field(default_factory=lambda: [0.0])
     calls: int = 0
@@ -91,7 +91,7 @@ class Faulty(CrossEntropy):
 
 
 def trainer(directory: Path, **parts: Any) -> Trainer:
-    """A Trainer of the toy, with parts exchanged."""
+    """A Trainer of the toy, with some arguments replaced."""
     given = {"data": Backwards(), "validate": Scores(), "config": config()} | parts
     given.setdefault("objective", CrossEntropy(model()))
     given["sinks"] = [*standard_sinks(directory, given["config"]), *parts.get("sinks", [])]
@@ -105,7 +105,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Bit by bit."""
+    """Whether all weights are equal bit by bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
