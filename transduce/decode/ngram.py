@@ -113,7 +113,7 @@ def _read(
             section = line.strip().removeprefix("\\").removesuffix("-grams:")
             if section.isdecimal() and section != str(n + 1):
                 raise InputError(
-                    f"an ARPA file has 1-grams, 2-grams and so on, but behind {n}-grams come "
+                    f"an ARPA file has 1-grams, 2-grams and so on, but {n}-grams are followed by "
                     f"{section:.9}-grams"
                 )
             n = n + 1 if section.isdecimal() else 0

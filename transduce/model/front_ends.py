@@ -63,8 +63,8 @@ class Frames:
     conv_channels: int | None = None
     """Channels between two convolutions; None: d_model, as after the last one."""
     conv_activation: ConvActivation = "gelu"
-    """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates
-    the other."""
+    """The nonlinearity after each convolution; glu doubles the channels, and one half gates the
+    other."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "n_features", "stack", "conv_channels")

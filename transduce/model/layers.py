@@ -85,7 +85,7 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """Several feed-forwards, of which a router chooses and mixes a few for every position.
+    """Several feed-forwards; for every position, a router chooses a few and mixes their outputs.
 
     No position is ever dropped, so the result of one position does not depend on the others.
 

@@ -1,4 +1,4 @@
-"""The host beside the device: it loads batches ahead, copies numbers, and handles Ctrl-C."""
+"""The host's work during training: it loads batches ahead, copies numbers, and handles Ctrl-C."""
 
 import signal
 import threading
@@ -22,7 +22,7 @@ from transduce.process import use_one_core
 class HostCopy:
     """Asynchronous device-to-host copy: logging never drains the stream.
 
-    On a GPU the numbers go into pinned memory, with an event behind them in the stream; `tolist`
+    On a GPU the numbers go into pinned memory, followed by an event in the stream; `tolist`
     waits for that event alone. `Tensor.tolist` would wait for everything queued before its call.
     """
 
@@ -95,7 +95,7 @@ def prefetch(batches: Iterator[BatchT], n: int = 2) -> Iterator[BatchT]:
 
 @dataclass(frozen=True)
 class _Results:
-    """The items of a sequence, pickled, or the errors that were raised instead.
+    """The items of a sequence, serialized, or the errors that were raised instead.
 
     A DataLoader would add a traceback to the message of an error, and wait forever for an item that
     cannot be sent, for example when shared memory is full.
