@@ -111,7 +111,7 @@ def test_a_table_of_another_encoding_is_refused(tmp_path):
     table = pyarrow.table({"source": text, "target": ["green"]})
     with pyarrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(InputError, match=r"x\.arrow is no whole"):
+    with pytest.raises(InputError, match=r"x\.arrow is not a complete"):
         list(each_cell_row(tmp_path / "x.arrow", ("source", "target")))
 
 

@@ -169,10 +169,10 @@ def test_what_cannot_be_read_is_told_in_a_line(tmp_path, clean):
     for name in ("a.zip", "a.tmx"):
         path = put(tmp_path / name, ["nothing of the kind"])
         code, said, _ = clean(path)
-        assert code == 2 and said.startswith(f"transduce: {path} is no whole ")
+        assert code == 2 and said.startswith(f"transduce: {path} is not a complete ")
     for encoding, reason in (("klingon", "unknown encoding"), ("gb18030", "multi-byte encodings are not supported")):
         path = put(tmp_path / "b.tmx", [f'<?xml version="1.0" encoding="{encoding}"?><tmx/>'])
-        assert f"{path} is no whole TMX file: {reason}" in clean(path)[1]
+        assert f"{path} is not a complete TMX file: {reason}" in clean(path)[1]
     path = put(tmp_path / "b.tmx", ["<tmx><body/></tmx>"])
     assert f"{path} has no en of that kind; it has none; name" in clean(path)[1]
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as packed:

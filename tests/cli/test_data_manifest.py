@@ -155,7 +155,7 @@ def test_a_key_of_kaldi_stands_once_and_texts_have_sound(tmp_path, make, kaldi):
     assert "left out 1: no sound: z" in make(kaldi, tmp_path / "m.tsv")[1]
     put(kaldi / "text", "a good day", "b yes", "a bad day")
     assert make(kaldi, tmp_path / "m.tsv")[2] == (
-        f"transduce: a key must stand once, but {kaldi / 'text'} has 'a' again; remove one of its lines"
+        f"transduce: a key must be unique, but {kaldi / 'text'} has 'a' again; remove one of its lines"
     )
 
 

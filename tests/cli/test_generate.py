@@ -117,7 +117,7 @@ def test_prompts_come_from_files_and_texts_go_to_one(run, stdin, tmp_path, capsy
 def test_what_is_wrong_is_named(run, capsys):
     assert main(["generate", str(run), "--prompt", "ROMEO§"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("transduce: prompt 1: ") and "but '§' (U+00A7) is none of them; leave it out" in err
+    assert err.startswith("transduce: prompt 1: ") and "but '§' (U+00A7) is not one of them; leave it out" in err
     assert main(["generate", str(run), "--prompt", "a", "--temperature", "-1"]) == 2
     assert main(["generate", str(run), "--prompt"]) == 2
     value, empty = capsys.readouterr().err.splitlines()

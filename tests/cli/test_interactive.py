@@ -67,7 +67,7 @@ def test_every_prompt_goes_on_with_the_text_of_its_number(language, stdin, capsy
     texts = [generator.generate(["All"], td.GenerationConfig(max_length=9), first_prompt=i)[0][0].text for i in (0, 2)]
     out, err = capsys.readouterr()
     assert out == "".join(f"All{text}\n" for text in texts) and texts[0] != texts[1]
-    assert "but '§' (U+00A7) is none of them; leave it out" in err and err.count("\n") == 1
+    assert "but '§' (U+00A7) is not one of them; leave it out" in err and err.count("\n") == 1
 
 
 def test_ctrl_c_stops_the_current_one_only(stdin, capsys):

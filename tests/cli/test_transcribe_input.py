@@ -221,11 +221,11 @@ def test_no_microphone_is_told(run, folder, stdin, microphone, monkeypatch, caps
     assert "--microphone alone" in refusal(str(folder / "8000.wav"))
     microphone(None)
     assert refusal() == (
-        "transduce: a microphone must be there, but Error querying device -1; plug one in, or name a sound file\n"
+        "transduce: recording needs a microphone, but Error querying device -1; plug one in, or name a sound file\n"
     )
     microphone(np.zeros(0))
     stdin(b"\n")
-    assert "nothing came" in refusal()
+    assert "nothing was recorded" in refusal()
 
 
 NAMES = (b"caf\xe9.wav", b"two\nlines\tand a tab.wav")

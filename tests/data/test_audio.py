@@ -174,7 +174,7 @@ def test_a_file_cut_short_gives_what_is_there_and_says_so(tmp_path, ending, subt
     assert 0.4 * len(whole) < len(got) < 0.51 * len(whole)
     torch.testing.assert_close(got, whole[: len(got)], rtol=0, atol=1e-6)
     (said,) = told(caplog)
-    assert str(path) in said and "2.00 s" in said and f"{len(got) / 16000:.2f};" in said
+    assert str(path) in said and "2.00 s" in said and f"{len(got) / 16000:.2f} s;" in said
     path.write_bytes(raw[:20])
     assert refusal(path).startswith("cannot be read as sound: ")
 

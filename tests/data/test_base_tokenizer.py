@@ -28,7 +28,7 @@ def test_ids_are_places_in_the_sorted_set_of_characters(tmp_path):
 
 def test_an_unknown_character_is_named():
     message = (
-        "a text may hold the 3 characters that were trained on, but 'ß' (U+00DF) is none of them; "
+        "a text may only have the 3 characters of the training text, but 'ß' (U+00DF) is not one of them; "
         "leave it out or train with a text that has it"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -41,9 +41,9 @@ def test_an_unknown_character_is_named():
     ("model", "told"),
     [
         (b'{"letters": "ab"}', """characters must come as JSON {"characters": "..."}, but: KeyError('characters')"""),
-        (b'{"characters": "aba"}', "each stands once, but it is 'aba'"),
-        (b'{"characters": ""}', "each stands once, but it is ''"),
-        (b'{"characters": 3}', "each stands once, but it is 3"),
+        (b'{"characters": "aba"}', "string without duplicates, but it is 'aba'"),
+        (b'{"characters": ""}', "string without duplicates, but it is ''"),
+        (b'{"characters": 3}', "string without duplicates, but it is 3"),
     ],
 )
 def test_what_are_no_characters_is_refused(model, told):

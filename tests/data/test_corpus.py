@@ -197,7 +197,9 @@ def test_half_a_split_or_two_answers_are_refused(tmp_path, split):
 
 
 def test_columns_are_those_of_tables():
-    with pytest.raises(ValueError, match=r"columns are those of tables, but .* are de and en, and no table is named"):
+    with pytest.raises(
+        ValueError, match=r"only tables have named columns, but .* are de and en, and no table is named"
+    ):
         Files(train_tsv=Path("a.tsv"), source_column="de", target_column="en").read("train")
 
 
@@ -232,7 +234,7 @@ def test_what_cannot_be_held_out_is_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
         Files(train_tsv=tsv, hold_out=1).splits(1)
     assert str(caught.value) == (
-        "a training needs pairs besides those held out, but hold_out=1 takes all of the 5 that it is drawn from; "
+        "training needs pairs besides those held out, but hold_out=1 takes all of the 5 that it is drawn from; "
         "hold out fewer"
     )
     for fields, told in (

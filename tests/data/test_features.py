@@ -292,5 +292,5 @@ def test_mean_and_std_belong_to_global(normalize, mean, std, found):
         FeatureExtractor(FeatureConfig(normalize=normalize), mean=mean, std=std)
     assert str(caught.value) == (
         f"normalize={normalize} needs mean and std of shape {found[0]}, but mean has {found[1]} and std has {found[2]}; "
-        "`statistics` makes them for global, and no other has any"
+        "`statistics` computes them for global, and the other settings take none"
     )

@@ -92,7 +92,7 @@ def test_a_file_has_terms_that_are_translated_and_terms_that_stay():
         (["c\t"], "line 1"),
         (
             ["a\tb", "a\tc"],
-            "^x: a term of a glossary has one translation, but line 2 has 'c' for 'a', and one before 'b'",
+            "^x: a term of a glossary has one translation, but line 2 has 'c' for 'a', and an earlier one has 'b'",
         ),
     ],
 )

@@ -72,7 +72,9 @@ def test_a_pipe_holds_no_more_than_memory_does(files, tmp_path):
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_bytes((tmp_path / "a").read_bytes()))
     writer.start()
-    with pytest.raises(ValueError, match=rf"again and again, but {pipe} is none, and can be read once; write it to"):
+    with pytest.raises(
+        ValueError, match=rf"several times, but {pipe} is not a regular file and can be read only once; write it to"
+    ):
         replace(files, train_source=pipe).splits(0, tmp_path / "cache")
     writer.join()
 

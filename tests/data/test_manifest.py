@@ -98,7 +98,7 @@ def test_seconds_are_a_positive_number(refusal):
 
 def test_an_id_stands_once_and_audio_names_a_file(refusal):
     assert refusal(f"{GOOD}a\tc.wav\t1\tAnn\ttext\tText\n") == (
-        "an id must stand once, but m.tsv, line 4, has id='a' again; rename one of them"
+        "an id must be unique, but m.tsv, line 4, has id='a' again; rename one of them"
     )
     assert refusal(f"{GOOD}c\t\t1\tAnn\ttext\tText\n").startswith("audio must name a file, but m.tsv, line 4, ")
 
@@ -207,7 +207,7 @@ def test_one_speaker_or_recording_cannot_be_split_and_a_share_is_a_share(spoken)
     with pytest.raises(ValueError) as error:
         split(one_speaker, "speakers", 0.1, 0)
     assert str(error.value) == (
-        "holding out speakers takes two, but there are 1; name a manifest for validation, or hold out recordings "
+        "holding out speakers takes at least two, but there are 1; name a manifest for validation, or hold out recordings "
         "(hold_out=recordings)"
     )
     with pytest.raises(ValueError, match=r"recordings .* there are 1; .* see leave_out"):

@@ -70,7 +70,7 @@ def test_what_is_replayed_says_its_share_and_validation_takes_none_of_it(folder)
     [
         (
             {"train": Path("nothing.tsv")},
-            "a manifest must be there, but {0}/nothing.tsv is not; use --data DIR, or name the manifests "
+            "a manifest must exist, but {0}/nothing.tsv does not; use --data DIR, or name the manifests "
             "(transduce data manifest makes some)",
         ),
         ({"replay": Path("empty.tsv")}, "a manifest must have recordings, but {0}/empty.tsv has none"),

@@ -221,5 +221,5 @@ def test_a_word_without_phones_and_texts_of_another_language_are_refused(path):
     with pytest.raises(ValueError) as error:
         PronunciationTokenizer(b'{"pronunciations": {"a": ""}, "counts": {}, "pairs": {}}')
     assert str(error.value) == "a word must have phones, but 'a' has none; add them or leave the word out"
-    with pytest.raises(ValueError, match="of its 2 words it has none"):
+    with pytest.raises(ValueError, match="it has none of their 2 words"):
         PronunciationTokenizer.train(["guten Tag", "Tag"], read_dictionary(path))

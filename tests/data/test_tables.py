@@ -149,7 +149,7 @@ def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path):
 def test_a_damaged_file_is_named(tmp_path, name, damage):
     path = written(tmp_path / name, table())
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is no whole Parquet or Arrow file: "):
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is not a complete Parquet or Arrow file: "):
         PairFiles((path,), ("en", "de")).read()
 
 

@@ -92,7 +92,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, what):
 def test_characters_of_one_side_alone_are_refused_and_replace_nothing(tmp_path, other):
     source = CharTokenizer.train(["abc"])
     target = CharTokenizer.train(["xyz"]) if other == "characters" else any_tokenizer("sentencepiece")
-    with pytest.raises(ValueError, match="characters are for both sides together, but the source has one of its own"):
+    with pytest.raises(ValueError, match="characters must be shared by both sides, but the source has one of its own"):
         write_tokenizers(tmp_path, source, target, alone=False)
     assert not [*tmp_path.iterdir()]
     write_tokenizers(tmp_path, source, source, alone=False)

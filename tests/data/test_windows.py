@@ -127,7 +127,7 @@ def test_shards_hold_the_ids_in_the_smallest_type(tmp_path, vocab_size, width):
 
 
 def test_shards_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"a shard, but there is none; transduce data shards"):
+    with pytest.raises(ValueError, match=r"a shard, but there is none; make shards with transduce data shards"):
         open_shards([], tokenizer=b"t")
     path = tmp_path / "a.bin"
     write_shard(path, np.array([0, 8]), vocab_size=9, tokenizer=b"t", source="x")

@@ -125,5 +125,5 @@ def test_added_tokens_stand_behind_the_others(tmp_path):
     with pytest.raises(ValueError) as error:
         read_run(read_settings(tmp_path))
     assert str(error.value) == (
-        f"added_tokens.json must number tokens behind those of vocab.json, but in {tmp_path} '<pad>' has 7"
+        f"added_tokens.json must number its tokens after those of vocab.json, but in {tmp_path} '<pad>' has 7"
     )

@@ -386,7 +386,7 @@ def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
     capsys.readouterr()
     assert main(["transcribe", str(rival.run), *map(str, rival.sounds), "--language", "de"]) == 0
     assert capsys.readouterr().out.splitlines() == want != transcriber(rival.sounds)
-    with pytest.raises(ValueError, match=r"^a language must be one that the model knows \(de, en\), but it is 'fr'"):
+    with pytest.raises(ValueError, match=r"^a language must be one of the model's \(de, en\), but it is 'fr'"):
         transcriber(rival.sounds[0], target_language="fr")
     both = ["--language", "de", "--begin-with", "<|startoftranscript|> <|de|>"]
     assert main(["transcribe", str(rival.run), str(rival.sounds[0]), *both]) == 2

@@ -171,7 +171,7 @@ def test_what_is_missing_is_named(tmp_path):
     assert str(error.value) == f"the text must be DIR/input.txt with --data DIR, but {tmp_path} has none"
     with pytest.raises(ValueError) as error:
         Shards().read("byte_bpe", 0)
-    assert str(error.value) == ("shards lie in a folder: use --data DIR; transduce data shards makes them from text")
+    assert str(error.value) == ("shards need a folder: use --data DIR; transduce data shards makes them from text")
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path)
     assert str(error.value) == (

@@ -56,8 +56,8 @@ def prompts(**fields: object) -> dict[str, object]:
         ("/translate", {"json": {**ASKED, "format": "xml"}}, 400,
          "format must be text or html, but it is 'xml'; send one of them"),
         ("/translate", {"json": {**ASKED, "q": "a\nb\0"}}, 400,
-         "text must be UTF-8, but q, line 2, has a zero byte, as UTF-16 has; if it is, convert the file with iconv -f "
-         "utf-16 -t utf-8 (utf-16be, if other letters come out); if not, remove it with tr -d '\\0'"),
+         "text must be UTF-8, but q, line 2, has a zero byte; if the file is UTF-16, convert it with iconv -f "
+         "utf-16 -t utf-8 (utf-16be, if wrong letters come out); if not, remove the byte with tr -d '\\0'"),
         ("/translate", {"json": {"q": "a"}}, 400, "target is missing; send it"),
         ("/translate", {"content": b"[" * 5000, "headers": {"content-type": "application/json"}}, 400,
          "the body must be an object of JSON, or a form, but it cannot be read as such (recursion limit exceeded at line 1 "

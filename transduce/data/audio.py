@@ -1,5 +1,5 @@
-"""Recordings of any libsndfile format as one channel at one rate; errors name the file that cannot
-be used."""
+"""Reads recordings of any libsndfile format as one channel at one sample rate; errors name the
+file."""
 
 import math
 import os
@@ -30,12 +30,12 @@ Block = Float[Tensor, " _"]
 """A part of a waveform."""
 
 BLOCK = 2**20
-"""Samples decoded at once. A header may promise any length, so memory is taken block by block for
-what is there."""
+"""Samples decoded at a time. A header may claim any length, so memory is allocated block by block
+for the samples that exist."""
 
 LONGEST_RATIO = 1000
-"""The largest b of a ratio a : b, as its filters have about a * b weights. 16000 : 44099 is rounded
-to 283 : 780."""
+"""The largest denominator of a resampling ratio, because the filters have about numerator *
+denominator weights. 16000 / 44099 is rounded to 283 / 780."""
 
 RATES = (1000, 768_000)
 """Sample rates that a header may claim, in Hz."""
@@ -45,16 +45,16 @@ MISSING = 0.1
 estimate."""
 
 CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
-"""libsndfile's remark on a WAV, AIFF or AU file that holds another number of bytes than its header
-says. One that was written to a pipe says 0x7FFF0000 or more, as its length was not known."""
+"""libsndfile's log message about a WAV, AIFF or AU file whose size differs from its header. The
+header of a file that was written to a pipe says 0x7FFF0000 or more, as its length was not known."""
 
 
 def read_audio(path: Path, sample_rate: int) -> Waveform:
     """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
 
     A waveform that is louder than full scale (floats may be, and resampling overshoots) is scaled
-    down as a whole. If a file ends before its header says, the samples that are there are used,
-    with a warning. That holds for WAV, AIFF, AU and MP3; a cut Ogg file looks whole.
+    down as a whole. If a file is shorter than its header says, the existing samples are used, with
+    a warning. That holds for WAV, AIFF, AU and MP3; a truncated Ogg file cannot be recognized.
 
     Raises:
         InputError: the file is missing, a directory, empty, not sound or damaged, or it has no
@@ -65,13 +65,13 @@ def read_audio(path: Path, sample_rate: int) -> Waveform:
 
 
 def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -> Iterator[Block]:
-    """The waveform of `read_audio`, block by block and not yet scaled, so that a long recording
-    takes no more memory.
+    """Yield the waveform of `read_audio` block by block, not yet scaled, so that memory does not
+    grow with the recording.
 
     Args:
-        sound: a file, or an open one that can seek. An open file is afterwards where it was before,
-            also if the last blocks are not needed.
-        name: stands for it in messages.
+        sound: a path, or an open seekable file, whose position is restored at the end, even if not
+            all blocks are read.
+        name: its name in messages.
 
     Raises:
         InputError: as `read_audio`, but for NaN and infinite samples.
@@ -90,7 +90,7 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
                 yield torch.from_numpy(block) @ average
 
         yield from _at_rate(mono(), Fraction(sample_rate, rate))
-        promised = file.frames / rate  # of a WAV, libsndfile counts the samples that are there
+        promised = file.frames / rate  # for a WAV, libsndfile counts the existing samples
         if (cut := CUT.search(file.extra_info)) and int(cut[1]) < 0x7FFF_0000:
             promised *= int(cut[1]) / max(1, int(cut[2]))
     if not n:
@@ -99,7 +99,7 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
         )
     if promised - n / rate > MISSING:
         logger.warning(
-            "%s is cut short: its header promises %.2f s, but it holds %.2f; what is there is used",
+            "%s is truncated: its header says %.2f s, but it has %.2f s; the existing part is used",
             name,
             promised,
             n / rate,
@@ -112,14 +112,14 @@ def read_samples(
     """Samples of one channel, at `rate` Hz, as `audio_blocks` would read them from a file.
 
     Args:
-        samples: floats of shape (n,), full scale being -1 ... 1; or integers of 16 or 32 bits,
-            which have their own.
-        name: stands for them in messages.
+        samples: floats of shape (n,) with full scale -1 ... 1, or integers of 16 or 32 bits with
+            the full scale of their type.
+        name: their name in messages.
 
     Raises:
-        InputError: samples or rate are something else.
+        InputError: the samples or the rate are of another kind.
     """
-    if isinstance(samples, np.ndarray):  # as torch has them: of this machine's bytes, ascending
+    if isinstance(samples, np.ndarray):  # torch takes native byte order and positive strides only
         samples = np.array(samples, samples.dtype.newbyteorder("="))
     waveform = torch.as_tensor(samples)
     if waveform.dtype in (torch.int16, torch.int32):
@@ -148,10 +148,10 @@ def _check_rate(rate: int, name: str, way_out: str) -> None:
 
 
 def scale(loudest: Float[Tensor, ""], name: str) -> Float[Tensor, ""]:
-    """The divisor of sound whose loudest sample is so far from 0: at least 1.
+    """The divisor that brings sound with this largest absolute sample into [-1, 1]: at least 1.
 
     Raises:
-        InputError: that is NaN or infinite.
+        InputError: the largest sample is NaN or infinite.
     """
     if not loudest.isfinite():  # resampling passes both on
         raise InputError(
@@ -162,7 +162,7 @@ def scale(loudest: Float[Tensor, ""], name: str) -> Float[Tensor, ""]:
 
 
 def sound_status(path: Path) -> os.stat_result:
-    """Size and time of a file that exists and is not empty.
+    """The `stat` result of a file that exists and is not empty.
 
     Raises:
         InputError: the file is missing, not a regular file, not readable, or empty.
@@ -170,7 +170,7 @@ def sound_status(path: Path) -> os.stat_result:
     try:
         status = path.stat()
         if is_file := stat.S_ISREG(status.st_mode):
-            path.open("rb").close()  # libsndfile does not say why it cannot
+            path.open("rb").close()  # libsndfile would not say why it fails
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} cannot be read: {reason}; check the path") from error
@@ -183,9 +183,9 @@ def sound_status(path: Path) -> os.stat_result:
 
 
 def change_rate(waveform: Waveform, ratio: Fraction) -> Float[Tensor, " m"]:
-    """The same sound in m = ceil(ratio * n) samples, by a windowed sinc (see LONGEST_RATIO).
+    """Resample to m = ceil(ratio * n) samples with a windowed sinc (see LONGEST_RATIO).
 
-    It is resampled block by block, as an hour at 48 kHz would take 5 GB at once.
+    It works block by block, because an hour at 48 kHz would take 5 GB at once.
     """
     return torch.cat(list(_at_rate(iter([waveform]), ratio)))
 
@@ -200,8 +200,8 @@ def change_speed(waveform: Waveform, speed: float) -> Float[Tensor, " m"]:
 
 
 def _at_rate(blocks: Iterator[Block], ratio: Fraction) -> Iterator[Block]:
-    """The same sound at another rate, in blocks that do not depend on the borders of those
-    given."""
+    """Resample sound that is given block by block; the samples do not depend on the block
+    borders."""
     ratio = ratio.limit_denominator(LONGEST_RATIO)
     if ratio == 1:
         yield from blocks
@@ -238,7 +238,7 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
             return
     start = sound.tell() if isinstance(sound, BufferedIOBase) and sound.seekable() else None
     try:
-        # soundfile itself turns a name into UTF-8, which not every name on a disk is
+        # soundfile encodes names as UTF-8, but names on a disk may have other bytes
         with soundfile.SoundFile(os.fsencode(sound) if isinstance(sound, Path) else sound) as file:
             yield file
     except (
@@ -257,7 +257,7 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
 
 @contextmanager
 def _decoded(path: Path) -> Iterator[Path]:
-    """A temporary file of the sound of a file that FFmpeg reads.
+    """Decode the sound of a file with FFmpeg into a temporary file.
 
     Raises:
         InputError: FFmpeg is not installed, or finds no sound.
@@ -268,7 +268,7 @@ def _decoded(path: Path) -> Iterator[Path]:
             f"{path} cannot be read as sound: {path.suffix} needs FFmpeg, which is not installed; "
             "install it (apt install ffmpeg, brew install ffmpeg), or convert the file to WAV"
         )
-    with NamedTemporaryFile(suffix=".w64") as file:  # .wav ends at 4 GB
+    with NamedTemporaryFile(suffix=".w64") as file:  # .wav is limited to 4 GB
         command = [program, "-nostdin", "-v", "error", "-y", "-i", f"file:{path}", "-vn", file.name]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
@@ -282,10 +282,10 @@ def _decoded(path: Path) -> Iterator[Path]:
 
 
 def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
-    """Sound of the default microphone, one channel, at its own rate in Hz.
+    """Record the default microphone: the samples of one channel, and their rate in Hz.
 
     Args:
-        wait: what is recorded until it returns.
+        wait: recording lasts until this function returns.
 
     Raises:
         InputError: sounddevice is not installed, or there is no microphone, or no sound came from
@@ -294,7 +294,7 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
     require("sounddevice", "a microphone", "microphone")
 
     try:
-        import sounddevice  # it looks for devices when it is loaded
+        import sounddevice  # importing it looks for devices
     except OSError as error:
         raise InputError(
             f"a microphone needs PortAudio, but {error}; install it, such as libportaudio2 of "
@@ -303,7 +303,7 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
     blocks: list[Float[np.ndarray, "n 1"]] = []
 
     def keep(block: Float[np.ndarray, "n 1"], *_: Any) -> None:
-        blocks.append(block.copy())  # the library uses its memory again
+        blocks.append(block.copy())  # the library reuses its buffer
 
     try:
         rate = int(sounddevice.query_devices(kind="input")["default_samplerate"])
@@ -311,10 +311,11 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
             wait()
     except sounddevice.PortAudioError as error:
         raise InputError(
-            f"a microphone must be there, but {error}; plug one in, or name a sound file"
+            f"recording needs a microphone, but {error}; plug one in, or name a sound file"
         ) from error
     if not blocks:
         raise InputError(
-            "a microphone must give sound, but nothing came; look at the system's sound settings"
+            "a microphone must deliver sound, but nothing was recorded; check the system's sound "
+            "settings"
         )
     return np.concatenate(blocks)[:, 0], rate

@@ -1,4 +1,4 @@
-"""The interface of every tokenizer, and the smallest of them: one id per character."""
+"""The interface of all tokenizers, and the simplest one, with an id per character."""
 
 import json
 import re
@@ -15,7 +15,7 @@ AnyTokenizer = TypeVar("AnyTokenizer", bound="Tokenizer")  # beartype takes no S
 END = "<|endoftext|>"
 """The token between the texts of GPT-2's training data."""
 LARGEST = "[0, 10000000]"
-"""Sizes of a vocabulary to train; beyond, the libraries fail, or take all memory."""
+"""The allowed sizes of a trained vocabulary; above, the libraries fail or take all memory."""
 SPECIAL = {
     "pad_id": ("<pad>", "[PAD]", "<|pad|>"),
     "bos_id": ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "[CLS]", END),
@@ -34,8 +34,7 @@ SPECIAL = {
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 """The name of a byte in vocabularies with byte fallback."""
 TAG = re.compile(r"<2([^<>\s]+)>")
-"""The tag in front of a source of a multilingual model, for the language to translate into:
-<2de>."""
+"""The tag before a source of a multilingual model, which names the target language: <2de>."""
 
 
 def tag_of(language: str) -> str:
@@ -44,39 +43,40 @@ def tag_of(language: str) -> str:
 
 
 class Tokenizer(ABC):
-    """Text to ids and back: SentencePiece, a tokenizer of the library `tokenizers` or single
-    characters."""
+    """Converts text to ids and back; subclasses use SentencePiece, the library `tokenizers`, single
+    characters or phones."""
 
     file_name: str
-    """The name of its file in a run directory; "tokenizer" in it stands for the side."""
+    """The name of its file in a run directory; if each side has a tokenizer, "source" or "target"
+    replaces "tokenizer" in it."""
     vocab_size: int
     """Number of tokens, special ones included."""
     all_tokens: list[str]
     """The tokens of the whole vocabulary, by their ids; "" where an id has none."""
     bos_id: int | None = None
-    """The id that begins every text; None where nothing marks a beginning."""
+    """The id at the beginning of every text; None if there is none."""
     eos_id: int | None = None
-    """The id that ends every text; None where nothing marks an end. Equal to bos_id, it stands
-    between texts."""
+    """The id at the end of every text; None if there is none. If it equals bos_id, it separates
+    texts."""
     pad_id: int | None = None
-    """The id of padding, which is the blank of CTC, too; None where there is none."""
+    """The id of padding, which is also the blank of CTC; None if there is none."""
     unk_id: int | None = None
-    """The id of an unknown token; None where every text has tokens."""
+    """The id of the unknown token; None if every text can be encoded."""
     opening: tuple[int, ...] = ()
-    """Ids behind bos_id at the beginning of every text, such as the tag of its language."""
+    """Ids after bos_id at the beginning of every text, such as a language tag."""
     writes_phones = False
-    """Whether tokens are sounds, and the words of a text are looked up by them."""
+    """Whether tokens are phones, from which the words of a text are looked up."""
     lacks_language = False
-    """Whether texts have the tag of a language, but none was chosen (`with_language`)."""
+    """Whether texts need a language tag, but no language was chosen (`with_language`)."""
     languages: Mapping[str, int] = MappingProxyType({})
-    """The ids of the tags that texts may have for their language, by its name."""
+    """The ids of the language tags that texts may have, by the name of the language."""
     tagged_languages: tuple[str, ...] = ()
-    """The languages of the tags in front of sources, of a model that was trained on such
-    sources."""
+    """The target languages that a tag before a source can name, if the model was trained with such
+    tags."""
     timestamp_begin_id: int | None = None
-    """The first of the tokens of time, that of 0 seconds, if there are any, as in Whisper."""
+    """The id of the first timestamp token, for 0 seconds, if there are any, as in Whisper."""
     no_speech_id: int | None = None
-    """The token that a model writes where nobody speaks, if there is one, as in Whisper."""
+    """The id of the no-speech token, if there is one, as in Whisper."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -87,7 +87,7 @@ class Tokenizer(ABC):
         """Read a file that `save` wrote.
 
         Raises:
-            InputError: it holds something else; the message names it.
+            InputError: the file holds something else; the message names it.
         """
         with errors_of(f"{path} holds no tokenizer of this kind"):
             return cls(Path(path).read_bytes())
@@ -98,13 +98,13 @@ class Tokenizer(ABC):
 
     @property
     def suppressed(self) -> tuple[int, ...]:
-        """Ids that no text has and no model may produce."""
+        """Ids that occur in no text and that a model must not produce."""
         ids = dict.fromkeys((self.pad_id, self.unk_id, self.bos_id))
         return tuple(i for i in ids if i is not None and i != self.eos_id)
 
     @cached_property
     def surfaces(self) -> list[bytes]:
-        """The bytes that each token adds to a text between others, in UTF-8: nothing for special
+        """The UTF-8 bytes that each token adds to a text between other tokens; empty for special
         tokens."""
         special = {*self.suppressed, self.eos_id}
         ids = range(self.vocab_size)
@@ -126,8 +126,8 @@ class Tokenizer(ABC):
         ]
 
     def spelled(self, text: str) -> bytes:
-        """The text as its tokens write it behind others: normalized, and with the space that may
-        stand before a word.
+        """The bytes of the text when its tokens follow others: normalized, and with the space that
+        the tokenizer may put before a word.
 
         Raises:
             InputError: a part of it has no token.
@@ -141,8 +141,7 @@ class Tokenizer(ABC):
         return b"".join(self.surfaces[i] for i in ids)
 
     def required(self, *names: str) -> tuple[int, ...]:
-        """The special ids of these names, such as "bos_id" and "eos_id", of a model that cannot do
-        without them.
+        """The special ids of these names, such as "bos_id" and "eos_id", all of which must exist.
 
         Raises:
             InputError: there is no such token.
@@ -163,25 +162,24 @@ class Tokenizer(ABC):
         """These lists of ids, each with `opening` before and eos_id behind it.
 
         Raises:
-            InputError: nothing marks an end.
+            InputError: there is no eos_id.
         """
         (eos,) = self.required("eos_id")
         return [[*self.opening, *row, eos] for row in rows]
 
     def with_language(self: AnyTokenizer, language: str) -> AnyTokenizer:
-        """The same tokenizer for texts of this language, of a model that marks languages.
+        """The same tokenizer for texts of this language, if the model has language tags.
 
         Raises:
-            InputError: it knows no such language.
+            InputError: it has no such language.
         """
         raise InputError(
-            "a language is chosen in an imported model of many languages, but this has a "
+            "only an imported multilingual model takes a language, but this has a "
             f"{type(self).__name__}; leave out {language!r}"
         )
 
     def with_tag(self: AnyTokenizer, language: str) -> AnyTokenizer:
-        """The same tokenizer for sources that begin with the tag of this language, to translate
-        into it.
+        """The same tokenizer, which begins every source with the tag of this target language.
 
         Raises:
             InputError: there is no such tag.
@@ -192,17 +190,16 @@ class Tokenizer(ABC):
         )
 
     def with_symbols(self: AnyTokenizer, symbols: Sequence[str]) -> AnyTokenizer:
-        """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever
-        a text has it.
+        """The same tokenizer, in which each of these symbols, such as <2de>, is always one token.
 
-        The ids of all other tokens stay as they are; a symbol that is no token yet gets one behind
-        them.
+        The ids of all other tokens stay as they are; a symbol that is not yet a token gets a new id
+        after them.
 
         Raises:
-            InputError: this kind of tokenizer has no symbols, or one of them marks something else.
+            InputError: this kind of tokenizer has no symbols, or one of them has another meaning.
         """
         raise InputError(
-            "symbols are tokens of SentencePiece or of the library tokenizers, but this is a "
+            "symbols need SentencePiece or the library tokenizers, but this is a "
             f"{type(self).__name__}; leave them out or take another tokenizer (--tokenizer "
             "byte_bpe)"
         )
@@ -230,7 +227,7 @@ class Tokenizer(ABC):
 
 
 class CharTokenizer(Tokenizer):
-    """Characters (code points) in the order of their code points. No id begins or ends a text."""
+    """One token per character, in the order of code points. There is no BOS and no EOS."""
 
     file_name = "characters.json"
 
@@ -243,7 +240,7 @@ class CharTokenizer(Tokenizer):
         super().__init__(model)
         try:
             characters = json.loads(model)["characters"]
-            str(characters).encode()  # no half of a character
+            str(characters).encode()  # no lone surrogates
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
                 f'characters must come as JSON {{"characters": "..."}}, but: {error!r:.200}'
@@ -254,7 +251,7 @@ class CharTokenizer(Tokenizer):
             or len(set(characters)) < len(characters)
         ):
             raise InputError(
-                "characters must be a string in which each stands once, but it is "
+                "characters must be a non-empty string without duplicates, but it is "
                 f"{characters!r:.60}"
             )
         self.vocab_size = len(characters)
@@ -285,9 +282,9 @@ class CharTokenizer(Tokenizer):
         except KeyError as error:
             (unknown,) = error.args
             raise InputError(
-                f"a text may hold the {self.vocab_size} characters that were trained on, but "
-                f"{unknown!r} (U+{ord(unknown):04X}) is none of them; leave it out or train with a "
-                "text that has it"
+                f"a text may only have the {self.vocab_size} characters of the training text, but "
+                f"{unknown!r} (U+{ord(unknown):04X}) is not one of them; leave it out or train "
+                "with a text that has it"
             ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
@@ -305,18 +302,20 @@ def warn_if_smaller(size: int, requested: int) -> None:
 
 
 TAIL = 8
-"""Tokens whose bytes form the same last characters whatever stands before them."""
+"""Tokens of context that are enough to decode the next ones: earlier tokens change nothing."""
 
 
 class TextStream:
-    """Text of tokens as they come after a prompt, from a window: time does not grow with the text.
+    """Decodes tokens to text as they arrive after a prompt, from a window of tokens, so that the
+    time per token does not grow with the text.
 
-    The window has tokens before the new ones, as SentencePiece leaves out a space at the beginning
-    of a text, and as bytes spell a character only together.
+    The window has tokens before the new ones, because SentencePiece leaves out a space at the
+    beginning of a text, and because a character may consist of several byte tokens.
 
     Args:
-        space: whether tokens left out the space at the end of the prompt; it is not shown again.
-        stop: strings behind which nothing is shown.
+        space: whether the tokens of the prompt leave out the space at its end; it is not shown
+            again.
+        stop: stop strings; nothing is shown after the first of them.
     """
 
     def __init__(
@@ -330,12 +329,12 @@ class TextStream:
         self.tokenizer = tokenizer
         self.window = list(prompt)
         self.shown = len(self._text()) + space
-        """Characters of the window's text that were returned before."""
+        """Characters of the window's text that were already returned."""
         self.stop = stop
         self.tail = ""
-        """The end of what was returned, in which a stop string may have begun."""
+        """The end of the returned text, in which a stop string may have begun."""
         self.stopped = False
-        """Whether what was returned last ends with a stop string."""
+        """Whether the text that was returned last ends with a stop string."""
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
         """The text that these tokens add, without an unfinished character unless `last`."""

@@ -1,4 +1,4 @@
-"""Sequences of many lengths in few rectangular batches, whose order is a function of (seed,
+"""Batches of padded sequences of similar lengths, in an order that is a function of (seed,
 epoch)."""
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Row = Sequence[int] | Integer[np.ndarray, " _"]
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The examples of one update, one per row; beyond a row's length is padding.
+    """The examples of one update, one per row; positions beyond a row's length are padding.
 
     target_in begins with BOS and target_out ends with EOS; target_lengths are the lengths of both.
     """
@@ -39,12 +39,12 @@ class Batch:
     """source_lengths and target_lengths before `to` moved them, for losses that read them on the
     host, such as CTC."""
     ctc_targets: Int[Tensor, "B H"] | None = None
-    """Targets of CTC where they are another text than the target: ids, each row with an EOS."""
+    """Targets of CTC if they are another text than the target: ids, each row with an EOS."""
     ctc_target_lengths: Lengths | None = None
     """Lengths of ctc_targets, with EOS; they stay on the host, where CTC reads them."""
     second_source: Shaped[Tensor, "B S *F"] | None = None
-    """The same source with other masks, noise and vocal tract, for a training whose outputs of both
-    should agree."""
+    """The same source with other masks, noise and vocal tract, for consistency regularization: the
+    outputs for both should agree."""
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device.
@@ -66,7 +66,7 @@ class Batch:
 
 
 def pad(rows: Sequence[Row], value: int) -> tuple[Int[Tensor, "B T"], Lengths]:
-    """Rows of ids as one rectangle, filled up with `value`, and their lengths."""
+    """Rows of ids as one tensor, padded with `value`, and their lengths."""
     lengths = np.array([len(row) for row in rows])
     ids = np.full((len(rows), lengths.max()), value, dtype=np.int64)
     for i, row in enumerate(rows):  # pad_sequence takes ten times as long
@@ -77,7 +77,7 @@ def pad(rows: Sequence[Row], value: int) -> tuple[Int[Tensor, "B T"], Lengths]:
 def pad_frames(
     rows: Sequence[Float[Tensor, "_ F"]],
 ) -> tuple[Float[Tensor, "B S F"], Lengths]:
-    """Rows of vectors as one box, filled up with zeros, and their lengths."""
+    """Rows of vectors as one tensor, padded with zeros, and their lengths."""
     return pad_sequence(list(rows), batch_first=True), torch.tensor([*map(len, rows)])
 
 
@@ -96,7 +96,7 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
     batches = []
     start = 0
     while start < len(order):
-        # rows: the first one is the shortest
+        # an upper bound on the rows, as the first one is the shortest
         most = min(max(1, tokens_per_batch // int(longest[start])), len(order) - start)
         size = longest[start : start + most] * np.arange(1, most + 1)
         stop = start + max(1, int(np.searchsorted(size, tokens_per_batch, side="right")))
@@ -113,7 +113,7 @@ def padding_share(lengths: Int[np.ndarray, "n k"], batches: list[Int[np.ndarray,
 
 @dataclass(eq=False)
 class Batches(Sequence[Batch]):
-    """A list of n batches of which batch i is make(i), made at every access."""
+    """A sequence of n batches; batch i is make(i), which is called at every access."""
 
     n: int
     make: Callable[[int], Batch]
@@ -126,7 +126,7 @@ class Batches(Sequence[Batch]):
 
 
 class Epoch(Batches):
-    """The batches of one epoch, of examples that are about equally long.
+    """The batches of one epoch; the examples of a batch have similar lengths.
 
     Args:
         lengths: the k lengths of every example, in positions.
@@ -155,7 +155,7 @@ class Epoch(Batches):
             batches = [batches[i] for i in rng.permutation(len(batches))]
         self.batches = batches
         """The indices of every batch's examples."""
-        # without self, as a circle would keep the examples in memory until Python looks for circles
+        # without self: a reference cycle would keep the examples in memory until garbage collection
         super().__init__(len(batches), lambda i: make(batches[i].tolist()))
 
 
@@ -210,8 +210,8 @@ def permuted(
     """The images of these indices in a pseudorandom permutation of 0 ... n - 1; no table of all n
     is made.
 
-    A Feistel network permutes the numbers of as many bits as n has, or one more, and is repeated
-    for images beyond n.
+    A Feistel network permutes the numbers of as many bits as n has, or one more, and is applied
+    again to images that are not below n.
 
     Source: Black and Rogaway (2002), Ciphers with arbitrary finite domains, "cycle-walking".
     """

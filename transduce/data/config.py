@@ -13,7 +13,7 @@ BY_FFMPEG = (".aac", ".m4a", ".mkv", ".mov", ".mp4", ".webm", ".wma")
 """Endings of files whose sound FFmpeg decodes, where it is installed."""
 
 SPEEDS = "[0.5, 2]"
-"""The speeds at which speech is still speech."""
+"""The range of speed factors in which speech stays intelligible."""
 
 HIGHEST_SNR = 60.0
 """Decibels. Noise at this ratio is that of a quiet room and a good microphone."""
@@ -29,26 +29,26 @@ class FeatureConfig:
     sample_rate: int = 16000
     """Hz; sound at another rate is resampled."""
     frame: float = 0.025
-    """Seconds under one window."""
+    """Window length in seconds."""
     hop: float = 0.01
-    """Seconds from one window to the next."""
+    """Seconds from one window to the next (hop length)."""
     n_mels: int = 80
-    """Mel bands."""
+    """Number of mel bands."""
     n_coefficients: int = 40
-    """Cosines of the DCT, of n_mels, from the 0th (loudness) on; 0: no cosines, but the log-mels
-    themselves."""
+    """Number of cepstral coefficients, from the 0th (loudness) on; 0: the log-mels themselves,
+    without a DCT."""
     low: float = 20.0
-    """Hz where the lowest mel band begins."""
+    """Lower edge of the lowest mel band in Hz."""
     high: float | None = None
-    """Hz where the highest mel band ends; None is half the sample rate."""
+    """Upper edge of the highest mel band in Hz; None: half the sample rate."""
     deltas: Literal[0, 1, 2] = 0
-    """Slopes behind the coefficients: 1 appends those over five frames, 2 also the slopes of the
-    slopes."""
+    """Order of the deltas that follow the coefficients: 1 appends deltas over five frames, 2 also
+    the deltas of the deltas."""
     log_mel: LogMel = "plain"
-    """The formula of log-mels (see FeatureExtractor): plain, or that of Kaldi's fbank for
-    Speech2Text, or as for Whisper."""
+    """The formula of log-mels (see FeatureExtractor): plain, kaldi (fbank, as for Speech2Text) or
+    whisper."""
     pad_to: float = 0.0
-    """Seconds: shorter sound is padded to this duration with silence behind it; 0: none is."""
+    """Seconds to which shorter sound is padded with silence at its end; 0: no padding."""
     normalize: Normalize = "utterance"
     """Each feature gets mean 0 and variance 1 over the utterance, or over the training data
     (global; see `statistics`)."""
@@ -75,7 +75,7 @@ class FeatureConfig:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether normalization takes numbers of the training data."""
+        """Whether normalization uses statistics of the training data."""
         return self.normalize == "global"
 
     @property
@@ -85,7 +85,7 @@ class FeatureConfig:
 
     @property
     def frame_samples(self) -> int:
-        """Samples under one window."""
+        """Samples in one window."""
         return round(self.frame * self.sample_rate)
 
     @property
@@ -95,13 +95,13 @@ class FeatureConfig:
 
     @property
     def pad_samples(self) -> int:
-        """Samples that sound has at least, with the silence behind it."""
+        """The least number of samples, which shorter sound is padded to."""
         return round(self.pad_to * self.sample_rate)
 
     @property
     def n_fft(self) -> int:
-        """Points of the DFT: the first power of two that holds a window, filled up with zeros to
-        its right; Whisper's are those of the window."""
+        """Points of the DFT: the smallest power of two that holds a window, which is zero-padded on
+        the right; for Whisper, the window length."""
         return (
             self.frame_samples
             if self.log_mel == "whisper"
@@ -110,15 +110,15 @@ class FeatureConfig:
 
     @property
     def highest(self) -> float:
-        """Hz where the highest mel band ends."""
+        """Upper edge of the highest mel band in Hz."""
         return self.sample_rate / 2 if self.high is None else self.high
 
     def n_frames(self, n_samples: int) -> int:
-        """S of a waveform: 1 + (n_samples - frame_samples) // hop_samples.
+        """The number of frames, S, of a waveform: 1 + (n_samples - frame_samples) // hop_samples.
 
-        Windows lie inside the waveform, the first at its first sample; what does not fill a last
-        one is left out. Whisper's lie around every hop_samples-th sample, so that there are
-        n_samples // hop_samples.
+        Windows lie inside the waveform and begin at its first sample; samples that do not fill a
+        last window are left out. Whisper's windows are centred on every hop_samples-th sample, so
+        that there are n_samples // hop_samples.
         """
         n_samples = max(n_samples, self.pad_samples)
         if self.log_mel == "whisper":
@@ -126,8 +126,8 @@ class FeatureConfig:
         return max(0, 1 + (n_samples - self.frame_samples) // self.hop_samples)
 
     def seconds(self, n_frames: int) -> float:
-        """The duration of so many windows, at least one; it falls short of the waveform by less
-        than one hop."""
+        """The duration of this many windows, at least one; the waveform is longer by less than one
+        hop."""
         return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
 
 
@@ -136,7 +136,7 @@ class VectorConfig:
     """The content of a .npy file of shape (frames, n_features), and its normalization."""
 
     n_features: int
-    """Numbers in a vector."""
+    """Dimension of a vector."""
     hop: float = 0.01
     """Seconds from one vector to the next."""
     normalize: Literal["utterance", "none"] = "utterance"
@@ -149,44 +149,44 @@ class VectorConfig:
         check_choices(self)
 
     def seconds(self, n_frames: int) -> float:
-        """The duration of so many vectors."""
+        """The duration of this many vectors."""
         return n_frames * self.hop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Changes of an utterance in training; with speeds=(1.0,), no masks and vtlp=0 there are
-    none."""
+    """Augmentation of utterances in training; speeds=(1.0,), no masks and vtlp=0 switch it off."""
 
     speeds: tuple[float, ...] = (0.9, 1.0, 1.1)
-    """One of them is drawn for each utterance (Ko et al. 2015)."""
+    """Speed factors, one of which is drawn for each utterance (Ko et al. 2015)."""
     n_time_masks: int = 2
-    """Spans of frames that are masked (SpecAugment's m_T)."""
+    """Number of time masks (SpecAugment's m_T)."""
     time_mask_width: float = 0.2
-    """The most seconds in one time mask (T)."""
+    """Largest width of a time mask in seconds (T)."""
     time_mask_proportion: float = 0.2
-    """The largest share of the utterance in one time mask (p)."""
+    """Largest width of a time mask as a share of the utterance (p)."""
     n_frequency_masks: int = 2
-    """Spans of mel bands that are masked (m_F)."""
+    """Number of frequency masks (m_F)."""
     frequency_mask_width: int = 15
-    """The most bands in one frequency mask (F)."""
+    """Largest width of a frequency mask in mel bands (F)."""
     token_dropout: float = 0.0
     """The share of target tokens that training hides from the decoder, so that it relies on the
     sound."""
     vtlp: float = 0.1
-    """Frequencies are stretched by a factor drawn from 1 - vtlp ... 1 + vtlp, as by another vocal
-    tract; 0: never."""
+    """Vocal tract length perturbation: frequencies are scaled by a factor drawn from 1 - vtlp ... 1
+    + vtlp; 0: off."""
     silence: float = 0.0
-    """Up to so many seconds of silence are put before an utterance, and up to so many after it; 0:
-    none. So it does not matter how closely a recording is cut."""
+    """Most seconds of silence that are put before an utterance, and after it; 0: none. It makes a
+    model robust to how tightly recordings are cut."""
     lowest_snr: float | None = None
-    """White noise is added, at a signal-to-noise ratio drawn from lowest_snr ... 60 dB; none if not
-    given."""
+    """White noise is added at a signal-to-noise ratio drawn from lowest_snr ... 60 dB; None: no
+    noise."""
     gain: float = 0.0
-    """The level changes by -gain ... gain dB; it matters where normalize is not utterance."""
+    """The level changes by -gain ... gain dB; this only matters where normalize is not
+    utterance."""
     tilt: float = 0.0
-    """The balance of high and low changes by -tilt ... tilt dB an octave, as by another microphone;
-    it matters where normalize is not utterance."""
+    """The spectral tilt changes by -tilt ... tilt dB per octave, as with another microphone; this
+    only matters where normalize is not utterance."""
 
     def __post_init__(self) -> None:
         if not self.speeds:

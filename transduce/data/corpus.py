@@ -17,7 +17,7 @@ from transduce.data.tables import table_files
 from transduce.errors import InputError
 
 CACHE = Path("runs/text")
-"""The default folder of what is computed from large corpora."""
+"""The default cache folder for large corpora."""
 
 Split = Literal["train", "valid", "test"]
 
@@ -67,9 +67,9 @@ class Corpus:
     """A corpus of one direction."""
 
     symbols: tuple[str, ...] = ()
-    """Words that are one token wherever they stand, such as the tags of languages."""
+    """Strings that are always one token, such as language tags."""
     hold_out: int = 0
-    """Pairs that validation takes out of the training text."""
+    """Number of training pairs that are held out for validation."""
 
     @property
     def has_test(self) -> bool:
@@ -95,7 +95,7 @@ class Corpus:
 
         Args:
             seed: decides which pairs are held out, where some are.
-            cache: a folder for what is computed from a large training text.
+            cache: the cache folder for a large training text.
 
         Raises:
             InputError: as for `read`.
@@ -108,8 +108,8 @@ class Corpus:
         return train, valid, self.read("test") if self.has_test else None
 
     def test_groups(self) -> list[str]:
-        """The group of every test pair, whose score is reported by itself; empty if there is one
-        score for all."""
+        """The group of every test pair; each group is scored separately. Empty if there are no
+        groups."""
         return []
 
 
@@ -121,15 +121,15 @@ class Folder(Corpus):
     data: Common[Path | None] = None
     """The folder."""
     source: Common[str] = "en"
-    """The language that goes in: the ending of its files."""
+    """Source language: the ending of its files."""
     target: Common[str] = "de"
-    """The language that comes out."""
+    """Target language: the ending of its files."""
     train: str = "train"
-    """Training files are named so, SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz."""
+    """The name of the training files without their ending: NAME.LANGUAGE or NAME.LANGUAGE.gz."""
     valid: str = "val"
-    """Validation files, which tell how good a checkpoint is."""
+    """The name of the validation files, which checkpoints are compared on."""
     test: str = "test"
-    """Test files, which only the finished model sees."""
+    """The name of the test files, which only the finished model is scored on."""
 
     def files(self, split: Split) -> PairFiles:
         return pair_files(self.data, getattr(self, split), (self.source, self.target))
@@ -147,13 +147,13 @@ class Files(Corpus):
     train_tsv: Path | None = None
     """Tab-separated pairs of source and target, instead of the two files."""
     valid_source: Common[Path | None] = None
-    """Validation text, which tells how good a checkpoint is."""
+    """Validation text, which checkpoints are compared on."""
     valid_target: Common[Path | None] = None
     """Its translation."""
     valid_tsv: Path | None = None
     """Tab-separated pairs, instead of the two files."""
     test_source: Common[Path | None] = None
-    """Test text, which only the finished model sees; it may be left out."""
+    """Test text, which only the finished model is scored on; optional."""
     test_target: Common[Path | None] = None
     """Its translation."""
     test_tsv: Path | None = None
@@ -166,20 +166,20 @@ class Files(Corpus):
     test_table: Path | None = None
     """A table, or a folder of tables, instead of the two files."""
     source_column: str = "source"
-    """The column of tables that goes in, in TMX and Moses zips a language such as en;
-    translation.en is the field en of the column translation."""
+    """The source column of tables; in TMX and Moses zips a language such as en. translation.en is
+    the field en of the column translation."""
     target_column: str = "target"
-    """The column of tables that comes out."""
+    """The target column of tables."""
     hold_out: Common[int] = 0
-    """Pairs that validation takes out of the training text, where it has no files; the seed decides
+    """Number of training pairs held out for validation, if it has no files; the seed decides
     which."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "hold_out")
         if self.hold_out and any(self._named("valid").values()):
             raise InputError(
-                f"validation has files or is held out, but hold_out={self.hold_out} and files are "
-                "named; leave one out"
+                f"validation needs either files or hold_out, but hold_out={self.hold_out} and "
+                "files are named; leave one out"
             )
 
     @property
@@ -197,9 +197,9 @@ class Files(Corpus):
         tables = (self.train_table, self.valid_table, self.test_table)
         if columns != ("source", "target") and not any(tables):
             raise InputError(
-                "columns are those of tables, but source_column and target_column are "
-                f"{' and '.join(columns)}, and no table is named; give --train-table, or name the "
-                "source first"
+                "only tables have named columns, but source_column and target_column are "
+                f"{' and '.join(columns)}, and no table is named; give --train-table, or put the "
+                "source first in a TSV"
             )
         match [*named.values()]:
             case [Path() as source, Path() as target, None, None]:
@@ -227,8 +227,9 @@ class Directions:
     """Parallel text of several languages in one folder; every source begins with a tag of the
     language to write, <2de>.
 
-    Files are SPLIT.LANGUAGE, whose lines i mean the same in all languages, or, where two languages
-    have text of their own, SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz. All text is kept in memory.
+    Files are SPLIT.LANGUAGE, where line i has the same meaning in all languages, or, if two
+    languages have text of their own, SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz. All text is kept
+    in memory.
 
     Source: Johnson et al. (2017), Google's multilingual neural machine translation system, for the
     tags; Arivazhagan et al. (2019), Massively multilingual neural machine translation in the wild,
@@ -240,22 +241,22 @@ class Directions:
     languages: tuple[str, ...] = ()
     """The endings of the files, such as en de fr."""
     directions: tuple[str, ...] = ()
-    """Directions to train and validate, such as en-de de-en; if none is named, from each language
-    to each other one."""
+    """Directions to train and validate, such as en-de de-en; default: from each language to every
+    other."""
     test_directions: tuple[str, ...] = ()
-    """Directions to test, if they are others: translation between two languages whose pairs were
-    never trained on is called zero-shot."""
+    """Directions to test, if they differ from those of training; a direction without training pairs
+    is called zero-shot."""
     train: str = "train"
     """The name of the training files without their ending."""
     valid: str = "val"
     """The name of the validation files."""
     test: str = "test"
-    """The name of the test files, which only the finished model sees."""
+    """The name of the test files, which only the finished model is scored on."""
     temperature: float = 1.0
-    """A direction of n pairs is drawn in proportion to n^(1 / temperature): 1, every pair once an
-    epoch; 5, small corpora more often than that."""
+    """A direction of n pairs is sampled in proportion to n^(1 / temperature). At 1 every pair
+    occurs once per epoch; at 5 pairs of small corpora occur more often."""
     valid_pairs: int = 100
-    """Validation takes so many pairs of every direction, evenly spread over the file."""
+    """Number of validation pairs of every direction, evenly spread over the file."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "temperature", "valid_pairs")
@@ -273,8 +274,8 @@ class Directions:
 
     @property
     def pairs(self) -> dict[str, tuple[str, str]]:
-        """Source and target language by the name of the direction: from each language to each other
-        one."""
+        """Source and target language by the name of the direction, from each language to every
+        other."""
         languages = dict.fromkeys(self.languages)
         return {
             f"{source}-{target}": (source, target) for source, target in permutations(languages, 2)

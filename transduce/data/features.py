@@ -1,4 +1,5 @@
-"""Waveform to log-mel, which is kept on disk, and log-mel to MFCC; dense vectors in their place."""
+"""Feature extraction: waveform to log-mel, which is cached on disk, and log-mel to MFCC; or vectors
+from files."""
 
 import hashlib
 import io
@@ -22,11 +23,11 @@ from transduce.files import write_file
 Mels = Float[Tensor, "S M"]
 """The log-mels of S frames, in M bands."""
 FrameVectors = Float[Tensor, "S F"]
-"""What an encoder takes: F numbers of each frame."""
+"""The input of an encoder: F numbers per frame."""
 
 FORMULA = 2
-"""A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other
-numbers."""
+"""The version of the computation, a part of every cache key; increase it whenever the results of
+`log_mel`, `read_audio` or `change_speed` change."""
 
 
 FLOOR = 1e-6
@@ -37,22 +38,22 @@ EPSILON = 1e-5
 """Added to a variance before the division by its root, so that a constant feature becomes 0."""
 
 CHUNK = 512
-"""Frames that are transformed at once: they fit into a CPU's caches, and an hour of sound takes
-no more memory."""
+"""Frames that are transformed at a time: they fit into a CPU's caches, and memory does not grow
+with the sound."""
 
 
 class FeatureExtractor:
     """Waveforms to MFCC, as a FeatureConfig describes them.
 
-    The steps are a periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1
-    high, log(x + FLOOR), an orthonormal DCT-II, deltas, and normalization. There is no
-    pre-emphasis, dither or liftering, and no padding at the ends.
+    The steps are a periodic Hann window, |DFT|², triangles of equal width in HTK mels and of height
+    1, log(x + FLOOR), an orthonormal DCT-II, deltas, and normalization. There is no pre-emphasis,
+    dither or liftering, and no padding at the ends.
 
-    The log-mels may be others. Kaldi's fbank scales samples to 16 bits, takes the mean of each
-    window away, has pre-emphasis, and a power of a Hann window (Povey's). Whisper's triangles are
-    of the same area and wide in Slaney's mels, on windows that reach over the ends, where sound is
-    mirrored; of the decimal logarithm, what lies 8 below the loudest or lower is set to that, and
-    the result x becomes (x + 4) / 4.
+    config.log_mel may select other log-mels. Kaldi's fbank scales samples to 16 bits, subtracts the
+    mean of each window, applies pre-emphasis, and uses a power of a Hann window (Povey's).
+    Whisper's triangles have equal areas and equal widths in Slaney's mels; its windows reach over
+    the ends, where sound is mirrored; the decimal logarithm x is clipped to at least its maximum -
+    8 and becomes (x + 4) / 4.
 
     Args:
         mean: mean of every feature in the training data; for normalize="global" only.
@@ -77,10 +78,10 @@ class FeatureExtractor:
         if shapes != [expected, expected]:
             raise InputError(
                 f"normalize={config.normalize} needs mean and std of shape {expected}, but mean "
-                f"has {shapes[0]} and std has {shapes[1]}; `statistics` makes them for global, and "
-                "no other has any"
+                f"has {shapes[0]} and std has {shapes[1]}; `statistics` computes them for global, "
+                "and the other settings take none"
             )
-        from torchaudio.functional import create_dct, melscale_fbanks  # text does without
+        from torchaudio.functional import create_dct, melscale_fbanks  # text needs none
 
         self.config = config
         self.mean = mean
@@ -91,7 +92,7 @@ class FeatureExtractor:
             create_dct(n, config.n_mels, norm="ortho") if n else torch.eye(config.n_mels)
         )
         whisper = config.log_mel == "whisper"
-        with warnings.catch_warnings():  # torchaudio warns of empty bands, which are refused below
+        with warnings.catch_warnings():  # torchaudio warns of empty bands, which are an error below
             warnings.simplefilter("ignore")
             self._bands = melscale_fbanks(
                 config.n_fft // 2 + 1,
@@ -103,7 +104,7 @@ class FeatureExtractor:
                 mel_scale="slaney" if whisper else "htk",
             )
         self.band_widths: Float[Tensor, " M"] = self._bands.sum(dim=0)
-        """Bins of the DFT in every band, by weight."""
+        """The sum of the filter weights over the DFT bins of every band."""
         n_empty = int((self._bands.amax(dim=0) == 0).sum())
         if n_empty:
             raise InputError(
@@ -158,7 +159,7 @@ class FeatureExtractor:
         chunks = []
         for chunk in windows.split(CHUNK):
             spectrum = torch.fft.rfft(chunk * self._window, n=self.config.n_fft)
-            # a sum over two numbers is slow
+            # sum(dim) over the two parts would be slow
             chunks.append((spectrum.real.square() + spectrum.imag.square()) @ self._bands)
         return torch.cat(chunks)
 
@@ -219,7 +220,7 @@ class VectorReader:
     """Reads and normalizes the vectors that a VectorConfig describes."""
 
     mean = std = None
-    """Nothing is known of the training data."""
+    """Vectors have no statistics of the training data."""
 
     def __init__(self, config: VectorConfig) -> None:
         self.config = config
@@ -262,7 +263,7 @@ class VectorReader:
 
 
 Features = FeatureExtractor | VectorReader
-"""What makes the frames of a recording."""
+"""Makes the frames of a recording."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,7 @@ class FeatureCache:
     directory: Path
 
     def file(self, path: Path, config: FeatureConfig, speed: float) -> Path:
-        """The file of the log-mel of `path`, whether it is there or not.
+        """The file of the log-mel of `path`, whether or not it exists.
 
         Raises:
             InputError: `path` is not a file, or is empty.
@@ -292,8 +293,8 @@ class FeatureCache:
     def get(
         self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
     ) -> list[Float[Tensor, "_ M"]]:
-        """The log-mels of a sound file at these speeds. Those that the directory lacks, or holds
-        damaged, are computed and written, for which the sound is read once.
+        """The log-mels of a sound file at these speeds. Those that are missing or damaged are
+        computed and written; the sound is read once for all of them.
 
         Raises:
             InputError: the sound cannot be read or is shorter than one window; the message names
@@ -313,7 +314,7 @@ class FeatureCache:
                     log_mel = features.log_mel(change_speed(waveform, speed))
                 content = io.BytesIO()
                 np.save(content, log_mel.numpy(), allow_pickle=False)
-                # not durable: a torn one is computed anew
+                # not durable: a damaged file is computed again
                 write_file(file, content.getvalue(), durable=False)
             log_mels.append(log_mel)
         return log_mels
@@ -322,7 +323,7 @@ class FeatureCache:
 def _load(file: Path, n_mels: int) -> Mels | None:
     """The log-mel in a file, mapped into memory; None where the file is missing or damaged.
 
-    Its length alone takes reading the header alone. Writing to it would change a copy.
+    Its length is known from the header alone. Writes would only change a copy in memory.
     """
     try:
         log_mel = np.lib.format.open_memmap(file, mode="c")

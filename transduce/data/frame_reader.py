@@ -1,4 +1,4 @@
-"""The frames of a file: log-mels of sound, augmented anew in every epoch, or vectors instead.
+"""Reads the frames of a file: MFCC of sound, augmented differently in every epoch, or vectors.
 
 All random numbers come from a generator.
 """
@@ -37,18 +37,18 @@ ROUNDING = 1e-3
 
 
 def longest_seconds(max_seconds: float, padded: float) -> float:
-    """The seconds of the longest sound that is used, as more might not fit into memory. Shorter
-    sound was padded to `padded`, up to the end of a frame."""
+    """The length in seconds of the longest sound that is used, as more might not fit into memory.
+    Shorter sound was padded to `padded` seconds, up to the end of a frame."""
     return max(max_seconds + ROUNDING, 1.01 * padded)
 
 
 def generator(seed: int, epoch: int, index: int) -> Generator:
-    """A generator that is a function of three numbers, none of them negative.
+    """A generator that is a function of three non-negative numbers.
 
-    NumPy's SeedSequence mixes the three into a seed, so that neighbours draw unrelated numbers.
-    What happens to an utterance depends neither on its batch nor on the worker that makes it, and a
-    resumed run needs no generator's state. Torch keeps 32 bits of the seed: among n utterances
-    about n² / 2³³ pairs draw the same numbers.
+    NumPy's SeedSequence mixes the three into a seed, so that neighbouring indices draw unrelated
+    numbers. What happens to an utterance depends neither on its batch nor on the worker that makes
+    it, and a resumed run needs no generator's state. Torch keeps 32 bits of the seed: among n
+    utterances about n² / 2³³ pairs draw the same numbers.
     """
     (mixed,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
     return Generator().manual_seed(int(mixed))
@@ -66,7 +66,7 @@ def mask_time(
     may overlap.
 
     The width of a span is uniform in 0 ... min(time_mask_width / hop, time_mask_proportion * S)
-    frames, and then its place among all that fit.
+    frames, and its place is uniform among all that fit.
 
     Args:
         hop: seconds from one frame to the next.
@@ -76,7 +76,7 @@ def mask_time(
     widest = min(
         augmentation.time_mask_width / hop, augmentation.time_mask_proportion * len(frames)
     )
-    # 1e-6, as 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
+    # 1e-6, as rounding errors make 0.3 / 0.1 less than 3
     masked = _spans(len(frames), augmentation.n_time_masks, int(widest + 1e-6), rng)
     return torch.where(masked[:, None], frames.mean(dim=0), frames)
 
@@ -110,10 +110,10 @@ def drop_tokens(
 
 
 def perturb_vocal_tract(log_mel: Mels, factor: float, features: FeatureConfig) -> Mels:
-    """Stretch frequencies: energy at f Hz moves to factor * f. Between bands it interpolates
-    linearly.
+    """Scale frequencies: energy at f Hz moves to factor * f, with linear interpolation between
+    bands.
 
-    Energy from outside the bands is that of the outermost ones.
+    Outside the bands, the energy of the outermost band is taken.
 
     Source: Jaitly and Hinton (2013), Vocal tract length perturbation; without their bend at the
     upper end.
@@ -137,11 +137,10 @@ def change_level(
     features: FeatureConfig,
     rng: Generator,
 ) -> Mels:
-    """The utterance at another level and with another balance of high and low, as by another
-    microphone or voice.
+    """Change the level and the spectral tilt of an utterance, as another microphone or voice would.
 
-    The level rises by a number of dB that is uniform in -gain ... gain; with `tilt` likewise for
-    every octave above 1 kHz, and down for those below.
+    The level changes by a number of dB that is uniform in -gain ... gain. The tilt is uniform in
+    -tilt ... tilt dB per octave, around 1 kHz.
     """
     louder, steeper = (2 * torch.rand(2, generator=rng, dtype=torch.float64) - 1).tolist()
     octaves = (_centres(features)[0] / 1000).log2()
@@ -159,14 +158,14 @@ def add_silence(log_mel: Mels, before: int, after: int) -> Float[Tensor, "_ M"]:
 def add_noise(
     log_mel: Mels, widths: Float[Tensor, " M"], lowest_snr: float, rng: Generator
 ) -> Mels:
-    """White noise behind the utterance: its energy in every band is added to that of the speech.
+    """Add white noise to the utterance: its energy in every band is added to that of the speech.
 
     The signal-to-noise ratio, of energies summed over all bands and frames, is uniform in
-    lowest_snr ... 60 dB. A band of w bins varies from frame to frame by a log-normal factor of mean
-    1 and about the deviation of a mean over w bins.
+    lowest_snr ... 60 dB. The noise in a band of w bins varies from frame to frame by a log-normal
+    factor with mean 1 and about the standard deviation of a mean over w bins.
 
     Args:
-        widths: bins of the DFT in every band, by weight.
+        widths: the sum of the filter weights over the DFT bins of every band.
     """
     snr = lowest_snr + (HIGHEST_SNR - lowest_snr) * float(torch.rand((), generator=rng))
     noise = log_mel.exp().mean(dim=0).sum() * 10 ** (-snr / 10) * widths / widths.sum()
@@ -182,8 +181,8 @@ def _mel(hertz: Tensor) -> Tensor:
 
 
 def _centres(features: FeatureConfig) -> tuple[Float[Tensor, " M"], Tensor, Tensor]:
-    """The middle of every band in Hz, and in mel, in which bands are equally wide, where the first
-    one begins and how far it is from one to the next."""
+    """The centre of every band in Hz; and in mel, where bands are equally wide, the beginning of
+    the first band and the distance between neighbouring centres."""
     edges = features.low, features.highest
     bottom, top = (_mel(torch.tensor(edge, dtype=torch.float64)) for edge in edges)
     step = (top - bottom) / (features.n_mels + 1)
@@ -192,7 +191,7 @@ def _centres(features: FeatureConfig) -> tuple[Float[Tensor, " M"], Tensor, Tens
 
 
 def _spans(size: int, n: int, widest: int, rng: Generator) -> Bool[Tensor, " size"]:
-    """The places of n spans inside 0 ... size."""
+    """True inside n random spans of at most `widest` positions."""
     masked = torch.zeros(size, dtype=torch.bool)
     for _ in range(n):
         width = int(torch.randint(widest + 1, (), generator=rng))
@@ -203,7 +202,7 @@ def _spans(size: int, n: int, widest: int, rng: Generator) -> Bool[Tensor, " siz
 
 @dataclass(frozen=True)
 class FrameReader:
-    """Reads the frames of a file: MFCC of sound, by way of the cache, or the vectors of a .npy
+    """Reads the frames of a file: MFCC of sound, from cached log-mels, or the vectors of a .npy
     file."""
 
     feature_extractor: Features
@@ -225,19 +224,18 @@ class FrameReader:
         """Frames at one speed. Mel bands are masked before the DCT, spans of time after
         normalization.
 
-        Vectors have neither speed nor mel bands, so of the augmentation they get the time masks
-        alone.
+        Vectors have neither speed nor mel bands, so they only get the time masks.
 
         Args:
-            rng: draws the level, the noise, the vocal tract and the masks, none of which moves a
-                position.
+            rng: draws the level, the noise, the vocal tract and the masks, none of which shifts a
+                frame.
             silence: frames of silence before and after the utterance.
 
         Raises:
             InputError: the file cannot be used; the message names it.
         """
         rng = rng or generator(0, 0, 0)
-        # a validation in bf16 may be what asks
+        # a validation in bf16 may be the caller
         with torch.autocast("cpu", enabled=False):
             (frames,) = self._plain(path, (speed,))
             if isinstance(self.feature_extractor, FeatureExtractor):
@@ -248,10 +246,11 @@ class FrameReader:
             return mask_time(frames, augmentation, self.feature_extractor.config.hop, rng)
 
     def applicable(self, augmentation: Augmentation) -> Augmentation:
-        """What of an augmentation applies to these frames; vectors have one speed, and no silence.
+        """The part of an augmentation that applies to these frames; vectors have one speed and no
+        silence.
 
         Raises:
-            InputError: it is for log-mels of another kind.
+            InputError: the augmentation is for log-mels of another kind.
         """
         features = self.feature_extractor.config
         if isinstance(features, VectorConfig):
@@ -265,8 +264,8 @@ class FrameReader:
         """Read all files, and compute what the cache lacks, in `workers` threads, at least one.
         Progress goes to stderr.
 
-        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the
-        work. After an interruption, the files that are written stay.
+        Reading sound, resampling and the DFT release Python's GIL, so threads run in parallel.
+        After an interruption, the files that are already written are kept.
 
         Returns:
             The numbers of frames of each file, by speed; and the files that cannot be used at one
@@ -293,7 +292,8 @@ class FrameReader:
         return n_frames, errors
 
     def _plain(self, path: Path, speeds: Sequence[float]) -> list[Float[Tensor, "_ _"]]:
-        """The log-mels of a sound at these speeds, or the vectors of a file, which has one."""
+        """The log-mels of a sound at these speeds, or the vectors of a file, which have one
+        speed."""
         if isinstance(self.feature_extractor, VectorReader):
             return [self.feature_extractor(path)]
         return self.cache.get(path, self.feature_extractor, speeds)
@@ -324,7 +324,7 @@ def make_feature_extractor(
     *,
     max_seconds: float = math.inf,
 ) -> Features:
-    """The feature extractor of a config. Where it needs statistics, they are those of the
+    """The feature extractor of a config. If it needs statistics, they are computed from the
     recordings.
 
     Args:
@@ -332,7 +332,7 @@ def make_feature_extractor(
             training.
 
     Raises:
-        InputError: statistics are needed, and no recording can be used.
+        InputError: statistics are needed, but no recording can be used.
     """
     if isinstance(config, VectorConfig):
         return VectorReader(config)

@@ -1,4 +1,4 @@
-"""Glossaries: terms of a text that are translated in one way."""
+"""Glossaries: terms with a fixed translation."""
 
 import re
 from collections.abc import Iterable
@@ -15,15 +15,16 @@ LETTER = (
     r"\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff])"
     r"[\w\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0900-\u0963\u0966-\u0dff]"
 )
-"""A letter, digit, mark or Indian vowel of a script with spaces around words: not of Thai, Lao,
-Tibetan, Burmese, Khmer, Chinese and Japanese, nor of Korean, where particles follow a word."""
+"""A letter, digit, combining mark or Indic vowel sign of a script with spaces around words: not of
+Thai, Lao, Tibetan, Burmese, Khmer, Chinese and Japanese, nor of Korean, where particles are
+attached to words."""
 
 BORDERS = re.compile(f"(?<!{LETTER})(?={LETTER})|(?<={LETTER})(?!{LETTER})")
 """The beginnings and the ends of words."""
 
 
 def has_spaces(letter: str) -> bool:
-    """Whether spaces stand around words in the script of a letter."""
+    """Whether the script of a letter has spaces around words."""
     return re.match(LETTER, letter) is not None
 
 
@@ -33,8 +34,8 @@ def at_word(term: str) -> str:
 
 
 class Glossary:
-    """Finds terms in texts: whole words, the longest at each place. A term in small letters is
-    found in any case."""
+    """Finds terms in texts: whole words, the longest at each place. A term in lower case is found
+    in any case."""
 
     def __init__(self, terms: Terms) -> None:
         by_length = sorted(
@@ -53,7 +54,7 @@ class Glossary:
 
 
 def _folded(text: str) -> str:
-    """The text in NFC with one form of all letters that are alike without regard to case."""
+    """The text in NFC and case-folded, with the Turkish İ and ı as i."""
     return normalize("NFC", text).replace("İ", "i").replace("ı", "i").casefold()
 
 
@@ -69,10 +70,10 @@ def _pattern(term: str) -> str:
 
 def parse_glossary(lines: Iterable[str], name: str) -> Terms:
     """The terms of the lines of a file: a term, a tab and its translation, or a term that stays as
-    it is. Blank lines count for nothing.
+    it is. Blank lines are skipped.
 
     Raises:
-        InputError: a line has something else, or a term has two translations.
+        InputError: a line has another format, or a term has two translations.
     """
     terms: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
@@ -88,6 +89,7 @@ def parse_glossary(lines: Iterable[str], name: str) -> Terms:
         if terms.setdefault(term, translation) != translation:
             raise InputError(
                 f"{name}: a term of a glossary has one translation, but line {number} has "
-                f"{translation!r} for {term!r}, and one before {terms[term]!r}; leave one of them"
+                f"{translation!r} for {term!r}, and an earlier one has {terms[term]!r}; keep one "
+                "of them"
             )
     return tuple(terms.items())

@@ -1,5 +1,4 @@
-"""Tokenizers of the library `tokenizers`, as one JSON file holds them; GPT-2's byte-level BPE is
-one."""
+"""Tokenizers of the library `tokenizers` in a JSON file, such as GPT-2's byte-level BPE."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -31,9 +30,9 @@ from U+0100 on."""
 class JSONTokenizer(Tokenizer):
     """A tokenizer.json of the library `tokenizers`: BPE, unigram, or any other model that it has.
 
-    The special tokens are known by their names (`SPECIAL`); encoding adds none of them, and
-    decoding leaves them out. GPT-2's END is bos_id and eos_id at once. Where nothing begins a text,
-    padding does, as in T5 and Marian.
+    Special tokens are recognized by their names (`SPECIAL`); encoding adds none of them, and
+    decoding leaves them out. GPT-2's END is both bos_id and eos_id. Without a BOS token, the
+    padding token is bos_id, as in T5 and Marian.
     """
 
     file_name = "tokenizer.json"
@@ -51,7 +50,7 @@ class JSONTokenizer(Tokenizer):
             raise InputError(
                 f"tokenizer.json must be one of the library tokenizers, but: {error}"
             ) from error
-        # some files were saved while it was on; it does not belong to texts
+        # some files were saved with padding and truncation switched on
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         # ids may have gaps
@@ -170,11 +169,11 @@ class JSONTokenizer(Tokenizer):
         ]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids, a list per text; where a text has a special token such as END written out, that is
-        the token.
+        """Ids, a list per text; a special token such as END that is spelled out in a text becomes
+        that token.
 
         Raises:
-            InputError: a part of a text is no token, and the vocabulary has no unknown token.
+            InputError: a part of a text has no token, and the vocabulary has no unknown token.
         """
         try:
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -186,7 +185,7 @@ class JSONTokenizer(Tokenizer):
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each list of ids, without special tokens; U+FFFD where bytes are no UTF-8."""
+        """Text of each list of ids, without special tokens; U+FFFD where bytes are not UTF-8."""
         return self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
 
     @cached_property
@@ -204,13 +203,13 @@ def _byte_level(model: models.BPE) -> LibraryTokenizer:
 
 
 def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
-    """Add the tokens of files beside vocab.json and merges.txt: more tokens, special ones, and the
-    beginning of texts.
+    """Add what the files beside vocab.json and merges.txt define: added tokens, special tokens and
+    BOS.
 
     Raises:
-        InputError: a token has another id than the next one.
+        InputError: the id of an added token is not the next free one.
     """
-    from transduce.files import read_optional  # it loads torch, for which --help does not wait
+    from transduce.files import read_optional  # it loads torch, which would slow down --help
 
     settings: Json = {
         name: value.get("content") if isinstance(value, dict) else value
@@ -229,7 +228,7 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
         tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special)])
         if tokenizer.token_to_id(name) != i:
             raise InputError(
-                "added_tokens.json must number tokens behind those of vocab.json, but in "
+                "added_tokens.json must number its tokens after those of vocab.json, but in "
                 f"{directory} {name!r} has {i!r}"
             )
     tokenizer.add_special_tokens(

@@ -1,5 +1,5 @@
-"""Text for language models: as a stream of ids, and from files, from one text that is split in two,
-or from shards."""
+"""Text for language models as a stream of ids: from files, from one text that is split in two, or
+from shards."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ def smallest_type(vocab_size: int) -> np.dtype:
 
 
 class Stream:
-    """Ids end to end, which may lie in several arrays.
+    """Concatenated ids, which may lie in several arrays.
 
     Args:
         checksums: one per array, where they are known; then a fingerprint is made without reading
@@ -68,8 +68,8 @@ class Stream:
             yield self.read(start, min(start + CHUNK + overlap, stop))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the checksums where they are known, else of the ids, however they are
-        stored."""
+        """SHA-256 of the checksums if they are known, else of the ids, independent of their
+        type."""
         digest = hashlib.sha256("".join(self.checksums).encode())
         for chunk in [] if self.checksums else self.chunks():
             digest.update(chunk.astype("<u4").tobytes())
@@ -95,7 +95,7 @@ def write_shard(
 ) -> None:
     """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not
     finished, so one that is made again loses its header first."""
-    from transduce.files import write_file  # it loads torch, for which --help does not wait
+    from transduce.files import write_file  # it loads torch, which would slow down --help
 
     kind = smallest_type(vocab_size)
     content = ids.astype(kind).tobytes()
@@ -115,9 +115,9 @@ def read_header(path: Path) -> ShardHeader:
     """The header of a shard, which is named by its .bin or its .json.
 
     Raises:
-        InputError: it is missing, or is something else.
+        InputError: the header is missing or invalid.
     """
-    from transduce.files import read_json  # it loads torch, for which --help does not wait
+    from transduce.files import read_json  # it loads torch, which would slow down --help
 
     path = path.with_suffix(".json")
     try:
@@ -131,7 +131,7 @@ def read_header(path: Path) -> ShardHeader:
 
 
 def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
-    """Shards as one stream. Files are mapped into memory, and read where ids are needed.
+    """Open shards as one stream. Files are memory-mapped and read where ids are needed.
 
     Args:
         verify: whether to read everything once and compare it with the checksums.
@@ -142,7 +142,7 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
     """
     if not paths:
         raise InputError(
-            "a stream needs a shard, but there is none; transduce data shards makes them"
+            "a stream needs a shard, but there is none; make shards with transduce data shards"
         )
     expected = hashlib.sha256(tokenizer).hexdigest()
     headers = [read_header(path) for path in paths]
@@ -175,8 +175,8 @@ PART = 1 << 20
 """Characters that are encoded at a time: tokenizers take some hundred bytes for each."""
 
 CUT = re.compile(r"\S\n(?=\S)")
-"""A text may be split after this. Byte-level BPE joins white space in a row, except for its last
-character."""
+"""A text may be split after this without a change of its tokens: byte-level BPE joins consecutive
+white space, except for its last character."""
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> Integer[np.ndarray, " n"]:
@@ -220,7 +220,7 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Language:
-    """A tokenizer and the streams of ids that it made of the training and the validation text."""
+    """A tokenizer, and the training and the validation text as streams of its ids."""
 
     tokenizer: Tokenizer
     train: Stream
@@ -245,7 +245,7 @@ class PlainText:
         tokenizer: Tokenizer | None = None,
         symbols: Sequence[str] = (),
     ) -> Language:
-        """Train the tokenizer, unless there is one, and encode both sides, each text by itself.
+        """Train the tokenizer, unless there is one, and encode both splits, each text by itself.
 
         Raises:
             InputError: a text is not named, or missing.
@@ -254,7 +254,7 @@ class PlainText:
         if isinstance(kind, Path):
             tokenizer = tokenizer or load_tokenizer(kind)
         elif tokenizer is None:
-            # a set of characters gives nothing away
+            # the set of characters reveals nothing else of the validation text
             seen = [*train, *valid] if kind == "characters" else train
             tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size, symbols=symbols)
         streams = (
@@ -336,7 +336,8 @@ class Shards:
         """Map the shards into memory. The tokenizer is the shards' own, and vocab_size is not used.
 
         Args:
-            tokenizer: that of the file `kind`, where it is one; otherwise it is not used.
+            tokenizer: the tokenizer of the file `kind`, if `kind` is a file; otherwise it is not
+                used.
 
         Raises:
             InputError: no folder is named, it lacks shards or the tokenizer, or another tokenizer
@@ -344,7 +345,7 @@ class Shards:
         """
         if self.data is None:
             raise InputError(
-                "shards lie in a folder: use --data DIR; transduce data shards makes them from text"
+                "shards need a folder: use --data DIR; transduce data shards makes them from text"
             )
         stored = load_tokenizer(self.data)
         if isinstance(kind, Path):

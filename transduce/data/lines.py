@@ -11,7 +11,8 @@ from unicodedata import category
 from transduce.errors import InputError
 
 LONGEST_LINE = 1 << 28
-"""Bytes. A book that is one line has less; a file without an end, such as /dev/zero, has more."""
+"""The most bytes of a line. A book in one line has fewer; an endless file such as /dev/zero has
+more."""
 
 GZIP = b"\x1f\x8b"
 """The first bytes of files that gzip has packed."""
@@ -26,14 +27,15 @@ PACKED = (
 
 
 INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
-"""Categories of Unicode that leave no mark: control and format characters, and spaces."""
+"""Unicode categories of invisible characters: control and format characters, and spaces."""
 
 AROUND = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
-"""Format characters that are seen: Unicode's Prepended_Concatenation_Mark, signs around numbers."""
+"""Format characters that are visible: Unicode's Prepended_Concatenation_Mark, signs around
+numbers."""
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text has nothing to see."""
+    """Whether a text has no visible character."""
     return all(category(c) in INVISIBLE and c not in AROUND for c in text)
 
 
@@ -52,7 +54,7 @@ def read_lines(path: Path | str) -> list[str]:
     against the other.
 
     Raises:
-        InputError: there is no such file, or it is not UTF-8; by file and line.
+        InputError: there is no such file, or it is not UTF-8; the message names file and line.
     """
     return list(each_line(Path(path)))
 
@@ -66,7 +68,7 @@ def each_line(path: Path, errors: str = "strict") -> Iterator[str]:
 
 
 def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """The undecoded lines of an open file, which errors call by this name.
+    """The undecoded lines of an open file; `name` stands for the file in errors.
 
     Raises:
         InputError: a line is longer than LONGEST_LINE.
@@ -97,7 +99,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
             )
         packed = start.startswith(GZIP) or path.suffix == ".gz"
         try:
-            if packed and not start:  # gzip itself takes it for no text
+            if packed and not start:  # gzip itself would return an empty text
                 raise EOFError("it has no bytes")
             text = gzip.GzipFile(fileobj=file) if packed else file
             yield from bounded_lines(text.readline, str(path))
@@ -127,9 +129,9 @@ def decode_line(line: bytes, name: str, number: int, errors: str = "strict") -> 
     # valid in UTF-8, but no text has it; UTF-16 has it from the first line on
     if b"\0" in line and (errors == "strict" or number == 1):
         raise InputError(
-            f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it "
-            "is, convert the file with iconv -f utf-16 -t utf-8 (utf-16be, if other letters come "
-            "out); if not, remove it with tr -d '\\0'"
+            f"text must be UTF-8, but {name}, line {number}, has a zero byte; if the file is "
+            "UTF-16, convert it with iconv -f utf-16 -t utf-8 (utf-16be, if wrong letters come "
+            "out); if not, remove the byte with tr -d '\\0'"
         )
     try:
         text = line.removesuffix(b"\r").decode("utf-8", errors).replace("\0", "\ufffd")
@@ -152,7 +154,7 @@ def lines_fingerprint(lines: Iterable[str]) -> str:
 
 
 def in_step(names: Sequence[str], *sides: Iterator[str]) -> Iterator[tuple[str, str]]:
-    """Line i of one file and line i of the other, of files with these names.
+    """Yield line i of one file with line i of the other; `names` stand for the files in errors.
 
     Raises:
         InputError: their line counts differ.

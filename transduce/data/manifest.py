@@ -14,7 +14,8 @@ from transduce.data.sound_lists import SPAN, each_row, positive_seconds, seconds
 from transduce.errors import InputError
 
 NO_CELL = re.compile("[\t\n\r\ud800-\udfff]")
-"""What a cell cannot hold; the last are bytes of a name that are not UTF-8."""
+"""Characters that a cell cannot hold; the last range stands for bytes of a name that are not
+UTF-8."""
 
 NEEDED = ("id", "audio", "seconds", "speaker")
 """Columns of every manifest that is written, before the target column and others."""
@@ -27,9 +28,9 @@ class Recording:
     """One utterance.
 
     audio: a sound file, or a .npy file of floats (frames, features). text: the reference. It may be
-    blank: such a recording is not trained on, and every word written for it is wrong. columns: the
-    cells of the other columns, by name. replay: 0, or the share of an epoch that such recordings
-    take, which a model has learned before.
+    blank: such a recording is left out of training, and every word written for it is an error.
+    columns: the cells of the other columns, by name. replay: for recordings that a model has
+    learned before, the share of an epoch that they take; otherwise 0.
     """
 
     id: str
@@ -44,15 +45,17 @@ class Recording:
 def read_manifest(path: Path | str, target_column: str = "text") -> list[Recording]:
     """The recordings of a manifest, or of another file or folder that `each_row` reads.
 
-    Audio and text are needed. Without `seconds` the sound is opened and measured; without `id`, it
-    is the path of the sound as it stands there; without `speaker`, every recording has its own.
+    Audio and text are required. Without `seconds` the sound is opened and measured; without `id` it
+    is the path of the sound as written in the file; without `speaker` every recording has a speaker
+    of its own.
 
     Args:
         target_column: the column that becomes `Recording.text`; "text" is then one of the others.
 
     Raises:
-        InputError: a column is missing or named twice, a line has another number of cells, an id
-            stands twice, seconds are no positive number, no audio is named; by file and line.
+        InputError: a column is missing or named twice, a line has another number of cells, an id is
+            not unique, seconds are not a positive number, or no audio is named; the message names
+            file and line.
     """
     recordings: dict[str, Recording] = {}
     for place, row in each_row(Path(path)):
@@ -61,7 +64,7 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
         recording = to_recording(row, place, target_column)
         if recording.id in recordings:
             raise InputError(
-                f"an id must stand once, but {place} has id={recording.id!r} again; rename one of "
+                f"an id must be unique, but {place} has id={recording.id!r} again; rename one of "
                 "them"
             )
         recordings[recording.id] = recording
@@ -118,7 +121,7 @@ def write_manifest(
     Raises:
         InputError: a cell holds a tab or a line break, or is not UTF-8.
     """
-    from transduce.files import write_file  # it loads torch, for which --help does not wait
+    from transduce.files import write_file  # it loads torch, which would slow down --help
 
     path = Path(path)
     others = [*dict.fromkeys(name for r in recordings for name in r.columns)]
@@ -128,7 +131,7 @@ def write_manifest(
         audio = Path(os.path.abspath(r.audio))
         if audio.is_relative_to(os.path.abspath(root or folder)):
             audio = Path(os.path.relpath(audio, folder))
-        seconds = str(round(r.seconds, 3) or r.seconds)  # half a millisecond does not become 0
+        seconds = str(round(r.seconds, 3) or r.seconds)  # no sound becomes 0 seconds
         cells = [r.columns.get(name, "") for name in others]
         rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *cells])
     for row in rows:
@@ -141,10 +144,10 @@ def write_manifest(
 
 
 def manifest_audio(path: Path) -> list[Path]:
-    """The sound files that a manifest names, in its order; it may lack every other column.
+    """The sound files that a manifest names, in its order; no other column is needed.
 
     Raises:
-        InputError: a line names no file, or a part of one; by file and line.
+        InputError: a line names no file, or a part of one; the message names file and line.
     """
     return [_audio(row, place) for place, row in each_row(path)]
 
@@ -152,18 +155,18 @@ def manifest_audio(path: Path) -> list[Path]:
 def split(
     recordings: Sequence[Recording], unit: HoldOut, share: float, seed: int
 ) -> tuple[list[Recording], list[Recording]]:
-    """Most recordings for training, and those that are held out for validation; both keep their
+    """Split recordings into those for training and those held out for validation; both keep their
     order.
 
     The choice is a function of `share`, `seed` and the set of speakers, or the list of recordings.
 
     Args:
-        unit: whole speakers, or recordings of all of them.
+        unit: hold out whole speakers, or recordings of any speaker.
         share: the share of speakers or recordings held out, rounded; at least one is held out, and
             at least one stays.
 
     Raises:
-        InputError: there is one speaker or recording only.
+        InputError: there is only one speaker or recording.
     """
     by_speaker = unit == "speakers"
     names = [r.speaker if by_speaker else r.id for r in recordings]
@@ -171,8 +174,8 @@ def split(
     if len(groups) < 2:
         other = "hold out recordings (hold_out=recordings)" if by_speaker else "see leave_out"
         raise InputError(
-            f"holding out {unit} takes two, but there are {len(groups)}; name a manifest for "
-            f"validation, or {other}"
+            f"holding out {unit} takes at least two, but there are {len(groups)}; name a manifest "
+            f"for validation, or {other}"
         )
     n = min(max(round(share * len(groups)), 1), len(groups) - 1)
     held_out = {groups[i] for i in np.random.default_rng(seed).permutation(len(groups))[:n]}
@@ -192,23 +195,23 @@ class Manifests:
     valid: Common[Path | None] = None
     """Recordings to validate on; None: some of the training recordings, see hold_out."""
     test: Common[Path | None] = Path("test.tsv")
-    """Recordings for the finished model alone; None: no test."""
+    """Recordings that only the finished model is scored on; None: no test."""
     target_column: str = "text"
-    """The column that the model writes: any column, for example a translation."""
+    """The column of the target texts: any column, for example a translation."""
     hold_out: HoldOut = "speakers"
     """What validation takes out of the training recordings where it has no manifest: whole
     speakers, if there are many, or some recordings of every speaker."""
     share: float = 0.1
     """The share of speakers or recordings that validation takes."""
     leave_out: str = ""
-    """Test on this speaker alone: all recordings of the speaker, from both manifests, and train on
-    none of them."""
+    """The only speaker to test on, with all recordings of the speaker from both manifests; training
+    gets none of them."""
     canary: Path | None = None
-    """Recordings of what the model of start_from can do already: they are scored in every
-    validation and in the test, beside the others, to show what it forgets."""
+    """Recordings of a task that the model of start_from has learned: they are scored in every
+    validation and in the test, beside the others, to show forgetting."""
     replay: Path | None = None
-    """Recordings that the model of start_from has learned, or others like them, which are mixed
-    into the training so that it forgets less."""
+    """Recordings that the model of start_from was trained on, or similar ones, which are mixed into
+    the training to reduce forgetting."""
     replay_share: float = 0.5
     """The share of the recordings of an epoch that are taken from replay, in turn."""
 
@@ -267,7 +270,7 @@ class Manifests:
         path = self.data / path if self.data else path
         if not path.exists():
             raise InputError(
-                f"a manifest must be there, but {path} is not; use --data DIR, or name the "
+                f"a manifest must exist, but {path} does not; use --data DIR, or name the "
                 "manifests (transduce data manifest makes some)"
             )
         if recordings := read_manifest(path, self.target_column):

@@ -1,5 +1,5 @@
-"""Parallel text: in files, as a whole in memory, or read from its files again and again where
-memory may not hold it."""
+"""Parallel text: in files, as a whole in memory, or, if it may not fit into memory, read from its
+files as often as needed."""
 
 import hashlib
 import json
@@ -18,7 +18,8 @@ from transduce.errors import InputError, logger
 from transduce.process import Bar
 
 POOL = 1 << 18
-"""Pairs of a training text that are in memory at a time; a text that has no more is kept there."""
+"""Pairs of a training text that are in memory at a time; a text of at most this size stays in
+memory."""
 
 SAMPLE = 1 << 19
 """Pairs of a large text from which a tokenizer is trained."""
@@ -57,8 +58,8 @@ class ParallelText:
     def hold_out(self, n: int, seed: int) -> tuple["ParallelText", "ParallelText"]:
         """Split into a training text and n pairs for validation; both keep their order.
 
-        The choice is a function of n, the seed and the number of pairs. Pairs equal to one that is
-        held out, on both sides, leave the training text too.
+        The choice is a function of n, the seed and the number of pairs. Pairs that equal a held-out
+        pair on both sides are removed from the training text, too.
 
         Raises:
             InputError: no pair would be left for training.
@@ -84,10 +85,10 @@ class ParallelText:
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source,
-    tab, target.
+    """Sentence pairs in two parallel files, or in one TSV of source, tab, target.
 
-    With `columns`, of source and target, they are tables, one after the other.
+    If `columns` has the names of the source and target columns, the files are tables, which are
+    read one after the other.
     """
 
     paths: tuple[Path, ...]
@@ -97,7 +98,7 @@ class PairFiles:
         return " and ".join(map(str, self.paths))
 
     def __iter__(self) -> Iterator[Pair]:
-        """The pairs one after the other, those with a blank side too.
+        """All pairs, including those with a blank side.
 
         Raises:
             InputError: the line counts differ, a line of a TSV has no tab or more than one, or a
@@ -106,7 +107,7 @@ class PairFiles:
         return self.decoded("strict")
 
     def decoded(self, errors: str) -> Iterator[Pair]:
-        """The same; see `each_line` for errors."""
+        """All pairs; for `errors` see `each_line`."""
         if self.columns:
             rows = (each_cell_row(path, self.columns, errors) for path in self.paths)
             return ((source, target) for source, target in chain.from_iterable(rows))
@@ -118,8 +119,8 @@ class PairFiles:
         """The pairs that have text on both sides, for training.
 
         Args:
-            whole: all pairs, for validation and test: line n of an output belongs to line n of the
-                files.
+            whole: return all pairs, for validation and test, where line n of the output belongs to
+                line n of the files.
 
         Raises:
             InputError: as for iteration, or no pair has text on both sides.
@@ -136,8 +137,8 @@ class PairFiles:
             return _with_text(beginning, str(self))
         if pipe := next((path for path in self.paths if not path.is_file()), None):
             raise InputError(
-                f"more than {POOL:,} pairs are read from their files again and again, but {pipe} "
-                "is none, and can be read once; write it to a file, which may be .gz"
+                f"more than {POOL:,} pairs are read from their files several times, but {pipe} is "
+                "not a regular file and can be read only once; write it to a file, which may be .gz"
             )
         return survey(self, cache)
 
@@ -153,8 +154,8 @@ def each_tsv_pair(path: Path, errors: str = "strict") -> Iterator[Pair]:
         if len(others) != 1:
             raise InputError(
                 f"a line must be a source, a tab and its target, but {path}, line {number}, has "
-                f"{1 + len(others)} cells for 2 columns (source, target); write tabs for spaces, "
-                "or keep two columns of more with cut -f1,2"
+                f"{1 + len(others)} cells for 2 columns (source, target); write tabs instead of "
+                "spaces, or keep only two columns with cut -f1,2"
             )
         yield source, others[0]
 
@@ -188,15 +189,15 @@ class LargeText:
     n_blank: int
     digest: str
     held_out: frozenset[Pair] = frozenset()
-    """Pairs that validation has taken; equal ones are left out, too."""
+    """Pairs held out for validation; equal pairs are left out, too."""
     copied_as: CopiedAs | None = None
-    """Of a source, how it stands in a second copy of its pair."""
+    """Maps a source to that of a second copy of its pair."""
 
     def __iter__(self) -> Iterator[Pair]:
         return self._for_training(filter(has_text, self.files))
 
     def _for_training(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Those that are not held out, with their copies."""
+        """The pairs that are not held out, with their copies."""
         left = (pair for pair in pairs if pair not in self.held_out)
         return with_copies(left, self.copied_as) if self.copied_as else left
 
@@ -244,7 +245,7 @@ def survey(files: PairFiles, cache: Path) -> LargeText:
 
 
 def _survey(files: PairFiles, folder: Path) -> None:
-    from transduce.files import write_file  # it loads torch, for which --help does not wait
+    from transduce.files import write_file  # it loads torch, which would slow down --help
 
     rng = np.random.default_rng(0)
     digests = [hashlib.sha256(), hashlib.sha256()]
@@ -275,25 +276,25 @@ def _draw(pairs: Sequence[Pair], n: int, seed: int) -> list[Pair]:
     """n of the pairs, in their order.
 
     Raises:
-        InputError: every pair is one of them, or equal to one.
+        InputError: every pair is drawn, or equal to a drawn one.
     """
     order = np.random.default_rng(seed).permutation(len(pairs))
     drawn = [pairs[i] for i in sorted(order[:n].tolist())]
     if {*pairs} <= {*drawn}:
         raise InputError(
-            f"a training needs pairs besides those held out, but hold_out={n} takes all of the "
+            f"training needs pairs besides those held out, but hold_out={n} takes all of the "
             f"{len(pairs)} that it is drawn from; hold out fewer"
         )
     logger.warning(
-        "validation holds out %d training pairs; those equal to one of them leave the training "
-        "text too",
+        "validation holds out %d training pairs; pairs equal to them are removed from the training "
+        "text, too",
         n,
     )
     return drawn
 
 
 def with_copies(pairs: Iterable[Pair], copied_as: CopiedAs) -> Iterator[Pair]:
-    """Each pair, and behind it one with another source, unless that is blank or the same.
+    """Each pair, followed by a copy with another source, unless that is blank or the same.
 
     A tag in front of a source, such as <2de>, stays as it is.
     """

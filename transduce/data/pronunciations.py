@@ -1,5 +1,5 @@
-"""Words by their phones: a pronouncing dictionary has the sounds of words, and counts tell words
-that sound alike apart."""
+"""A tokenizer of phones: a pronouncing dictionary maps words to phones, and bigram counts choose
+between homophones."""
 
 import json
 import math
@@ -19,38 +19,39 @@ from transduce.data.lines import read_lines
 from transduce.errors import InputError
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "▁")
-"""The first tokens. The last of them stands between words, <unk> for a word that the dictionary
-lacks."""
+"""The first tokens. The last of them separates words, and <unk> stands for a word that the
+dictionary lacks."""
 PAD, UNK, BOS, EOS, SPACE = range(len(SPECIAL))
 ALTERNATIVE = re.compile(r".*\(\d+\)")
 """The second, third, ... pronunciation of a word in a dictionary."""
 STRESSED = re.compile(
     r"(?<!\S)(A[AEHOWXY]|AXR|E[HRY]|I[HXY]|O[WY]|U[HWX])[012](?!\S)", re.IGNORECASE
 )
-"""A vowel of CMU's dictionary or TIMIT's with its stress. Elsewhere a digit may be a tone, or a
-vowel."""
+"""A vowel of CMU's dictionary or TIMIT's with its stress. In other dictionaries a digit may be a
+tone or a part of a vowel."""
 TONE = re.compile(r"[A-Za-z][3-5](?!\S)")
-"""What a dictionary of Mandarin has, in capitals or in small letters, whose ao1 is no AO."""
+"""A tone, which tells that a dictionary is one of Mandarin, in upper or lower case: its ao1 is not
+CMU's AO1."""
 MARKS = '.,;:!?"()[]…“”„«»¿¡،؛؟۔।॥։።、。，！？；：「」（）'
 """Marks around words; an apostrophe belongs to one."""
 
 PRIOR = 10.0
-"""Counts that the successors of a word share, whether they were seen or not: the more, the less
-pairs decide."""
+"""Pseudo-counts that all successors of a word share, seen or not: the more, the less bigram counts
+decide."""
 
 Phones = tuple[str, ...]
 
 
 def read_dictionary(path: Path) -> dict[str, str]:
-    """Phones, with spaces between them, by word in lower case, of a pronouncing dictionary's file,
-    plain or .gz.
+    """Read a pronouncing dictionary, plain or .gz: words in lower case, each with its phones,
+    separated by spaces.
 
     A line is a word and its phones, as in the CMU Pronouncing Dictionary: `hello HH AH0 L OW1`.
     Lines that begin with ;;; and the rest of a line from # on are comments. Of several
     pronunciations, hello and hello(2), the first is taken. AH0 and AH1 are one phone, AH.
 
     Raises:
-        InputError: there is no such file, a line has a word alone, or there is none.
+        InputError: there is no such file, a line has a word without phones, or there are no words.
     """
     pronunciations: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), start=1):
@@ -84,15 +85,15 @@ def bare(word: str) -> str:
 
 
 class PronunciationTokenizer(Tokenizer):
-    """Words to phones, a token each, with a token between words; and phones to the words that sound
-    so.
+    """Encodes words as phones, a token each, with a token between words; decodes phones to words
+    with this pronunciation.
 
-    Words are separated by white space in the training texts, and written as they stand there. Of
-    words that sound alike the most probable are written, by how often each follows each in those
-    texts. Phones that are no word become the one that sounds most like them. A word without a
-    pronunciation is <unk>, and never comes out.
+    Words are separated by white space in the training texts, and are written as they are there.
+    Among homophones, the most probable sequence of words is written, by a bigram model of those
+    texts. Phones that are no word become the word at the smallest edit distance. A word without a
+    pronunciation is <unk>, and is never written.
 
-    The JSON has a pronunciation for every word, and counts of words and of pairs of words. Others
+    The JSON has a pronunciation for every word, and counts of words and of pairs of words. Entries
     may be added to it.
 
     Source: Miao et al. (2015), EESEN: End-to-end speech recognition using deep RNN models and
@@ -147,13 +148,13 @@ class PronunciationTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], dictionary: dict[str, str]) -> "PronunciationTokenizer":
-        """The words of these texts as the dictionary pronounces them.
+        """A tokenizer for the words of these texts, with the dictionary's pronunciations.
 
         Args:
             dictionary: see `read_dictionary`.
 
         Raises:
-            InputError: it has none of them.
+            InputError: the dictionary has none of the words.
         """
         counts: Counter[str] = Counter()
         pairs: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -167,8 +168,8 @@ class PronunciationTokenizer(Tokenizer):
         }
         if not phones:
             raise InputError(
-                "a pronouncing dictionary must have words of the training, but of its "
-                f"{len(counts):,} words it has none; name one of this language"
+                "a pronouncing dictionary must have words of the training texts, but it has none "
+                f"of their {len(counts):,} words; name one of this language"
             )
         times = Counter(phones.values())
         homophones = {word for word, each in phones.items() if times[each] > 1}
@@ -200,13 +201,14 @@ class PronunciationTokenizer(Tokenizer):
         return texts
 
     def _sounding_like(self, phones: Phones) -> list[str]:
-        """The words that sound so, or that are the fewest phones away."""
+        """The words with these phones, or else with the phones at the smallest edit distance."""
         if phones not in self._words:
             phones, _, _ = extractOne(phones, self._words.keys(), scorer=Levenshtein.distance)
         return self._words[phones]
 
     def _most_probable(self, choices: Sequence[Sequence[str]]) -> list[str]:
-        """One word of each choice: the most probable sequence, by pairs of words (Viterbi 1967)."""
+        """One word of each choice: the most probable sequence by the bigram model (Viterbi
+        1967)."""
         best: dict[str, tuple[float, list[str]]] = {"": (0.0, [])}
         for words in (*choices, ("",)):
             best = {
@@ -220,8 +222,8 @@ class PronunciationTokenizer(Tokenizer):
         return path[:-1]
 
     def _log_prob(self, word: str, before: str) -> float:
-        """The log-probability of this word behind another one: all words share PRIOR more counts,
-        by their frequency.
+        """The log-probability of a word after another one: PRIOR pseudo-counts are shared by all
+        words, in proportion to their frequency.
 
         Source: MacKay and Peto (1995), A hierarchical Dirichlet language model.
         """
@@ -240,5 +242,5 @@ class PronunciationTokenizer(Tokenizer):
         )
 
     def beginnings(self, ids: Sequence[int]) -> list[str]:
-        """The phones, as half a word is none."""
+        """The phones up to each token, as the phones of half a word give no word."""
         return [text.decode() for text in accumulate(self.surfaces[i] for i in ids)]

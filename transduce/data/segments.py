@@ -15,11 +15,11 @@ FRAME = 0.01
 """Seconds over which the level is measured: at least one period of the deepest voice."""
 
 PAUSE = 0.3
-"""Seconds that a pause lasts at least: longer than the closure of a stop consonant, or a hesitation
+"""The shortest pause in seconds: longer than the closure of a stop consonant, or a hesitation
 within a phrase."""
 
 CLICK = 0.05
-"""Seconds: a shorter loud sound is no speech."""
+"""The shortest loud sound in seconds that can be speech."""
 
 LEAD, TRAIL = 0.02, 0.09
 """Seconds of a pause that a segment keeps before and after the speech, at least: words fade out
@@ -34,7 +34,7 @@ QUIET = 0.1
 a pause."""
 
 Span = tuple[int, int]
-"""The first sample of a segment, and the one behind its last."""
+"""The first sample of a segment, and the one after its last."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Levels:
     n_samples: int
     sample_rate: int
     loudest: Float[Tensor, ""]
-    """The distance of the loudest sample from 0; NaN if one is."""
+    """The largest absolute sample; NaN if a sample is NaN."""
 
 
 def levels(blocks: Iterable[Block], sample_rate: int) -> Levels:
@@ -104,12 +104,11 @@ def segments(
 ) -> list[Span]:
     """The spans of the segments of a long recording, in order.
 
-    A recording of at most `longest` seconds is one segment. A longer one is cut in every pause; of
-    the pause, LEAD and TRAIL stay with the speech, and `margin` seconds more on either side. Two
-    neighbours are one segment where either is shorter than `shortest` seconds and both together are
-    not too long, across the shortest pause first. Where somebody speaks for longer than `longest`
-    without a pause, the cut is at the quietest place in the second half of the longest segment
-    possible.
+    A recording of at most `longest` seconds is one segment. A longer one is cut in every pause;
+    LEAD and TRAIL of the pause stay with the speech, plus `margin` seconds on either side. Two
+    neighbours are merged if either is shorter than `shortest` seconds and both together are not too
+    long, across the shortest pause first. Speech that is longer than `longest` without a pause is
+    cut at the quietest place in the second half of the longest segment possible.
 
     Args:
         longest: at least one second.
@@ -122,8 +121,8 @@ def segments(
 
 
 def _between_pauses(levels: Levels, margin: float) -> list[Span]:
-    """The spans between pauses, with a part of these; the whole recording if there is no pause, or
-    nothing else."""
+    """The spans between pauses, each with a part of the pauses around it; the whole recording if
+    there is no pause, or no speech."""
     speech = _runs(~_long(~_long(_loud(levels), CLICK), PAUSE))
     if not speech:
         return [(0, levels.n_samples)]
@@ -149,7 +148,7 @@ def _loud(levels: Levels) -> Bool[Tensor, " frames"]:
 
 
 def _long(frames: Bool[Tensor, " n"], seconds: float) -> Bool[Tensor, " n"]:
-    """The frames that belong to a run of at least so many seconds."""
+    """The frames that belong to a run of at least this many seconds."""
     in_long_run = torch.zeros_like(frames)
     for start, stop in _runs(frames):
         in_long_run[start:stop] = stop - start >= round(seconds / FRAME)
@@ -170,7 +169,7 @@ def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
     """
     stops, starts = dict(spans), {stop: start for start, stop in spans}
     for (_, pause), (speech, _) in sorted(pairwise(spans), key=lambda two: two[1][0] - two[0][1]):
-        start, stop = starts[pause], stops[speech]  # of what both neighbours have become a part of
+        start, stop = starts[pause], stops[speech]  # of the merged neighbours
         if min(pause - start, stop - speech) < least and stop - start <= limit:
             del starts[pause], stops[speech]
             stops[start], starts[stop] = stop, start

@@ -1,7 +1,7 @@
 """SentencePiece BPE: raw text to ids and back (with single spaces); no character is unknown.
 
-Models that were learned elsewhere are taken too, BPE or unigram (Kudo 2018), whatever their special
-ids are.
+Models that were trained elsewhere can be loaded, too, BPE or unigram (Kudo 2018), with any special
+ids.
 """
 
 import io
@@ -20,7 +20,8 @@ from transduce.data.base_tokenizer import LARGEST, TAG, Tokenizer, tag_of, warn_
 from transduce.errors import InputError
 
 LONGEST = 1 << 18
-"""Characters of a line that SentencePiece learns from at a time; it would leave out longer ones."""
+"""The most characters of a training sentence; longer lines are split, as SentencePiece would leave
+them out."""
 
 PAD, UNK, BOS, EOS = range(4)
 SPECIAL = ("pad", "unk", "bos", "eos")
@@ -29,17 +30,17 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of pieces in a SentencePiece model."""
 
 Normalization = Literal["identity", "nmt_nfkc"]
-"""identity keeps every character but tabs and others that end a line, which become spaces; nmt_nfkc
-is SentencePiece's rule for Unicode NFKC, which writes ² as 2, and a full-width comma as a comma."""
+"""identity keeps every character, except that tabs and line separators become spaces; nmt_nfkc is
+SentencePiece's rule for Unicode NFKC, which writes ² as 2, and a full-width comma as a comma."""
 
 BREAKS = "\t\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 """Characters that would make one line several."""
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model. Its first ids are 0 padding, 1 unknown (unused where bytes stand in),
-    2 begin and 3 end; a model of another origin gets them, and keeps the order of its other pieces
-    and the segmentation of texts.
+    """A SentencePiece model. Its first ids are 0 padding, 1 unknown (unused with byte fallback), 2
+    BOS and 3 EOS; a model with other ids is changed to have them, and keeps the order of its other
+    pieces and the segmentation of texts.
 
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
@@ -80,14 +81,14 @@ class SentencePieceTokenizer(Tokenizer):
         vocabulary, with a warning.
 
         Args:
-            symbols: words that are one piece wherever they stand, such as <2de>.
-            lowercase: a text, but for symbols, comes back without capitals, each as `str.lower`
-                writes it alone: a final sigma is like any other.
-            normalization: how characters are changed; runs of spaces are one space in any case.
+            symbols: strings that are always one piece, such as <2de>.
+            lowercase: put all of a text but symbols into lower case, each character by itself with
+                `str.lower`: a final sigma is like any other.
+            normalization: how characters are changed; runs of spaces always become one space.
 
         Raises:
             InputError: vocab_size is beyond LARGEST, or leaves no room for the 4 special pieces,
-                256 bytes, the symbols and the characters; or a symbol marks something else.
+                256 bytes, the symbols and the characters; or a symbol has another meaning.
         """
         _check_symbols(symbols, PIECES)
         within(LARGEST, vocab_size=vocab_size)
@@ -137,7 +138,7 @@ class SentencePieceTokenizer(Tokenizer):
         return tagged
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        # each by itself: a list makes SentencePiece start threads, which takes longer than a text
+        # one by one: for a list SentencePiece starts threads, which takes longer than a text
         return [self._processor.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
@@ -169,7 +170,7 @@ def train_tokenizer_pair(
 
 
 def _with_special_pieces(model: bytes, ids: Sequence[int]) -> bytes:
-    """The same model with padding, unknown, begin and end as pieces 0 to 3, which had these ids."""
+    """The same model with padding, unknown, BOS and EOS, which had these ids, as pieces 0 to 3."""
     proto = _parse(model)
     others = [
         piece for i, piece in enumerate(proto.pieces) if i not in ids and piece.piece not in PIECES
@@ -198,7 +199,8 @@ def _rules(lowercase: bool) -> str:
 def _learn(
     sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], rules: str, table: str
 ) -> bytes:
-    """A new SentencePiece model, which normalizes by rules of this name, or by those in a table.
+    """Train a SentencePiece model, which normalizes by the rules of this name, or by those in a
+    table.
 
     Raises:
         InputError: see `SentencePieceTokenizer.train`.
@@ -209,7 +211,7 @@ def _learn(
             sentence_iterator=iter(sentences),
             model_writer=model,
             model_type="bpe",
-            # below, its error does not give the least size
+            # for smaller sizes, its error does not name the least one
             vocab_size=max(vocab_size, 260 + len(symbols)),
             hard_vocab_limit=False,
             byte_fallback=True,
@@ -254,7 +256,7 @@ def _parse(model: bytes) -> Any:
 
 
 def _check_symbols(symbols: Sequence[str], special: Collection[str]) -> None:
-    """Raise InputError if a symbol is a piece that no text can hold."""
+    """Raise InputError if a symbol is a special piece."""
     if reserved := [symbol for symbol in symbols if symbol in special]:
         raise InputError(
             f"a symbol must be no special piece, but {reserved[0]} has another meaning in this "

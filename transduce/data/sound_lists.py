@@ -32,13 +32,15 @@ LIST = re.compile(r".+\.(tsv|csv|jsonl)(\.gz)?", re.IGNORECASE | re.DOTALL)
 """Names of files that list sound."""
 
 SPAN = "start end"
-"""The key, which no table has for a column, of the part of its sound that a row is, in seconds."""
+"""The key of a row for the part of its sound that it covers, in seconds; no table has such a
+column."""
 
 VECTORS = ".npy"
 """The ending of files of vectors, in place of sound."""
 
 SHORTFALL = 0.1
-"""A sound may last so much less, or more, than its list says: a share of it, or seconds."""
+"""How much the duration of a sound may differ from its list: this share of it, or this many seconds
+if it is shorter than one."""
 
 FRAME = 0.01
 """Seconds from one vector of a .npy file to the next, where its manifest does not have seconds."""
@@ -52,10 +54,12 @@ def each_row(path: Path, *, parts: bool = False) -> Iterator[tuple[str, Row]]:
     or to `clips` in it, as in Common Voice.
 
     Args:
-        parts: a duration of NeMo that is less than its sound's is the beginning of it.
+        parts: whether a NeMo row whose duration is less than that of its sound is the beginning of
+            it.
 
     Raises:
-        InputError: there is no such file, or it is something else; by file and line.
+        InputError: there is no such file, or it has another format; the message names file and
+            line.
     """
     if not path.is_dir():
         return _table_rows(path, parts)
@@ -90,8 +94,8 @@ def _table_rows(path: Path, parts: bool) -> Iterator[tuple[str, Row]]:
 
 
 def _span(row: Row, place: str) -> str:
-    """Start and end of a row of NeMo that is a part of its sound; otherwise nothing. Without an
-    offset a part is the beginning, and without a duration it is the rest."""
+    """Start and end of a NeMo row that is a part of its sound; otherwise "". Without an offset the
+    part is the beginning, and without a duration it is the rest."""
     audio, offset, duration = Path(row["audio"]), row.get("offset"), row.get("seconds")
     try:
         start = float(offset or 0)
@@ -114,17 +118,17 @@ def _span(row: Row, place: str) -> str:
 
 
 def kaldi_table(path: Path) -> dict[str, str]:
-    """A key, spaces, the rest of the line; nothing where there is no such file.
+    """The first word of each line and the rest of the line; empty if there is no such file.
 
     Raises:
-        InputError: a key stands twice.
+        InputError: a key is not unique.
     """
     table: dict[str, str] = {}
     for line in filter(str.strip, read_lines(path) if path.is_file() else []):
         key, *rest = line.split(maxsplit=1)
         if key in table:
             raise InputError(
-                f"a key must stand once, but {path} has {key!r} again; remove one of its lines"
+                f"a key must be unique, but {path} has {key!r} again; remove one of its lines"
             )
         table[key] = rest[0].strip() if rest else ""
     return table
@@ -146,7 +150,7 @@ def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
                 f"wav.scp must name files, but in {folder} it has a command: {audio!r}; run the "
                 "commands, write their sound to files, and name those"
             )
-        # relative to here, to where commands are run, or to the folder of the splits
+        # paths are relative to this folder, the current directory, or the parent folder
         homes = (folder, Path(), folder.parent)
         home = next((home for home in homes if (home / audio).exists()), folder)
         row = {
@@ -173,8 +177,8 @@ def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
 
 
 def seconds_of(path: Path) -> float:
-    """The length of a sound file, or of vectors with FRAME; 0 of one that cannot be read, which is
-    left out later, with the reason."""
+    """The length of a sound file, or of vectors that are FRAME apart, in seconds; 0 if it cannot be
+    read (it is left out later, with the reason)."""
     import soundfile
 
     try:
@@ -189,7 +193,7 @@ def positive_seconds(cell: str, place: str) -> float:
     """Seconds of a cell.
 
     Raises:
-        InputError: they are no positive number; the message has the place.
+        InputError: they are not a positive number; the message has the place.
     """
     try:
         seconds = float(cell)

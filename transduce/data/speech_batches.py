@@ -1,4 +1,4 @@
-"""Recordings as training data: frames that are augmented anew in every epoch, and the ids of their
+"""Recordings as training data: frames, augmented differently in every epoch, and the ids of their
 texts."""
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class SpeechPairsConfig:
     """The choice of recordings, and how they become batches."""
 
     frames_per_batch: int
-    """Bound on rows times the longest recording of a batch."""
+    """Bound on rows times the longest recording of a batch, in frames."""
     augmentation: Augmentation = PLAIN
     max_seconds: float = 30.0
     """Longer recordings are left out."""
@@ -53,16 +53,16 @@ class SpeechPairs:
 
     Every recording is read once. Those that cannot be used are left out, counted in `skipped` by
     reason, and named in a warning. `recordings` and `target` are those that are left; `n_frames`
-    has their numbers of frames, by speed. An epoch has each of them, but of recordings to replay as
-    many as their share says, in turn.
+    has their numbers of frames, by speed. An epoch has each of them once; of the recordings to
+    replay it has as many as their share allows, in turn.
 
     Args:
         out_lengths: the model's `Frames.out_lengths`: the positions of the encoder for numbers of
             frames. No text can have more tokens than positions.
 
     Raises:
-        InputError: no recording is left, a recording lacks the column, the tokenizer has no id that
-            begins or ends a text, or the augmentation is for other features.
+        InputError: no recording is left, a recording lacks the column, the tokenizer lacks BOS or
+            EOS, or the augmentation is for other features.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SpeechPairs:
         self.config = config
         (self.bos_id,) = tokenizer.required("bos_id")
         self.dropped_id = self.bos_id if tokenizer.unk_id is None else tokenizer.unk_id
-        """The id in the place of a token that is dropped."""
+        """The id that replaces a dropped token."""
         self.augmentation = reader.applicable(config.augmentation)
         speeds = self.augmentation.speeds
         if config.ctc_column:
@@ -213,7 +213,7 @@ def _usable(
         reason = ""
         if not r.text.strip():
             reason = blank
-        elif column and not r.columns[column].strip():  # CTC would learn that nobody speaks
+        elif column and not r.columns[column].strip():  # CTC would learn to write nothing
             reason = blank_ctc
         elif _stated(r) > config.max_seconds:
             reason = too_long
@@ -223,7 +223,7 @@ def _usable(
             counts = measured[r.audio]
             seconds = min(s * features.seconds(n) for s, n in zip(speeds, counts, strict=True))
             if r.audio.suffix == VECTORS and abs(r.seconds - counts[0] * FRAME) < FRAME / 2:
-                r = replace(r, seconds=seconds)  # no manifest says what a vector stands for
+                r = replace(r, seconds=seconds)  # the manifest only assumed FRAME
             is_long = seconds > longest_seconds(config.max_seconds, padded)
             reason = too_long if is_long else _mismatch(r.seconds, seconds, padded)
             if reason:
@@ -248,18 +248,19 @@ def _wrong_length(recording: Recording, seconds: float, reason: str) -> str:
 
 
 def _mismatch(stated: float, seconds: float, padded: float) -> str:
-    """How a sound of so many seconds differs from what its manifest states, which is 0 where that
-    is unknown: its text may say more, or less. Shorter sound was padded to `padded` seconds."""
+    """Whether a sound of this many seconds is SHORTER or LONGER than its manifest says, so that its
+    text may not match; "" if neither. `stated` is 0 if unknown. Shorter sound was padded to
+    `padded` seconds."""
     slack = SHORTFALL * max(1.0, stated)
     if stated - seconds > slack:
         return SHORTER
-    if stated % 1 == 0:  # whole seconds may have been cut off
+    if stated % 1 == 0:  # it may have been rounded down to whole seconds
         slack = max(slack, 1.0)
     return LONGER if stated and seconds - max(stated, padded) > slack else ""
 
 
 def _stated(recording: Recording) -> float:
-    """The seconds of the manifest; 0 of vectors, whose length it need not know."""
+    """The seconds of the manifest; 0 for vectors, whose length it need not have."""
     return 0.0 if recording.audio.suffix == VECTORS else recording.seconds
 
 

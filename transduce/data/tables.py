@@ -27,7 +27,7 @@ SPLIT = re.compile(
     r"(?:set|data|ing)?(?![a-z])",
     re.IGNORECASE,
 )
-"""What says of which split a table is, in its name; a group for each split."""
+"""The part of a table's name that names its split; a group for each split."""
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that JSON and Arrow can hold, and no line of text has."""
@@ -39,7 +39,8 @@ CODES = ("bpt", "ept", "ph", "it", "ut")
 """Elements of a TMX file that hold the markup of another format, and no text."""
 
 LONGEST_CELL = 1 << 24
-"""Characters of a cell of CSV, such as a document; more are behind a quote that does not end."""
+"""The most characters of a CSV cell, enough for a document; a longer one has a quote that does not
+end."""
 
 ROWS = 1 << 14
 """Rows of a Parquet file that are read at a time."""
@@ -48,8 +49,8 @@ ROWS = 1 << 14
 def split_table(
     lines: Iterable[str], name: str, *, comma: bool = False
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """The names of the columns, which the first line has; and the number and the cells of every
-    other row, blank ones left out.
+    """The names of the columns, from the first line; and the line number and the cells of every
+    other row, without blank rows.
 
     Args:
         name: stands for the table in errors.
@@ -109,16 +110,17 @@ def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]
 
 
 def each_record(path: Path, errors: str = "strict") -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a table in text, by column, and their places for messages.
+    """The rows of a text table, each with its place for messages and its cells by column.
 
-    The rows are JSON objects (.json, .jsonl), or the first one names the columns, with commas
-    between them (.csv) or tabs. A cell without a value is "".
+    The rows are JSON objects (.json, .jsonl), or cells with commas (.csv) or tabs between them
+    after a first line that names the columns. A cell without a value is "".
 
     Args:
         errors: see `each_line`.
 
     Raises:
-        InputError: there is no such file, or it is something else; by file and line.
+        InputError: there is no such file, or it has another format; the message names file and
+            line.
     """
     ending = Path(path.name.lower().removesuffix(".gz")).suffix
     if ending in (".json", ".jsonl"):
@@ -151,11 +153,11 @@ def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
 
 
 def table_files(path: Path) -> tuple[Path, ...]:
-    """A table, or those of a directory by name; of one that the library datasets has saved, those
-    that its state.json lists.
+    """A table file, or the table files of a directory by name; in a directory saved by the library
+    datasets, the files that its state.json lists.
 
     Raises:
-        InputError: there is none, or a directory has those of several splits.
+        InputError: there is no table, or a directory has tables of several splits.
     """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     if (state := path / "state.json").is_file():
@@ -194,7 +196,7 @@ def each_cell_row(
     A cell without a value is "", and a line break inside a cell becomes a space.
 
     Args:
-        errors: see `each_line`; of text other than XML.
+        errors: see `each_line`; not for XML.
 
     Raises:
         InputError: pyarrow is not installed, the file is damaged, or it has no such column of text.
@@ -230,7 +232,7 @@ def _moses_rows(path: Path, languages: Sequence[str], errors: str) -> Iterator[t
                 sides.append(decode_lines(lines, names[-1], errors))
             yield from in_step(names, *sides)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
-        raise InputError(f"{path} is no whole zip file: {error}; fetch it again") from error
+        raise InputError(f"{path} is not a complete zip file: {error}; fetch it again") from error
 
 
 def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -262,9 +264,9 @@ def _tmx_rows(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, ...]]
                         texts = {}
                         body.clear()  # or all units would stay in memory
     except (SyntaxError, zlib.error, EOFError, OSError, LookupError, ValueError) as error:
-        # the last two are of unknown encodings
+        # LookupError and ValueError come from unknown encodings
         raise InputError(
-            f"{path} is no whole TMX file: {error}; fetch it again, or convert it to UTF-8"
+            f"{path} is not a complete TMX file: {error}; fetch it again, or convert it to UTF-8"
         ) from error
     _check_columns(str(path), wanted, sorted(known))
 
@@ -292,7 +294,7 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
                 yield tuple(NO_TEXT.sub("\ufffd", cell or "").replace("\n", " ") for cell in row)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path} is no whole Parquet or Arrow file: {error}; fetch it again"
+            f"{path} is not a complete Parquet or Arrow file: {error}; fetch it again"
         ) from error
 
 

@@ -1,5 +1,5 @@
-"""Text as training data, in other batches in every epoch: pairs of sentences, windows of running
-text, and windows for masked language modelling."""
+"""Text as training data, with different batches in every epoch: pairs of sentences, windows of
+running text, and windows for masked language modelling."""
 
 import hashlib
 import json
@@ -24,18 +24,18 @@ from transduce.process import Bar
 
 Text = ParallelText | LargeText
 Encoded = tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"]]
-"""Ids end to end, and the lengths of the rows."""
+"""Concatenated ids, and the lengths of the rows."""
 
 
 @dataclass
 class TextPairs:
     """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
-    The ids lie end to end in one array, which is in memory, or a file that is mapped into memory
-    where the text is a `LargeText`. Then an epoch is a pool of about POOL pairs from all over the
-    text: epoch n is pool n % n_pools of pass n // n_pools, so that a resumed run need not go
-    through what came before. The pairs of a pool are a function of (seed, pass), and in a pass
-    every pair is in one pool. In memory, the text is one pool.
+    The ids are concatenated in one array in memory, or, for a `LargeText`, in a memory-mapped file.
+    For a `LargeText`, an epoch is a pool of about POOL pairs from all over the text: epoch n is
+    pool n % n_pools of pass n // n_pools, so that a resumed run need not read earlier pools. The
+    pairs of a pool are a function of (seed, pass), and in a pass every pair is in one pool. A text
+    in memory is one pool.
 
     Args:
         tokens_per_batch: bound on rows times the longest row, on either side of a batch.
@@ -43,8 +43,7 @@ class TextPairs:
             them.
 
     Raises:
-        InputError: no pair is left, or a tokenizer lacks an id that ends, or on the target side
-            begins, a text.
+        InputError: no pair is left, a tokenizer lacks EOS, or the target tokenizer lacks BOS.
     """
 
     text: Text
@@ -114,19 +113,19 @@ class TextPairs:
 def encode_pairs(
     text: Text, source: Tokenizer, target: Tokenizer
 ) -> tuple[Integer[np.ndarray, " _"], Int[np.ndarray, " _"]]:
-    """The ids of a text end to end, each side with EOS, and the offsets of the sides.
+    """The concatenated ids of a text, each side with EOS, and the offsets of the sides.
 
     The source of pair i begins at offset 2i and its target at 2i + 1; the last offset is the end.
-    Of a large text, ids and offsets are files in its folder, which are made once: their name is a
-    hash of the tokenizers, of the languages that these are set to, of the pairs that validation
-    holds out, and of whether sources have copies.
+    For a large text, ids and offsets are files in its folder, which are written once: their name is
+    a hash of the tokenizers, of the languages that these are set to, of the held-out pairs, and of
+    whether sources have copies.
     """
     kind = smallest_type(max(source.vocab_size, target.vocab_size))
     encoded = (_encode(block, source, target, kind) for block in blocks(text, BLOCK))
     if isinstance(text, ParallelText):
         ids, lengths = map(np.concatenate, zip(*encoded, strict=True))
         return ids, np.concatenate([[0], np.cumsum(lengths)])
-    # a tag of a language is no part of a model
+    # the model does not contain the chosen language tag
     languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]
     about = [sorted(text.held_out), languages, *["copies"] * bool(text.copied_as)]
     key = source.model + target.model + json.dumps(about).encode()
@@ -141,7 +140,7 @@ def encode_pairs(
 
 def _write_ids(path: Path, offsets: Path, encoded: Iterator[Encoded], n_pairs: int) -> None:
     """Write ids and offsets, block by block; `path` is the last to get its name."""
-    from transduce.files import replacing  # it loads torch, for which --help does not wait
+    from transduce.files import replacing  # it loads torch, which would slow down --help
 
     bar = Bar(desc="tokenizing", total=n_pairs, unit="pair", unit_scale=True)
     with bar, replacing(path) as ids_file, replacing(offsets) as offsets_file:
@@ -155,7 +154,7 @@ def _write_ids(path: Path, offsets: Path, encoded: Iterator[Encoded], n_pairs: i
 
 
 def _encode(pairs: list[Pair], source: Tokenizer, target: Tokenizer, kind: np.dtype) -> Encoded:
-    """The ids of source, target, source, ... end to end, each with EOS, and their lengths."""
+    """The concatenated ids of source, target, source, ..., each with EOS, and their lengths."""
     sources, targets = zip(*pairs, strict=True)
     sides = source.with_eos(source.encode(sources)), target.with_eos(target.encode(targets))
     rows = [*chain.from_iterable(zip(*sides, strict=True))]
@@ -209,11 +208,11 @@ class TokenWindows:
 
 
 class HeldOutWindows(Batches):
-    """Windows side by side: every token but the first is predicted once. The last window may be
+    """Adjacent windows: every token but the first is predicted once. The last window may be
     shorter.
 
     Args:
-        n_windows: take only so many complete windows, evenly spread; None takes all.
+        n_windows: take only this many complete windows, evenly spread; None takes all.
     """
 
     def __init__(
@@ -250,8 +249,8 @@ def window_batch(rows: Sequence[Int[np.ndarray, " _"]]) -> Batch:
 
 
 def mask_id(tokenizer: Tokenizer) -> int:
-    """The id of the mask symbol: one more than the tokenizer's last id, so the model's table has
-    one more row."""
+    """The id of the mask symbol: one more than the tokenizer's last id, so the model's embedding
+    has one more row."""
     return tokenizer.vocab_size
 
 
@@ -304,7 +303,7 @@ class MaskedBatches(Batches):
         seed: tuple[int, ...] = (0,),
     ) -> None:
         def batch(i: int) -> Batch:
-            # 1: not the random numbers that drew the windows
+            # 1: other random numbers than those that drew the windows
             rng = np.random.default_rng((*seed, i, 1))
             return masked_batch(texts[i], masking, tokenizer, rng)
 

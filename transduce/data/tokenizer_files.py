@@ -18,16 +18,16 @@ from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError
 
 TAG = re.compile(">>.*?<<")
-"""The tag in front of a line of Marian's multilingual models, for the language to translate into:
+"""The tag before a line of Marian's multilingual models, which names the target language:
 >>fra<<."""
 ROLES = ("bos", "eos", "pad", "unk")
 PLACES = ("opening", "first", "closing", "bos")
-"""Where a text has the tag of its language: alone in front, first in front, behind its end, or in
-the place of bos."""
+"""Where a text has its language tag: as the whole opening, as the first id of the opening, after
+its EOS, or in place of BOS."""
 
 
 class Pieces(Tokenizer):
-    """The pieces of a SentencePiece model with a table of ids; what is not in the table is
+    """A SentencePiece model with a separate table of ids; pieces that are not in the table are
     unknown."""
 
     def __init__(self, model: bytes, pieces: Sequence[str], unk_id: int) -> None:
@@ -44,8 +44,8 @@ class Pieces(Tokenizer):
         return self._ids.get(token)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids, a list per text; a tag such as >>fra<< in front is one token, where the table has
-        any."""
+        """Ids, a list per text; a tag such as >>fra<< at the beginning is one token, if the table
+        has tags."""
         rows = []
         for text in texts:
             tag = TAG.match(text) if self._tagged else None
@@ -62,13 +62,13 @@ class Pieces(Tokenizer):
 
 
 class ImportedTokenizer(Tokenizer):
-    """Pieces of SentencePiece with a table of ids, or a JSON of the library `tokenizers`, with the
-    settings of a model.
+    """SentencePiece pieces with a table of ids, or a JSON of the library `tokenizers`, with the
+    settings of an imported model.
 
-    Its file is JSON: `sentencepiece` (in base64) and `pieces` by id, "" where there is none, or
-    else `tokenizer`; `size`, the ids that the model has; `special`, those of bos, eos, pad and unk;
-    `opening` and `closing`, which stand before every text and behind its end; `languages`, the ids
-    of their tags, and `place`, where a text has the tag of its own.
+    Its file is JSON: `sentencepiece` (in base64) and `pieces` by id ("" if an id has none), or else
+    `tokenizer`; `size`, the model's vocabulary size; `special`, the ids of bos, eos, pad and unk;
+    `opening` and `closing`, the ids before every text and after its EOS; `languages`, the ids of
+    the language tags; and `place`, where a text has its tag (see PLACES).
     """
 
     file_name = "tokenizer.imported.json"
@@ -77,7 +77,7 @@ class ImportedTokenizer(Tokenizer):
         """Read the bytes of such a file.
 
         Raises:
-            InputError: they are something else.
+            InputError: they are not such a file.
         """
         super().__init__(model)
         try:
@@ -130,10 +130,11 @@ class ImportedTokenizer(Tokenizer):
         languages: dict[str, int] | None = None,
         place: str = "opening",
     ) -> "ImportedTokenizer":
-        """The tokenizer of these parts; the first is `tokenizer`, or `sentencepiece` and `pieces`.
+        """Make a tokenizer of these parts; `tokenizer` has the key `tokenizer`, or `sentencepiece`
+        and `pieces`.
 
         Raises:
-            InputError: they do not go together.
+            InputError: the parts do not fit together.
         """
         parts = {
             "size": size,
@@ -172,8 +173,7 @@ class ImportedTokenizer(Tokenizer):
         if language not in self.languages:
             names = ", ".join([*self.languages][:8]) + ", ..." * (len(self.languages) > 8)
             raise InputError(
-                f"a language must be one that the model knows ({names or 'none'}), but it is "
-                f"{language!r}"
+                f"a language must be one of the model's ({names or 'none'}), but it is {language!r}"
             )
         if language not in self._by_language:
             tag = self.languages[language]
@@ -195,7 +195,7 @@ class ImportedTokenizer(Tokenizer):
         return () if self.pad_id is None or self.pad_id == self.eos_id else (self.pad_id,)
 
     def with_eos(self, rows: Any) -> list[list[int]]:
-        """See Tokenizer; with the tags before and behind.
+        """See Tokenizer; with `opening` before each text and `closing` after its EOS.
 
         Raises:
             InputError: no language was chosen.
@@ -251,7 +251,7 @@ def train_tokenizer(
     """A new tokenizer; vocab_size does not apply to characters.
 
     Args:
-        symbols: words that are one token wherever they stand, such as <2de>.
+        symbols: strings that are always one token, such as <2de>.
 
     Raises:
         InputError: vocab_size leaves no room, or there are symbols for characters.
@@ -331,13 +331,13 @@ def stored_tokenizer(
 def write_tokenizers(
     directory: Path, source: Tokenizer | None, target: Tokenizer | None, *, alone: bool
 ) -> None:
-    """Write the files of a run's tokenizers: one, where both sides share it, or where there is a
-    decoder `alone`.
+    """Write the files of a run's tokenizers: one if both sides share it or there is a decoder
+    `alone`, else one per side.
 
     Raises:
-        InputError: one of two is of characters, whose file has no name for a side.
+        InputError: there are two, and one is of characters, whose file has no name for a side.
     """
-    from transduce.files import write_file  # it loads torch, for which --help does not wait
+    from transduce.files import write_file  # it loads torch, which would slow down --help
 
     if alone or source is target:
         sides = {"tokenizer": target}
@@ -348,7 +348,7 @@ def write_tokenizers(
             name = tokenizer.file_name.replace("tokenizer", side)
             if len(sides) > 1 and name not in side_files(side):
                 raise InputError(
-                    f"tokenizers of single characters are for both sides together, but the {side} "
-                    "has one of its own; share it, or take another kind"
+                    "a tokenizer of single characters must be shared by both sides, but the "
+                    f"{side} has one of its own; share it, or take another kind"
                 )
             write_file(directory / name, tokenizer.model)
