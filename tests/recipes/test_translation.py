@@ -301,7 +301,7 @@ def test_another_run_teaches(translation_run, parallel_text, tmp_path, untrained
         ({"begin_with": "<xx>"}, "begin_with takes tokens of the vocabulary, but '<xx>' is none"),
         ({"words": "known"}, "words=known needs the lexicon of a run of speech to text"),
         ({"ctc_weight": 0.3}, "ctc_weight needs a CTC head"),
-        ({"timestamps": True}, "timestamps come from tokens of time"),
+        ({"timestamps": True}, "timestamps need timestamp tokens"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused_before_the_training(parallel_text, tmp_path, decoding, message):

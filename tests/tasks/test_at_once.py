@@ -16,7 +16,7 @@ from transduce.engine.cpu import CPUEngine
 from transduce.engine.stack import CPUStack
 from transduce.kernels import library
 from transduce.model.transformer import Transformer
-from transduce.tasks.base import PIECE, shared
+from transduce.tasks.base import PIECE, balanced
 
 LINES = [" ".join(ENGLISH[i % len(ENGLISH)].split()[: 1 + i % 5]) for i in range(40)]
 FEW = {"batch_tokens": 40, "max_source_length": 30, "max_length": 12}
@@ -66,7 +66,7 @@ def test_an_error_in_a_batch_ends_the_call(translator, set_threads, n):
             raise Refuses
         return -batch
 
-    results, done = translator._at_once(range(99), work), []
+    results, done = translator._map_parallel(range(99), work), []
     with pytest.raises(Refuses):
         done.extend(results)
     assert done == [(i, -i) for i in range(5)]
@@ -75,7 +75,7 @@ def test_an_error_in_a_batch_ends_the_call(translator, set_threads, n):
 def test_what_nobody_waits_for_is_not_begun(translator, set_threads):
     set_threads(2)
     begun = []
-    results = translator._at_once(range(99), begun.append)
+    results = translator._map_parallel(range(99), begun.append)
     next(results)
     results.close()
     assert sorted(begun) == list(range(len(begun))) and len(begun) <= 6
@@ -97,7 +97,7 @@ def test_what_nobody_waits_for_ends_at_its_next_step(translator, set_threads):
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            next(translator._at_once(range(9), work))
+            next(translator._map_parallel(range(9), work))
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -114,22 +114,24 @@ def test_threads_that_begin_meanwhile_compute_with_all(translator, set_threads):
             thread.join()
 
     for _ in range(10):
-        list(translator._at_once(range(3), begin_others))
+        list(translator._map_parallel(range(3), begin_others))
     assert found == [3] * 300
 
 
 def test_each_thread_computes_with_its_share(translator, set_threads):
     set_threads(5)
-    inside = [share for _, share in translator._at_once(range(20), lambda _: (get_ident(), torch.get_num_threads()))]
+    inside = [
+        share for _, share in translator._map_parallel(range(20), lambda _: (get_ident(), torch.get_num_threads()))
+    ]
     assert {n for _, n in inside} == {1} and get_ident() not in dict(inside)  # 5 threads, 4 at a time
-    (alone,) = translator._at_once([0], lambda _: (get_ident(), torch.get_num_threads()))
+    (alone,) = translator._map_parallel([0], lambda _: (get_ident(), torch.get_num_threads()))
     assert alone == (0, (get_ident(), 5))
 
 
 def test_own_rules_need_not_know_of_threads(translator, set_threads):
     set_threads(2)
     translator.rules = [lambda *_: None]
-    assert {ident for _, ident in translator._at_once(range(9), lambda _: get_ident())} == {get_ident()}
+    assert {ident for _, ident in translator._map_parallel(range(9), lambda _: get_ident())} == {get_ident()}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -137,7 +139,7 @@ def test_the_last_batches_are_shared_out(n):
     for sizes in ([], [3], [20], [50, 50, 50], [9, 90, 20, 7, 40], [5, 6, 7, 8]):
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         some = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
-        found = shared(some, n)
+        found = balanced(some, n)
         assert sorted(row for rows in found for row in rows) == list(range(sum(sizes)))
         assert found[: len(sizes) // n * n] == some[: len(sizes) // n * n]
         assert all(len(rows) >= PIECE or rows in some for rows in found)
@@ -176,4 +178,4 @@ def test_wide_models_take_one_batch_after_the_other(translator, set_threads, mon
     width = translator.model.config.d_model
     for widest, at_once in ((width, 2), (width - 1, 1)):
         monkeypatch.setattr("transduce.tasks.base.WIDEST", widest)
-        assert translator._n_at_once == at_once
+        assert translator._n_parallel == at_once

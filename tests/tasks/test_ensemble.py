@@ -177,7 +177,7 @@ def test_runs_that_do_not_go_together_are_refused(runs, tmp_path):
         td.load([letters, wide])
     ensemble = td.load_translator(runs["text"])
     for ask, arguments in ((ensemble.encode, [["a"]]), (ensemble.align, [["a"], ["b"]])):
-        message = f"{ask.__name__} asks one model, but this is an ensemble of 2; load one run alone for it"
+        message = f"{ask.__name__} needs a single model, but this is an ensemble of 2; load one run alone for it"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             ask(*arguments)
 

@@ -127,14 +127,14 @@ def test_what_cannot_be_is_refused(letters_run, tmp_path):
     with pytest.raises(ValueError) as caught:
         td.load(encoder_run(tmp_path / "less", more=0))
     assert str(caught.value) == (
-        "the model must have every id of its tokenizer and the mask symbol behind them, "
+        "the model must have every id of its tokenizer and the mask symbol after them, "
         f"but it has {size} ids and the tokenizer {size}"
     )
     decoder = td.load(letters_run)
     with pytest.raises(ValueError) as caught:
         FillMask(decoder.model, decoder.tokenizer)
     assert str(caught.value) == (
-        "masks are filled by an encoder alone over tokens, but this model has encoder=None and "
+        "masks are filled by an encoder-only model of tokens, but this model has encoder=None and "
         f"decoder={decoder.model.config.decoder}; use td.load(directory)"
     )
 

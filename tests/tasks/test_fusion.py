@@ -153,9 +153,9 @@ def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_pa
     letters = letters_run
     (tmp_path / "wrong.arpa").write_text("nothing\n")
     for run, lm, message in (
-        (text, letters, f"a language model must have the tokens of the run that it stands beside, but {letters} has others than "
+        (text, letters, f"a language model must have the tokens of the run that it is used with, but {letters} has others than "
          f"{text}; train it with --tokenizer and the target's tokenizer file of that run"),
-        (letters, letters, f"a language model stands beside a run that translates or transcribes, but {letters} is a language model; use "
+        (letters, letters, f"only a run that translates or transcribes takes a language model, but {letters} is a language model; use "
          "transduce generate"),
         (text, tmp_path / "none", f"a language model is a run directory or a file of n-grams, but {tmp_path / 'none'} does not exist; "
          "check the path"),

@@ -315,7 +315,7 @@ def test_the_wrong_kind_of_run_is_named(letters_run, text_run):
     [
         (
             {"beam_size": 4, "top_k": 3},
-            "beam search draws nothing and keeps beam_size texts, so it takes temperature=1, top_k=0, top_p=1, "
+            "beam search does not sample and keeps beam_size texts, so it takes temperature=1, top_k=0, top_p=1, "
             "min_p=0 and n <= beam_size, but temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, n=1, beam_size=4",
         ),
         (
@@ -337,7 +337,9 @@ def test_settings_out_of_their_bounds_are_refused(name, value):
 
 def test_what_cannot_generate_is_refused(text_run):
     translator = td.load(text_run)
-    with pytest.raises(ValueError, match=r"^a generator takes a decoder alone, but this model has an encoder; use td"):
+    with pytest.raises(
+        ValueError, match=r"^a generator takes a decoder-only model, but this model has an encoder; use td"
+    ):
         Generator(translator.model, translator.tokenizer)
     with pytest.raises(ValueError, match=r"^the model must have every id of its tokenizer, but it has 9 and the token"):
         Generator(language_model(9), any_tokenizer("characters"))
@@ -345,9 +347,7 @@ def test_what_cannot_generate_is_refused(text_run):
         generator("characters").generate("ROMEO:")
     with pytest.raises(ValueError) as caught:
         next(generator("characters").stream("ROMEO:", GenerationConfig(beam_size=3)))
-    assert str(caught.value) == (
-        "a text comes piece by piece if it is sampled, but beam_size=3; set it to 1, or use generate"
-    )
+    assert str(caught.value) == ("streaming needs sampling, but beam_size=3; set it to 1, or use generate")
 
 
 def test_a_setting_of_a_call_turns_off_a_rule_of_the_run():

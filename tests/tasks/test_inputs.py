@@ -64,5 +64,5 @@ def test_a_notebook_shows_where_the_decoder_looks(text_run, transcriber, recordi
     with pytest.raises(InputError) as error:
         td.show(td.load(language_run(tmp_path / "text")), "All")
     assert str(error.value) == (
-        "show draws where a translator or a transcriber looks, but this run is a language model; load another one"
+        "show draws the attention of a translator or a transcriber, but this run is a language model; load another one"
     )

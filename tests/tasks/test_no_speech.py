@@ -109,11 +109,11 @@ def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path,
     )
     assert all(each.text.startswith("red") for each in begun[:4]) and all("blue" in each.text for each in begun[4:])
     assert transcriber(paths[:1], SHORT, no_speech_threshold=1.0) == [""]  # without a frame, whatever the threshold
-    assert not any("nobody speaks" in record.getMessage() for record in caplog.records)
+    assert not any("has speech" in record.getMessage() for record in caplog.records)
     assert transcriber(paths[1:], SHORT, no_speech_threshold=1e-9) == [""] * 8
     assert caplog.records[-1].getMessage() == (
-        "nobody speaks in any of 8 segments, by no_speech_threshold=1e-09, so they have no text; 0 writes what was "
-        "understood all the same"
+        "none of 8 segments has speech, by no_speech_threshold=1e-09, so they have no text; 0 transcribes them "
+        "all the same"
     )
 
 

@@ -204,7 +204,7 @@ def test_translations_hold_what_they_require_whatever_the_batch(translator, beam
     assert found[1] == translator([LINES[1]], beam_size=beam_size, forbid=["yy"])[0]
     assert not caplog.messages
     translator(["Print it."], require=[["Anna"]], forbid=["Ann"], beam_size=beam_size)
-    assert caplog.messages == ["line 1 has no room for, or must not hold, what it requires: ['Anna']"]
+    assert caplog.messages == ["line 1 lacks required phrases (no room, or forbidden): ['Anna']"]
 
 
 def test_the_command_line_takes_prefixes_and_forbidden_phrases(text_run, tmp_path, capsys):
@@ -264,7 +264,7 @@ def test_transcripts_begin_with_their_prefix_and_hold_what_they_require_whatever
     assert found[1:] == transcriber(paths[1:], few)
     assert not caplog.messages
     transcriber(paths[:1], config, require=[["blue"]], forbid=["blu"])
-    assert caplog.messages == [f"{paths[0]} from 0.0 s has no room for, or must not hold, what it requires: ['blue']"]
+    assert caplog.messages == [f"{paths[0]} from 0.0 s lacks required phrases (no room, or forbidden): ['blue']"]
 
 
 def test_a_prefix_begins_what_is_heard_first_in_long_sound_which_can_require_nothing(transcriber):
@@ -363,7 +363,7 @@ def test_what_cannot_be_is_refused(translator):
 def test_phones_have_no_phrases_or_prefix_but_the_words_that_are_looked_up(transcriber, recordings, monkeypatch):
     monkeypatch.setattr(type(transcriber.tokenizer), "writes_phones", True)
     for phrases in ({"forbid": ["red"]}, {"require": [["red"]]}, {"prefix": ["red"]}):
-        with pytest.raises(ValueError, match=r"this run writes phones, and looks words up; leave them out$"):
+        with pytest.raises(ValueError, match=r"the tokens of this run are phones; leave them out$"):
             transcriber([recordings[0].audio], **phrases)
 
 
@@ -439,7 +439,7 @@ def test_phrases_are_looked_for_as_they_are_written(caplog):
     warn_of_lacking("line 1", ["Hund", " Ⅷ"], "ein hund mit ⅷ", lower_case_tokenizer())
     assert not caplog.messages
     warn_of_lacking("line 1", ["Hund", "Katze"], "ein hund", lower_case_tokenizer())
-    assert caplog.messages == ["line 1 has no room for, or must not hold, what it requires: ['Katze']"]
+    assert caplog.messages == ["line 1 lacks required phrases (no room, or forbidden): ['Katze']"]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

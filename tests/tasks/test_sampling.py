@@ -104,7 +104,7 @@ def test_segments_one_by_one_are_those_of_the_whole_recording_whatever_is_drawn(
 
 def test_settings_that_make_no_sense_are_refused():
     message = (
-        "temperature, top_k, top_p and min_p are of sampling, but temperature=0.5, top_k=0, top_p=1.0, min_p=0.0 and "
+        "temperature, top_k, top_p and min_p are for sampling, but temperature=0.5, top_k=0, top_p=1.0, min_p=0.0 and "
         "sample=False; add sample"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

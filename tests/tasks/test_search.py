@@ -209,8 +209,7 @@ def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run,
         translator(["Print it."], suppress=[3])
     size = translator.tokenizer.vocab_size
     assert str(error.value) == (
-        f"suppress and logit_bias take ids of 0 to {size - 1}, suppress without that of the end, but one has 3; "
-        "leave it out"
+        f"suppress and logit_bias take ids from 0 to {size - 1} (suppress without EOS), but one has 3; leave it out"
     )
 
 
@@ -248,7 +247,7 @@ def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, caplog
     assert len(long.tokens) >= 11
     assert long.finished or "1 outputs were cut after 12 tokens, as positions end there" in caplog.text
     with pytest.raises(
-        ValueError, match=r"^an output may have 12 tokens, as positions end there, .* min_length=12; ta"
+        ValueError, match=r"^an output may have 12 tokens, EOS included, as positions end there, but min_length=12; ta"
     ):
         translator(lines, min_length=12)
     for text, message in (

@@ -117,7 +117,7 @@ def test_sound_has_states_scores_and_alignments(speech_run, tmp_path):
         assert len(states[i]) * alignments[i].seconds == pytest.approx(len(samples) / RATE, abs=0.05)
     with pytest.raises(ValueError) as error:
         transcriber.encode([*sounds, (np.zeros(RATE), RATE)])
-    assert str(error.value) == "a sound must have something to hear, but sound 5 is silent; leave it out"
+    assert str(error.value) == "a sound must have samples other than 0, but sound 5 is silent; leave it out"
     with pytest.raises(ValueError, match=r"none\.wav cannot be read: No such file or directory; check the path"):
         transcriber.encode([tmp_path / "none.wav"])
 

@@ -70,5 +70,5 @@ def test_samples_keep_the_rules_and_begin_with_their_prefix(runs):
 
 
 def test_samples_refuse_required_phrases(runs):
-    with pytest.raises(ValueError, match=r"^samples know no required phrases, but sample=True; leave one of them out$"):
+    with pytest.raises(ValueError, match=r"^sampling cannot require phrases, but sample=True; leave one of them out$"):
         ensemble(runs[:1]).translate(LINES, require=REQUIRE, **DRAWN)

@@ -39,20 +39,20 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What one source asks of a search, beyond the configuration."""
+    """The requirements of one source in a search, beyond the configuration."""
 
     prefix: Prefix | None = None
-    """The beginning of the output."""
+    """The required beginning of the output."""
     require: Sequence[str] = ()
-    """Phrases in the output."""
+    """The required phrases in the output."""
     number: int = 0
-    """The number of the input among all; samples depend on it."""
+    """The number of the input among all inputs; samples depend on it."""
     part: int = 0
     """The number of this part of the input; samples depend on it, too."""
     language: str = ""
     """The language of the sound, where it was detected."""
     bias: Sequence[tuple[str, float]] = ()
-    """Phrases that are likelier in the output by some nats."""
+    """Phrases with a bonus in the output, in nats."""
 
     @property
     def has_text(self) -> bool:
@@ -62,31 +62,31 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """What outputs carry besides their text."""
+    """What outputs have besides their text."""
 
     scores: bool = True
-    """Their log-probability and score, for which a translator's greedy search and samples take a
-    pass over the vocabulary in every step; without, both are nan. Beam search has them anyway."""
+    """Log-probability and score, for which a translator's greedy search and sampling take a pass
+    over the vocabulary in every step; if False, both are nan. Beam search always has them."""
     token_scores: bool = False
     """Log-probabilities of tokens, and the confidence of words."""
     alignments: bool = False
-    """The source word that each word was written from; of text."""
+    """The source word that each word is aligned to; for text."""
     word_times: bool = False
-    """The times of words, and their confidence; of sound."""
+    """The times of words, and their confidence; for sound."""
     no_speech: bool = False
-    """The probability that nobody speaks, where the model can tell."""
+    """The no-speech probability, if the model has one."""
 
 
 PLAIN = Details()
-"""A text with its log-probability and score alone."""
+"""Only text, log-probability and score."""
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A language model beside the models that write (shallow fusion)."""
+    """A language model for shallow fusion."""
 
     begin: Callable[[int], Scorer]
-    """A scorer of n texts at their beginning."""
+    """Makes a scorer of n texts at their beginning."""
     max_length: int = sys.maxsize
     """The most tokens of a text."""
 
@@ -99,7 +99,7 @@ def is_single(inputs: object) -> bool:
 
 
 def check_list(inputs: object, rule: str, *, of_text: bool = False) -> None:
-    """Raise InputError with this rule unless an input is a list, and no single string or path.
+    """Raise InputError with this rule unless an input is a list, not a single string or path.
 
     Args:
         of_text: every element must be text that UTF-8 can encode.
@@ -120,10 +120,11 @@ def with_phrases(
     prefix: Sequence[str] | None,
     require: Sequence[Sequence[str]] | None,
 ) -> Iterator[tuple[InputT, str, Sequence[str]]]:
-    """Every input with its prefix and its required phrases, which are empty ones for None.
+    """Every input with its prefix and its required phrases, which are empty for None.
 
     Raises:
-        InputError: there are not as many, or one of them is no text, or no list of phrases.
+        InputError: there are more or fewer than inputs, a prefix is not text, or phrases are not a
+            list.
     """
     n = len(inputs)
     for name, texts in (("prefix", prefix), ("require", require)):
@@ -140,12 +141,12 @@ def with_phrases(
 
 
 def warn_of_lacking(name: str, phrases: Sequence[str], text: str, tokenizer: Tokenizer) -> None:
-    """Warn of required phrases that a text lacks, as its tokenizer normalizes them; `name` says
-    what the text is of."""
+    """Warn of required phrases that a text lacks, as its tokenizer normalizes them; `name` is the
+    input's name."""
     spelled = spellings(tokenizer, phrases)
     raw = text.encode()
     if lacking := [each for each in phrases if spelled.get(each, b"?").strip(b" ") not in raw]:
-        logger.warning("%s has no room for, or must not hold, what it requires: %s", name, lacking)
+        logger.warning("%s lacks required phrases (no room, or forbidden): %s", name, lacking)
 
 
 Source = list[int] | Float[Tensor, "_ F"]
@@ -158,21 +159,21 @@ ROWS = 512
 BatchT = TypeVar("BatchT")
 ResultT = TypeVar("ResultT")
 
-AT_ONCE = 4
-"""The most batches at a time: more would wait for Python, where one thread runs at a time."""
+MAX_PARALLEL = 4
+"""The most batches computed in parallel: more would wait for Python's GIL."""
 
 WIDEST = 512
-"""The largest d_model of which several batches are computed at a time."""
+"""The largest d_model with which several batches are computed in parallel."""
 
 PIECE = 8
-"""The fewest rows for which a thread of its own pays."""
+"""The fewest rows that are worth a thread of their own."""
 
 
 class Task:
     """A model, its tokenizer, and the engines that compute it, of which an ensemble has several."""
 
     rules: Sequence[Rule] = ()
-    """Rules of the caller's own, behind those of the configuration, in every search."""
+    """The caller's own rules for every search, applied after those of the configuration."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         self.model = model
@@ -185,31 +186,32 @@ class Task:
         return self.engines[0]
 
     @property
-    def _n_at_once(self) -> int:
-        """How many batches are computed at a time: on a CPU, where threads that share a batch wait
-        for one another in every step, one a thread.
+    def _n_parallel(self) -> int:
+        """How many batches are computed in parallel. On a CPU each batch has threads of its own,
+        because threads that share a batch wait for one another in every step.
 
-        Steps of a wide model are long, and its batches take much memory: there one follows another.
-        So it is with rules of the caller's own, which need not know of threads.
+        Batches are computed one after the other for a wide model, whose steps are long and whose
+        batches take much memory, and with the caller's own rules, which need not be thread-safe.
         """
         at_once = not self.rules and all(
             isinstance(engine, CPUEngine) and engine.config.d_model <= WIDEST
             for engine in self.engines
         )
-        return min(AT_ONCE, torch.get_num_threads()) if at_once else 1
+        return min(MAX_PARALLEL, torch.get_num_threads()) if at_once else 1
 
-    def _at_once(
+    def _map_parallel(
         self, some: Sequence[BatchT], work: Callable[[BatchT], ResultT]
     ) -> Iterator[tuple[BatchT, ResultT]]:
-        """Each batch and what becomes of it, in their order, several at a time."""
-        n = min(len(some), self._n_at_once)
+        """Each batch and its result, in the order of the batches; several are computed in
+        parallel."""
+        n = min(len(some), self._n_parallel)
         if n <= 1:
             yield from ((batch, work(batch)) for batch in some)
             return
         n_threads, cancelled = torch.get_num_threads() // n, Event()
 
         def begin() -> None:
-            torch.get_num_threads()  # this thread has its own number from now on
+            torch.get_num_threads()  # from now on this thread has its own number of threads
             required().use_threads(n_threads)
             cancel_with(cancelled)
 
@@ -233,13 +235,14 @@ class Task:
         work: Callable[[list[int]], Sequence[ResultT]],
     ) -> Iterator[tuple[int, ResultT]]:
         """The number and the result of each row, as batches of rows are done, long rows first."""
-        some = shared(list(batches(lengths, batch_tokens)), self._n_at_once)
-        for rows, results in self._at_once(some, work):
+        some = balanced(list(batches(lengths, batch_tokens)), self._n_parallel)
+        for rows, results in self._map_parallel(some, work):
             yield from zip(rows, results, strict=True)
 
 
-def shared(some: list[list[int]], n: int) -> list[list[int]]:
-    """The same batches, the last ones in pieces if n at a time would leave threads without work."""
+def balanced(some: list[list[int]], n: int) -> list[list[int]]:
+    """The same batches for n workers; the last ones are split into pieces if workers would be
+    idle."""
     rest = len(some) % n
     n_pieces = n // rest if rest else 1
     pieces = [
@@ -252,7 +255,8 @@ def shared(some: list[list[int]], n: int) -> list[list[int]]:
 
 
 def batches(lengths: Sequence[int | tuple[int, ...]], batch_tokens: int) -> Iterator[list[int]]:
-    """Numbers of rows of about one length, at most batch_tokens positions with padding."""
+    """Batches of the numbers of rows with similar lengths, of at most batch_tokens positions with
+    padding."""
     if lengths:
         sizes = np.array(lengths).reshape(len(lengths), -1)
         # longest first: memory peaks early
@@ -266,7 +270,7 @@ def in_order(results: Iterable[tuple[int, ResultT]]) -> list[ResultT]:
 
 
 def encoded(model: Engine, sources: Sequence[Source]) -> Memory:
-    """The memory of one batch of sources of one kind."""
+    """The encoder's output for one batch of sources, which are all ids or all frames."""
     rows: Any = sources
     if isinstance(sources[0], list):
         source, lengths = pad(rows, 0)
@@ -283,7 +287,7 @@ def encoder_states(
     """The encoder's states (S, D) of every source, without padding, on the CPU.
 
     Args:
-        batch_tokens: source positions of a batch: speed and memory, never the figures.
+        batch_tokens: source positions of a batch; it changes speed and memory, never the states.
     """
     states: list[tuple[int, Tensor]] = []
     for rows in batches(source_lengths(model, sources), batch_tokens):
@@ -314,11 +318,10 @@ def token_log_probs(
 
 
 def last_position(*models: Engine, source: bool = False) -> int:
-    """How many positions a sequence may have in all of these models: learned ones end, others do
-    not.
+    """The most positions of a sequence in all of these models; only learned positions have a limit.
 
     Args:
-        source: of the encoder, not of the decoder.
+        source: for the encoder, not for the decoder.
     """
     limit = sys.maxsize
     for model in models:

@@ -1,4 +1,4 @@
-"""The configuration of a search and of a generation. Both are read without torch."""
+"""The configurations of search and of generation. Neither imports torch."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -10,23 +10,23 @@ from transduce.decode.config import BeamConfig, RulesConfig, SamplingConfig
 from transduce.errors import InputError
 
 UNCHANGED: dict[str, Any] = {each.name: each.default for each in fields(SamplingConfig)}
-"""Fields of sampling that leave logits as they are."""
+"""The sampling settings that leave logits unchanged."""
 
 GREEDY = {"beam_size": 1, "n_best": 1, "sample": False} | UNCHANGED
 """Fields of SearchConfig that make it greedy."""
 
 AUTO = "auto"
-"""The target_language that is to be detected."""
+"""The target_language that means detection."""
 
 LONGEST = 1_000_000
-"""Tokens of an output."""
+"""The most tokens of an output."""
 
 
 def check_lengths(min_length: int, max_length: int) -> None:
-    """Check that a length can be neither below one bound nor above the other; 0 is no bound.
+    """Check that min_length is at most max_length, where 0 means no bound.
 
     Raises:
-        InputError: the lower one is the higher one.
+        InputError: it is larger.
     """
     if max_length and min_length > max_length:
         raise InputError(
@@ -37,79 +37,77 @@ def check_lengths(min_length: int, max_length: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
-    """How to search, in beam search, greedy search and sampling; and the segments and lengths of
+    """Settings of beam search, greedy search and sampling, and of the segments and lengths of
     sources."""
 
     begin_with: str = ""
-    """Tokens, separated by spaces, that stand before every output and are no part of it, in the
-    place of the one that usually does; they tell a model of several languages or tasks what to
-    write, such as "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"."""
+    """The decoder's prompt: tokens, separated by spaces, that replace BOS before every output and
+    are no part of it; they tell a multilingual or multitask model what to write, such as
+    "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"."""
     batch_tokens: int = 2048
     """Source positions per batch, padding included. It changes speed and memory, never the
     output."""
     length_ratio: float = 2.0
-    """At most length_ratio * source positions + length_extra tokens come out."""
+    """An output has at most length_ratio * source positions + length_extra tokens."""
     length_extra: int = 20
-    """Tokens that may come out beyond length_ratio * source positions."""
+    """Tokens that an output may have beyond length_ratio * source positions."""
     max_length: int = 0
-    """Never more tokens than this come out, the end included, however long the source is; 0 =
-    off."""
+    """The most tokens of any output, EOS included, however long the source is; 0 = off."""
     max_source_length: int = 512
-    """Longer texts, in tokens, are cut, with a warning."""
+    """Source texts with more tokens are cut, with a warning."""
     split_length: int = 0
-    """Longer texts, in tokens, are translated both as a whole and sentence by sentence, and the
-    likelier of the two is taken; 0 = never. A training sets it to the length that 99 % of its texts
-    do not exceed."""
+    """Source texts with more tokens are translated both as a whole and sentence by sentence, and
+    the more probable translation is taken; 0 = never. Training sets it to the length that 99 % of
+    its texts do not exceed."""
     max_seconds: Common[float] = 20.0
     """Longer recordings are transcribed in segments: sound is cut in its pauses, vectors into equal
-    parts. A training sets it to a little more than the longest recording that it had."""
+    parts. Training sets it to a little more than its longest recording."""
     min_seconds: float = 0.0
-    """Shorter segments of a recording join their neighbours. A training sets it to the shortest
-    recording it had."""
+    """Shorter segments of a recording are merged with their neighbours. Training sets it to its
+    shortest recording."""
     margin: float = 0.0
     """Seconds of silence that a segment of a long recording keeps on either side, beyond the fading
-    of its sounds. A training sets it to half of the silence that it put around its recordings."""
+    of its sounds. Training sets it to half of augmentation.silence."""
     timestamps: bool = False
-    """Write a segment for every stretch of speech that an imported Whisper finds, with its
-    times."""
+    """Write a segment, with its times, for every stretch of speech that an imported Whisper
+    marks."""
     no_speech_threshold: float = 0.0
-    """Sound where the probability that nobody speaks is higher has a blank text, but for one with a
-    prefix or required phrases; 0 = off. A Whisper, or a CTC head, tells it; elsewhere this is off.
-    At 1 no text is blank, and JSON shows the probability."""
+    """Segments with a higher no-speech probability get a blank text, unless they have a prefix or
+    required phrases; 0 = off. The probability comes from a Whisper or a CTC head; other models have
+    none. At 1 no text becomes blank, and JSON shows the probability."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC
     head."""
     source_language: str = ""
-    """The language of the lines, as a model of many languages calls it (eng_Latn, en, en_XX); where
-    none is named, the run's."""
+    """The language of the lines, by its name in a multilingual model (eng_Latn, en, en_XX);
+    default: the run's."""
     target_language: str = ""
-    """The language to write in such a model, or in one that was trained on several
-    (recipes/translation.py multilingual); of an imported Whisper, the language of the speech, or
-    auto, which detects that of each recording."""
+    """The language to write, in such a model or in one that was trained on several
+    (recipes/translation.py multilingual); for an imported Whisper, the language of the speech, or
+    auto, which detects it in each recording."""
     alignment_heads: tuple[tuple[int, int], ...] = ()
-    """Layers and heads, from 0, whose cross-attention follows the sound, for the times of words in
-    a model without a CTC head, such as an imported Whisper."""
+    """Decoder layers and heads, from 0, whose cross-attention gives the times of words in a model
+    without a CTC head, such as an imported Whisper."""
     words: Literal["any", "known"] = "any"
-    """Words that may be written: any, or known, those of a speech run's lexicon.txt. It has those
-    of the training, one in each line, and what one adds: better where few others are said, wrong
-    where many are. Texts with a prefix or required phrases are free of it."""
+    """Words that may be written: any, or known, those of a speech run's lexicon.txt. The file has
+    the words of the training texts, one in each line, and may be extended. It helps when
+    out-of-vocabulary words are rare. Texts with a prefix or required phrases are not restricted."""
     glossary: tuple[tuple[str, str], ...] = ()
-    """Terms and their translations, in Python a dict: where a term stands in a source, its
-    translation is likelier; in transcripts, all translations are. A term in small letters stands
-    for itself in any case."""
+    """Terms and their translations, in Python a dict: if a source has a term, its translation gets
+    a bonus; in transcripts, all translations do. A term in lower case is found in any case."""
     glossary_bonus: float = 4.0
-    """How much likelier, in nats; inf = a translation must come. Raise it where terms are missed,
-    lower it where they come too often."""
+    """The bonus in nats; inf = the translation is required. Raise it if terms are missed, lower it
+    if they come too often."""
     lm_weight: Common[float] = 0.0
-    """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to
-    0.5 where there is much more text than the run was trained on."""
+    """Weight of a language model in shallow fusion (--lm, or td.load(RUN, lm=...)); 0.1 to 0.5 if
+    it was trained on much more text than the run."""
 
     sample: Common[bool] = False
-    """Draw n_best outputs at random, by their probability, instead of searching for the likeliest:
-    for variety, as in back-translation."""
+    """Draw n_best outputs at random, by their probability, instead of searching for the most
+    probable: for variety, as in back-translation."""
     seed: int = 0
-    """Seed of what is drawn. Sample k of a source depends on it and on the number of the source,
-    not on its neighbours."""
+    """Seed of sampling. Sample k of a source depends on the seed and the number of the source, not
+    on other sources."""
 
     def __post_init__(self) -> None:
         within("(0, 100]", self, "temperature")
@@ -139,20 +137,19 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         at_least(0, self, "seed")
         if not self.sample and not self.is_default:
             raise InputError(
-                "temperature, top_k, top_p and min_p are of sampling, but "
+                "temperature, top_k, top_p and min_p are for sampling, but "
                 f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, "
                 f"min_p={self.min_p} and sample=False; add sample"
             )
 
     def rngs(self, source: int, part: int = 0) -> list[np.random.Generator]:
-        """What the samples of a source, or of a part of it, are drawn with; none where nothing
-        is."""
+        """The generators for the samples of a source, or of a part of it; none without sampling."""
         ks = range(self.n_best if self.sample else 0)
         return [np.random.default_rng((self.seed, source, part, k)) for k in ks]
 
     def changed(self, **settings: Any) -> "SearchConfig":
-        """The same with other settings. A beam too narrow for n_best becomes as wide, unless
-        beam_size is named too; without sample, its settings are gone, too.
+        """The same with other settings. A beam_size below n_best is raised to it, unless beam_size
+        is named, too; sample=False resets the settings of sampling.
 
         Raises:
             InputError: there is no such setting, or its value does not fit.
@@ -160,9 +157,9 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         settings = checked(self, settings)
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
-        if settings.get("sample") is False:  # those of a run are no wish of the user's
+        if settings.get("sample") is False:  # the user did not ask for those of the run
             settings = UNCHANGED | settings
-        if "max_seconds" in settings:  # the run's shortest segment is no wish of the user's
+        if "max_seconds" in settings:  # the user did not ask for the run's min_seconds
             settings.setdefault("min_seconds", min(self.min_seconds, settings["max_seconds"]))
         return replace(self, **settings)
 
@@ -173,29 +170,30 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig(RulesConfig, SamplingConfig):
-    """How to go on from a prompt."""
+    """Settings for the continuation of prompts."""
 
     temperature: Common[float] = 1.0
-    """Logits are divided by it: below 1 safer, above 1 bolder; 0 takes the likeliest token."""
+    """Logits are divided by it: below 1 safer, above 1 more diverse; 0 takes the most probable
+    token."""
     top_k: Common[int] = 0
-    """Draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
+    """Draw among the k most probable tokens (more in case of ties); 0 = off."""
     top_p: Common[float] = 1.0
-    """Draw among the fewest of this probability; 1 = off."""
+    """Draw among the fewest tokens that have this probability together; 1 = off."""
     min_p: Common[float] = 0.0
-    """Leave out what has less than this share of the likeliest token's probability; 0 = off."""
+    """Leave out tokens with less than this share of the highest probability; 0 = off."""
     max_length: Common[int] = 256
-    """New tokens at most, an end included."""
+    """The most new tokens, EOS included."""
     beam_size: Common[int] = 1
-    """More than 1: beam search, which draws nothing."""
+    """Beam size; more than 1 means beam search, which does not sample."""
     alpha: float = 0.6
-    """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new
+    """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, for new
     tokens."""
     seed: Common[int] = 0
-    """Seed of all that is drawn."""
+    """Seed of sampling."""
     n: Common[int] = 1
     """Texts per prompt; the n best ones in beam search."""
     batch_size: Common[int] = 16
-    """Texts at a time, or beams. It changes speed and memory, never the output."""
+    """Texts, or beams, in a batch. It changes speed and memory, never the output."""
 
     def __post_init__(self) -> None:
         within(f"[1, {LONGEST}]", self, "max_length", "n")
@@ -207,7 +205,7 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         SamplingConfig.__post_init__(self)
         if self.beam_size > 1 and (not self.is_default or self.n > self.beam_size):
             raise InputError(
-                "beam search draws nothing and keeps beam_size texts, so it takes temperature=1, "
+                "beam search does not sample and keeps beam_size texts, so it takes temperature=1, "
                 "top_k=0, top_p=1, min_p=0 and n <= beam_size, but "
                 f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, "
                 f"min_p={self.min_p}, n={self.n}, beam_size={self.beam_size}"
@@ -220,7 +218,8 @@ class GenerationConfig(RulesConfig, SamplingConfig):
             )
 
     def changed(self, **settings: Any) -> "GenerationConfig":
-        """The same with other settings. A beam leaves out how to draw, unless that is named too.
+        """The same with other settings. A beam resets the settings of sampling, unless they are
+        named, too.
 
         Raises:
             InputError: there is no such setting, or its value does not fit.
@@ -238,5 +237,5 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         )
 
     def rng(self, i: int, k: int) -> np.random.Generator:
-        """What text k of prompt i is drawn with."""
+        """The generator for text k of prompt i."""
         return np.random.default_rng((self.seed, i, k))

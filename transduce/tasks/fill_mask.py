@@ -1,4 +1,4 @@
-"""Text with mask words in, text without them out."""
+"""Filling masks in text with a masked language model."""
 
 import re
 from collections.abc import Sequence
@@ -27,20 +27,19 @@ from transduce.tasks.formats import one_line
 
 
 class FillMask(Task):
-    """A line with mask words in, or a list of lines, as many without them out, in the same
-    order."""
+    """Fills the masks in a line, or in each line of a list, in the same order."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         config = model.config
         if config.decoder is not None or not config.vocab_size:
             raise InputError(
-                "masks are filled by an encoder alone over tokens, but this model has "
+                "masks are filled by an encoder-only model of tokens, but this model has "
                 f"encoder={config.encoder} and decoder={config.decoder}; use td.load(directory)"
             )
         if config.vocab_size <= mask_id(tokenizer):
             raise InputError(
-                "the model must have every id of its tokenizer and the mask symbol behind them, "
-                f"but it has {config.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
+                "the model must have every id of its tokenizer and the mask symbol after them, but "
+                f"it has {config.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
             )
         super().__init__(model, tokenizer)
         unused = range(mask_id(tokenizer), config.vocab_size)
@@ -58,11 +57,12 @@ class FillMask(Task):
     def __call__(
         self, lines: str | Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096
     ) -> str | list[str]:
-        """Every mask word is one token: the likeliest there, whatever the other masks become.
+        """Replace every mask word by the most probable token there, whatever the other masks
+        become.
 
-        The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters
-        takes it everywhere. Text around them comes out as the tokenizer writes it: SentencePiece's
-        with single spaces.
+        The mask word only counts where it stands alone, so foo_bar is unchanged; with a tokenizer
+        of characters it counts everywhere. The text around masks is as the tokenizer decodes it:
+        SentencePiece writes single spaces.
 
         Raises:
             InputError: a line with a mask is longer than learned positions, or the mask word is
@@ -124,7 +124,7 @@ class FillMask(Task):
     def likeliest(
         self, ids: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], places: Bool[Tensor, "B T"]
     ) -> Int[Tensor, " n"]:
-        """The likeliest token at each of these places, row after row."""
+        """The most probable token at each of these places, row after row."""
         states = self.engine.encode(ids, lengths).states
         logits = self.engine.project(states[places])
         logits[:, self.suppressed] = -torch.inf
@@ -138,8 +138,8 @@ def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
     The mask word counts where it stands alone: no letter, digit or underscore touches it, so that
     foo_bar has no mask; letters of Chinese and other scripts without spaces may. It includes the
     space before it, as tokens do. Where every character is a token, it counts everywhere, for one
-    character of a word may be masked (Sp_ak); a text that holds the mask word itself needs another
-    one.
+    character of a word may be masked (Sp_ak); a text that has the mask word itself needs another
+    mask word.
     """
     by_character = isinstance(tokenizer, CharTokenizer)
     mask = re.escape(mask_word)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help does without
 
 
 def plain_output(output: "Output") -> dict[str, object]:
-    """An output as JSON has it, without what the search did not compute, or nobody asked for."""
+    """An output as a JSON object, without what was not computed or not requested."""
     plain: dict[str, object] = {"text": output.text}
     if not math.isnan(output.score):
         plain |= {"score": output.score, "log_prob": output.log_prob}
@@ -28,12 +28,12 @@ def plain_output(output: "Output") -> dict[str, object]:
 
 
 def json_line(plain: object) -> str:
-    """An object as a line of JSON, with its letters as they are."""
+    """An object as a line of JSON, in which non-ASCII letters are not escaped."""
     return json.dumps(plain, ensure_ascii=False) + "\n"
 
 
 def plain_tokens(scores: "TokenScores") -> list[dict[str, object]]:
-    """Scores of tokens as JSON has them."""
+    """Scores of tokens as JSON objects."""
     pairs = zip(scores.tokens, scores.log_probs.tolist(), strict=True)
     return [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
 
@@ -45,17 +45,17 @@ def _plain_word(word: "Word") -> dict[str, object]:
 
 
 def _printable(text: object) -> str:
-    """As text, even where a file's name holds bytes that are not UTF-8."""
+    """Convert to text, even if the name of a file has bytes that are not UTF-8."""
     return str(text).encode(errors="surrogateescape").decode(errors="replace")
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, which bytes could spell."""
+    """The text without line breaks, which byte tokens could spell."""
     return text.replace("\n", " ").replace("\r", " ")
 
 
 def as_line(text: object) -> str:
-    """As text of one line."""
+    """Convert to text of one line."""
     return one_line(_printable(text))
 
 
@@ -111,7 +111,7 @@ def _with_text(transcript: "Transcript") -> "list[Segment]":
 
 
 def _cues(segment: "Segment") -> list[tuple[float, float, str]]:
-    """A subtitle for every word whose times are known; else one."""
+    """A subtitle for every word with known times; without any, one for the segment."""
     best = segment.outputs[0]
     timed = [
         (w.start, w.stop, w.text) for w in best.words if w.start is not None and w.stop is not None
@@ -128,7 +128,7 @@ def _vtt(transcript: "Transcript") -> str:
 
 
 def _cue_text(output: "Output") -> str:
-    """The text of a WebVTT cue, where every word lights up at its time, if that is known."""
+    """The text of a WebVTT cue, in which every word has its start time, if that is known."""
     if any(word.start is None for word in output.words) or not output.words:
         return escape(output.text.strip(), quote=False)
     return " ".join(
@@ -144,10 +144,10 @@ def _moment(seconds: float, point: str) -> str:
 
 
 ENDINGS = {"text": ".txt", "tsv": ".tsv", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
-"""Of the files of a format."""
+"""The endings of file names, by format."""
 
 WRITE = {"text": _text, "tsv": _tsv, "json": _json, "srt": srt, "vtt": _vtt}
 STREAM = {"json": _json_segments}
-"""Formats that a stream writes in another way."""
+"""Formats that are written in another way in a stream."""
 HEAD = {"tsv": "audio\tstart\tend\tscore\ttext\n", "vtt": "WEBVTT\n\n"}
-"""What stands before the first row."""
+"""The text before the first row."""

@@ -1,4 +1,4 @@
-"""A prompt in, what follows it out: a decoder alone as something one calls."""
+"""Text generation from prompts with a decoder-only model."""
 
 from collections import defaultdict
 from collections.abc import Generator as Pieces, Iterator, Sequence
@@ -27,7 +27,7 @@ from transduce.tasks.search import check_suppressed, phrase_rules
 
 
 class Generator(Task):
-    """A prompt in, or a list of prompts, as many texts out, in the same order."""
+    """Continues a prompt, or each prompt in a list, in the same order."""
 
     def __init__(
         self, model: Transformer, tokenizer: Tokenizer, decoding: GenerationConfig | None = None
@@ -35,7 +35,7 @@ class Generator(Task):
         config = model.config
         if config.encoder is not None or config.decoder is None:
             raise InputError(
-                "a generator takes a decoder alone, but this model has an encoder; use "
+                "a generator takes a decoder-only model, but this model has an encoder; use "
                 "td.load(directory)"
             )
         if config.vocab_size < tokenizer.vocab_size:
@@ -45,11 +45,11 @@ class Generator(Task):
             )
         super().__init__(model, tokenizer)
         self.decoding = decoding or GenerationConfig()
-        """The run's own. Its rules hold where the config of a call leaves them at their
-        defaults; a setting of the call, such as repetition_penalty=1.0, wins."""
+        """The run's own configuration. Its rules apply where the config of a call has their
+        defaults; a setting of the call, such as repetition_penalty=1.0, takes precedence."""
         unused = range(tokenizer.vocab_size, config.vocab_size)
         self.suppressed = (*tokenizer.suppressed, *unused)
-        """Ids without a text: special ones, and rows that only fill up the table."""
+        """Ids without a text: special tokens, and rows that only pad the embedding."""
 
     @overload
     def __call__(
@@ -65,7 +65,7 @@ class Generator(Task):
         config: GenerationConfig | None = None,
         **settings: Any,
     ) -> str | list[str]:
-        """The first text that follows a prompt, or each prompt in a list; as `generate`."""
+        """The first continuation of a prompt, or of each prompt in a list; see `generate`."""
         if isinstance(prompts, str):
             return self([prompts], config, **settings)[0]
         return [texts[0].text for texts in self.generate(prompts, config, **settings)]
@@ -81,24 +81,26 @@ class Generator(Task):
         token_scores: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
-        """n texts after every prompt; text k of prompt i depends on (model, prompt, seed, i, k)
-        alone.
+        """Write n continuations of every prompt; text k of prompt i only depends on (model, prompt,
+        seed, i, k).
 
-        An empty prompt is BOS, or a line break where there is none. A prompt beyond the learned
-        positions keeps its last tokens, so that max_length new ones have room, but at least half of
-        the positions; where these end, so does the text. Both with a warning. Log-probability and
-        score of outputs are nan unless a beam search found them.
+        An empty prompt is BOS, or a line break if there is no BOS. A prompt that does not fit into
+        the learned positions keeps its last tokens, so that max_length new ones have room, but at
+        least half of the positions; a text ends where the positions end. Both cause a warning.
+        Log-probability and score of outputs are nan except in beam search.
 
         Args:
-            first_prompt: the number of prompts[0], where these are a part of all prompts.
+            first_prompt: the number of prompts[0], if these are a part of all prompts.
             first_text: the number of each prompt's first text, among all its texts.
-            stop: strings, the first of which ends a text, as its last part; they may span tokens.
-            token_scores: give outputs the log-probabilities of their tokens, without any
-                temperature, and the confidence of their words.
-            settings: fields of GenerationConfig, which win over `config` and over the run's own.
+            stop: stop strings; the first that occurs ends a text, as its last part; they may span
+                tokens.
+            token_scores: give outputs the log-probabilities of their tokens, at temperature 1, and
+                the confidence of their words.
+            settings: fields of GenerationConfig, which take precedence over `config` and the run's
+                own.
 
         Raises:
-            InputError: beam search and `stop`, as a beam knows no text before its end.
+            InputError: `stop` is given for beam search, which has no final text before its end.
         """
         check_list(prompts, "generate takes a list of prompts", of_text=True)
         config = self._merged(config, settings)
@@ -115,7 +117,7 @@ class Generator(Task):
             rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
             return self._sampler(some, config, rngs, stop).run()
 
-        for (numbers, _), hypotheses in self._at_once([*_batches(rows, config)], search):
+        for (numbers, _), hypotheses in self._map_parallel([*_batches(rows, config)], search):
             for i, best in zip(numbers, hypotheses, strict=True):
                 outputs[i] += [self._output(rows[i], h, stop, token_scores) for h in best]
         return outputs
@@ -130,26 +132,26 @@ class Generator(Task):
         stop: Sequence[str] = (),
         **settings: Any,
     ) -> Pieces[str, None, Output]:
-        """One text after a prompt, piece by piece as it comes; together they are that of
+        """Yield one continuation of a prompt piece by piece; the pieces together are the text of
         `generate`.
 
-        Bytes that are no character yet are held back. Closing the generator stops the search. It
-        returns the whole output.
+        Bytes of an incomplete character are held back. Closing the generator stops the search. It
+        returns the complete output.
 
         Args:
             prompt_number: i of (model, prompt, seed, i, k), which the text depends on.
             text_number: its k.
-            stop: strings, each of which ends the text, as its last part.
+            stop: stop strings, as in `generate`.
             settings: fields of GenerationConfig, as in `generate`.
 
         Raises:
-            InputError: beam search, which knows no text before its end.
+            InputError: beam search is set, which has no final text before its end.
         """
         config = self._merged(config, settings)
         if config.beam_size > 1:
             raise InputError(
-                f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; "
-                "set it to 1, or use generate"
+                f"streaming needs sampling, but beam_size={config.beam_size}; set it to 1, or use "
+                "generate"
             )
         row = self._prompt(prompt, config)
         sampler = self._sampler([row], config, [config.rng(prompt_number, text_number)], stop)
@@ -171,10 +173,10 @@ class Generator(Task):
     def score(self, texts: Sequence[str]) -> list[TokenScores]:
         """Log-probabilities of the tokens of each text, made as for training (`encode_text`).
 
-        BOS stands first where the tokenizer has one; without one, the first token is given and not
-        predicted. Where EOS is another one, it is predicted at the end of every line that is not
+        A text begins with BOS if the tokenizer has one; otherwise the first token is given and not
+        predicted. If EOS differs from BOS, it is predicted at the end of every line that is not
         blank, and of a text of blank lines. In an ensemble, a token's log-probability is the mean
-        of those that the models give it.
+        over the models.
 
         Raises:
             InputError: a text is longer than learned positions; `measure_perplexity` takes windows
@@ -200,8 +202,8 @@ class Generator(Task):
     def _merged(
         self, config: GenerationConfig | None, settings: dict[str, Any]
     ) -> GenerationConfig:
-        """The configuration of a call, with the run's own rules where it has none; its settings win
-        over both."""
+        """The configuration of a call, with the run's own rules where it has none; `settings` take
+        precedence over both."""
         if config is None:
             return self.decoding.changed(**settings)
         own = {
@@ -226,7 +228,7 @@ class Generator(Task):
     def _output(
         self, prompt: "Prompt", h: Hypothesis, stop: Sequence[str], token_scores: bool
     ) -> Output:
-        """What follows a prompt, with scores of its tokens where they are wanted."""
+        """The output of a hypothesis, with scores of its tokens if requested."""
         text = prompt.text(self.tokenizer, stop).add(h.tokens, last=True)
         output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
         if not token_scores:
@@ -238,8 +240,8 @@ class Generator(Task):
     def _start(
         self, prompts: Sequence["Prompt"], config: GenerationConfig
     ) -> tuple[Scorer, Prompts, Constraints]:
-        """What a search begins with: the scorer and the ids of these prompts, and what may follow
-        them; the last new token needs no position."""
+        """The start of a search: the scorer and the ids of these prompts, and the constraints on
+        what follows them; the last new token needs no position."""
         ids = torch.tensor([prompt.ids for prompt in prompts], device=self.model.device)
         check_suppressed(config, self.tokenizer)
         limit = last_position(*self.engines)
@@ -289,7 +291,8 @@ class Generator(Task):
         return Prompt(ids, Prefix(vocabulary(self.tokenizer), [], b"" if written else b" "))
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
-        """Ids of a prompt, or as many of its last ones as have room, with a warning."""
+        """Ids of a prompt; if it is too long, as many of its last ids as have room, with a
+        warning."""
         ids = self.encode_uncut(prompt)
         limit = last_position(*self.engines)
         if len(ids) <= limit:
@@ -301,12 +304,12 @@ class Generator(Task):
         return ids[-n:]
 
     def encode_uncut(self, prompt: str) -> list[int]:
-        """Ids of a prompt of any length, with BOS where texts begin with it: at least one."""
+        """Ids of a prompt of any length, at least one; with BOS if texts begin with it."""
         (ids,) = self.tokenizer.encode([prompt])
         start = self.tokenizer.bos_id
         if self.tokenizer.opening:
             ids = [*self.tokenizer.opening, *ids]
-        # GPT-2's only stands between texts
+        # GPT-2's END only stands between texts
         elif start is not None and (not ids or start != self.tokenizer.eos_id):
             ids = [start, *ids]
         if not ids:
@@ -315,28 +318,29 @@ class Generator(Task):
 
 
 class Prompt(NamedTuple):
-    """What texts go on from."""
+    """The encoded prompt of one or more texts."""
 
     ids: list[int]
     space: Prefix | None = None
-    """The space at its end where the text of the ids leaves it out, as SentencePiece's does: what
-    follows begins with a new word."""
+    """The space at its end if the text of the ids leaves it out, as SentencePiece's does: the
+    continuation begins with a new word."""
 
     def text(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
-        """The text behind it, of which nothing is there yet."""
+        """A stream for the text after it."""
         return TextStream(tokenizer, self.ids, space=self.space is not None, stop=stop)
 
 
 def _batches(
     prompts: Sequence[Prompt], config: GenerationConfig
 ) -> Iterator[tuple[list[int], range]]:
-    """Prompts of one length, as a cache has one length, and which of their n texts."""
+    """The numbers of prompts of one length, as a cache has one length, and the numbers of their
+    texts."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for i, prompt in enumerate(prompts):
         by_length[len(prompt.ids)].append(i)
     texts = range(config.n if config.beam_size == 1 else 1)
-    beside = max(config.beam_size, min(len(texts), config.batch_size))
-    size = max(1, config.batch_size // beside)
+    rows_per_prompt = max(config.beam_size, min(len(texts), config.batch_size))
+    size = max(1, config.batch_size // rows_per_prompt)
     for _, same in sorted(by_length.items()):
         for start in range(0, len(same), size):
             for first in range(0, len(texts), config.batch_size):

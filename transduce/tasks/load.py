@@ -1,4 +1,4 @@
-"""A run directory as something one calls: text or sound in, text out."""
+"""Loading run directories as tasks that can be called: text or sound in, text out."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ KindT = TypeVar("KindT")
 ConfigT = TypeVar("ConfigT", SearchConfig, GenerationConfig)
 
 Directories = Path | str | Sequence[Path | str]
-"""One run, or those of an ensemble; hub:USER/NAME[@REVISION] is one that was published (pip install
+"""One run, or the runs of an ensemble; hub:USER/NAME[@REVISION] is a published run (pip install
 '.[hub]' in a clone)."""
 
 
@@ -45,37 +45,36 @@ def load(
     *,
     lm: Path | str | None = None,
 ) -> AnyTask:
-    """Load a run directory as what it was trained to be; it searches as the run's own configuration
-    says.
+    """Load a run directory as the task that it was trained for, with the run's own search
+    configuration.
 
-    Several runs are an ensemble, which searches as the first one says: what a token adds to a
-    hypothesis is the mean of the log-probabilities that their models give it. They must read and
-    write the same tokens.
+    Several runs are an ensemble, with the search configuration of the first: a token's
+    log-probability is the mean over the models. They must read and write the same tokens.
 
-    A language model may stand beside what translates or transcribes (shallow fusion), where
+    `lm` is a language model for shallow fusion in translation and transcription, used if
     `lm_weight` is not 0: a run with the same target tokenizer, or n-grams of its tokens in an ARPA
     file.
 
-    The weights are converted to `dtype`: bf16 is faster, and its outputs differ a little; int8,
-    on CPUs, rounds large matrices to 8 bits (see transduce/engine/stack.py), but those of a
-    language model beside stay float32. They cannot be trained; `load_model` gives weights that can.
+    The weights are converted to `dtype`: bf16 is faster, and its outputs differ a little; int8, on
+    CPUs, rounds large matrices to 8 bits (see transduce/engine/stack.py), but those of the language
+    model stay float32. They cannot be trained; `load_model` gives weights that can.
 
     Raises:
-        InputError: a directory is not a whole run, runs do not go together, or int8 is wanted where
-            there are no kernels for it.
+        InputError: a directory is not a complete run, runs do not fit together, or there are no
+            kernels for int8.
     """
     first, *rest = paths(directory)
     dtype = torch_dtype(dtype)
     task = _load(first, device, dtype)
     others = [_load(path, device, dtype) for path in rest]
     for path, other in zip(rest, others, strict=True):
-        _check_together(first, task, path, other)
+        _check_ensemble(first, task, path, other)
     task.engines = tuple(each.engine for each in (task, *others))
     if lm is not None:
         if not isinstance(task, Translator | Transcriber):
             _, does, way_out = KINDS[type(task)]
             raise InputError(
-                f"a language model stands beside a run that translates or transcribes, but {first} "
+                f"only a run that translates or transcribes takes a language model, but {first} "
                 f"{does}; {way_out}"
             )
         task.lm = load_lm(Path(lm), first, task, torch.float32 if dtype == torch.int8 else dtype)
@@ -88,8 +87,8 @@ def load_lm(
     beside: Translator | Transcriber,
     dtype: torch.dtype,
 ) -> LanguageModel:
-    """The language model of a run directory, or of n-grams in an ARPA file, that stands beside
-    another run.
+    """Load a language model for another run, `beside`, from a run directory or an ARPA file of
+    n-grams.
 
     Raises:
         InputError: it is neither, or it has other tokens.
@@ -112,7 +111,7 @@ def load_lm(
         or generator.model.vocab_size != beside.model.vocab_size
     ):
         raise InputError(
-            f"a language model must have the tokens of the run that it stands beside, but {path} "
+            f"a language model must have the tokens of the run that it is used with, but {path} "
             f"has others than {run}; train it with --tokenizer and the target's tokenizer file of "
             "that run"
         )
@@ -123,7 +122,7 @@ def load_lm(
 
 
 def paths(directory: Directories) -> list[Path]:
-    """The runs of an ensemble, or the only one; what is on the hub is downloaded.
+    """The directories of one run or of the runs of an ensemble; those on the hub are downloaded.
 
     Raises:
         InputError: there is none.
@@ -136,9 +135,9 @@ def paths(directory: Directories) -> list[Path]:
     return runs
 
 
-def _check_together(first: Path, one: Any, path: Path, other: Any) -> None:
-    """Raise InputError unless two runs can be one ensemble: they do the same, and read and write
-    the same."""
+def _check_ensemble(first: Path, one: Any, path: Path, other: Any) -> None:
+    """Raise InputError unless two runs can form an ensemble: they have the same task, tokens and
+    features."""
     if type(one) is not type(other):
         raise InputError(
             f"the runs of an ensemble must do the same, but {first} {KINDS[type(one)][1]}, and "
@@ -184,7 +183,7 @@ def _load(directory: Path, device: Device, dtype: torch.dtype) -> AnyTask:
 
 
 def _task(run: Run, model: Transformer, target: Tokenizer) -> AnyTask:
-    """What a run was trained to be."""
+    """The task that a run was trained for."""
     directory = run.directory
     if run.model.encoder is None:
         return Generator(model, target, run_decoding(run, GenerationConfig))
@@ -210,17 +209,17 @@ def _task(run: Run, model: Transformer, target: Tokenizer) -> AnyTask:
 
 
 def run_decoding(run: Run, kind: type[ConfigT]) -> ConfigT:
-    """How a run searches where nobody asks for anything else.
+    """The run's own search configuration.
 
     Raises:
-        InputError: its configuration does not say it as it should.
+        InputError: its config.json is not valid.
     """
     plain = run.experiment.get("decoding", {})
     return from_dict(kind, plain, f"decoding in {run.directory / CONFIG}")
 
 
 def same_features(a: Features, b: Features) -> bool:
-    """Whether sound becomes the same frames for both."""
+    """Whether both make the same frames of a sound."""
     pairs = ((a.mean, b.mean), (a.std, b.std))  # where the configurations are equal, both or none
     return a.config == b.config and all(
         x is None or y is None or torch.equal(x, y) for x, y in pairs
@@ -249,8 +248,8 @@ KINDS: dict[type, tuple[str, str, str]] = {
         "use td.load(RUN)(['a line with a _']) in Python",
     ),
 }
-"""What a message about the wrong kind of run says: what is wanted, what the run does, and the way
-out."""
+"""The parts of a message about the wrong kind of run: what is required, what the run does, and the
+way out."""
 
 
 def load_as(
@@ -261,10 +260,10 @@ def load_as(
     *,
     lm: Path | str | None = None,
 ) -> KindT:
-    """Load a run directory where only one kind of run will do.
+    """Load a run directory that must be of this kind.
 
     Raises:
-        InputError: something else was trained there.
+        InputError: the run is of another kind.
     """
     task = load(directory, device, dtype, lm=lm)
     if not isinstance(task, kind):
@@ -283,7 +282,7 @@ def load_translator(
     """Load a run of text to text, as `load` does.
 
     Raises:
-        InputError: something else was trained there, or the directory is not a whole run.
+        InputError: the run is of another kind, or the directory is not a complete run.
     """
     return load_as(Translator, directory, device, dtype, lm=lm)
 
@@ -298,7 +297,7 @@ def load_transcriber(
     """Load a run of speech to text, as `load` does.
 
     Raises:
-        InputError: something else was trained there, or the directory is not a whole run.
+        InputError: the run is of another kind, or the directory is not a complete run.
     """
     return load_as(Transcriber, directory, device, dtype, lm=lm)
 
@@ -311,7 +310,7 @@ def load_generator(
     """Load a run of language modelling, as `load` does.
 
     Raises:
-        InputError: something else was trained there, or the directory is not a whole run.
+        InputError: the run is of another kind, or the directory is not a complete run.
     """
     return load_as(Generator, directory, device, dtype)
 
@@ -324,25 +323,25 @@ def load_fill_mask(
     """Load a run of masked language modelling, as `load` does.
 
     Raises:
-        InputError: something else was trained there, or the directory is not a whole run.
+        InputError: the run is of another kind, or the directory is not a complete run.
     """
     return load_as(FillMask, directory, device, dtype)
 
 
 def show(task: Task, source: Any, text: str | None = None, **settings: Any) -> Alignment:
-    """Where a translator or a transcriber looks in one input while it writes a text; a notebook
+    """The cross-attention of a translator or a transcriber between one input and a text; a notebook
     shows it as a picture.
 
     Args:
-        text: the best one if not given.
+        text: the output; default: the best one that the search finds.
         settings: fields of SearchConfig.
 
     Raises:
-        InputError: as for `align`; or the run does something else.
+        InputError: as for `align`; or the run is of another kind.
     """
     if not isinstance(task, Seq2SeqTask):
         raise InputError(
-            "show draws where a translator or a transcriber looks, but this run "
+            "show draws the attention of a translator or a transcriber, but this run "
             f"{KINDS[type(task)][1]}; load another one"
         )
     return task.align([source], [task(source, **settings) if text is None else text], **settings)[0]

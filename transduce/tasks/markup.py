@@ -1,4 +1,4 @@
-"""Texts in markup, HTML and subtitles: which parts are translated, and tags carried over by
+"""Translation of HTML and subtitles: finds the text to translate, and carries tags over by word
 alignment."""
 
 import re
@@ -23,7 +23,7 @@ INLINE = re.compile(
 """Elements inside of a sentence, and comments; any other element ends a sentence."""
 
 RUBY = re.compile("/?(rb|rp|rt|ruby)")
-"""How letters of the source are read, which no translation keeps."""
+"""Ruby annotations, which tell how characters of the source are read; translations drop them."""
 
 OPAQUE = "code|kbd|pre|rp|rt|samp|script|style|textarea|var"
 """Elements whose text is not translated, beside those with translate="no"."""
@@ -40,7 +40,7 @@ MARKUP = re.compile(
 PUNCTUATION = (
     rf"(?!{LETTER}|[\u0e31-\u0e4e\u0eb1-\u0ecd\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3])[^\w\s]"
 )
-"""Neither letters nor the vowels and accents at them, which \\w has not."""
+"""A mark that is neither a letter nor a combining vowel or accent, which \\w does not match."""
 
 MARKS = re.compile(rf"(?:(?<!&lt)(?<!&gt)(?<!&amp)(?!>){PUNCTUATION})*$")
 """Punctuation at the end of a word, but for the end of an entity or of a tag before it."""
@@ -49,11 +49,11 @@ BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d
 """A blank line, or the end of the line before a cue's number and time, where that is missing."""
 
 PLACE = re.compile(r"^(?:[\u200e\u200f\u202a-\u202e\u2066-\u2069]*\{\\[^{}]*\}\s*)+")
-"""Where a cue of SubRip is shown, and how, such as {\\an8}, before its text; marks of direction may
+"""The position and style of a SubRip cue, such as {\\an8}, before its text; marks of direction may
 stand there, too."""
 
 TIME_TAG = re.compile(r"<[\d:.]+>")
-"""The time of a word in a WebVTT cue, which no translation keeps."""
+"""The time of a word in a WebVTT cue; translations drop it."""
 
 
 @dataclass(eq=False)
@@ -81,9 +81,9 @@ class Fragment:
         return " ".join(self.text.split())
 
     def translated(self, output: Output) -> str:
-        """The translation, with each tag around the words that were written from those that it
-        wraps. One that wraps none stands before the word that was written from the nearest, or
-        behind them all."""
+        """The translation, with each tag around the words that are aligned to those that it wraps.
+        A tag without words stands before the word that is aligned to the nearest source word, or at
+        the end."""
         spans = [word.span() for word in re.finditer(r"\S+", self.text)]
         words = output.text.split()
         origin = {n: place for place, n in output.alignment.pairs} if output.alignment else {}
@@ -122,14 +122,15 @@ class Fragment:
         return left + " ".join(parts[1:-1]) + parts[-1] + tail + self.text[end:]
 
     def _closed(self, word: str, tags: Sequence[Tag]) -> str:
-        """The word with the ends of tags, before its punctuation where they were in the source."""
+        """The word with closing tags, before its punctuation if they were there in the source."""
         inside = any(re.match(PUNCTUATION, self.text[tag.stop :]) for tag in tags)
         cut = len(MARKS.sub("", word)) if inside else len(word)
         return word[:cut] + "".join(tag.closing for tag in reversed(tags)) + word[cut:]
 
 
 def _end_of_element(text: str, opening: re.Match[str]) -> int:
-    """Where the element ends, with others of its name inside; behind its tag if it has no end."""
+    """The index where the element ends, after nested elements of its name; after its opening tag if
+    it has no end."""
     tags = re.compile(rf"<(/?){opening[2]}(?![\w:-]){ATTRIBUTES}>", re.IGNORECASE)
     depth = 0
     for tag in tags.finditer(text, opening.start()):
@@ -140,7 +141,7 @@ def _end_of_element(text: str, opening: re.Match[str]) -> int:
 
 
 def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
-    """HTML as fragments to translate and what is between them."""
+    """Split HTML into fragments to translate and the markup between them."""
     pieces: list[str | Fragment] = []
     fragment = Fragment(escaped=escaped)
     opened = defaultdict[str, list[Tag]](list)
@@ -173,10 +174,12 @@ def parse_html(text: str, *, escaped: bool = True) -> list[str | Fragment]:
 
 
 def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
-    """SubRip or WebVTT as the texts of its cues, each in one line, and what is between them.
+    """Split SubRip or WebVTT into the texts of its cues, each in one line, and what is between
+    them.
 
     Raises:
-        InputError: there is text, but no time; or it is WebVTT and not escaped, or the reverse.
+        InputError: there is text, but no time; or it is WebVTT although not `escaped`, or the
+            reverse.
     """
     is_vtt = text.lstrip("\ufeff \t\r\n").upper().startswith("WEBVTT")
     if is_vtt != escaped and "-->" in text:
@@ -205,7 +208,7 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
 
 
 def parse(text: str, format: str) -> list[str | Fragment]:
-    """A text in markup as fragments to translate and what is between them."""
+    """Split a text with markup into fragments to translate and what is between them."""
     return parse_html(text) if format == "html" else parse_subtitles(text, escaped=format == "vtt")
 
 
@@ -220,7 +223,7 @@ def translate_markup(translator: Translator, text: str, format: str, **settings:
     """Translate HTML or subtitles, with their tags and times.
 
     Raises:
-        InputError: it is not in this format.
+        InputError: the text is not in this format.
     """
     pieces = parse(text, format)
     sources = [piece.source for piece in pieces if isinstance(piece, Fragment)]

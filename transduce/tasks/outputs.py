@@ -1,5 +1,5 @@
-"""An output and its words: their tokens, their confidence, and the source words they were written
-from; the transcript of a sound; perplexity."""
+"""Outputs with their words: tokens, confidence and alignment to the source; transcripts of sound;
+perplexity."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from transduce.errors import InputError
 from transduce.tasks.base import token_log_probs
 
 Span = tuple[str, int, int]
-"""A word, its first token, and the one behind its last."""
+"""A word, its first token, and the one after its last."""
 
 WIDE = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f\U00020000-\U0003ffff]")
 """A character of Chinese or Japanese."""
@@ -40,7 +40,7 @@ def between(before: str, after: str) -> str:
 
 
 def joined_texts(texts: Iterable[str]) -> str:
-    """Texts of one language, one after the other, as one."""
+    """Join texts of one language, in this order."""
     whole = ""
     for text in filter(None, map(str.strip, texts)):
         whole += between(whole, text) + text
@@ -74,16 +74,16 @@ class Word:
 
     text: str
     confidence: float
-    """0 ... 1: the geometric mean of the probabilities of its tokens; with times by CTC, of
-    their probabilities by it among all tokens but the blank."""
+    """0 ... 1: the geometric mean of the probabilities of its tokens; with times by CTC, of their
+    CTC probabilities among all tokens but the blank."""
     start: float | None = None
-    """Seconds from the beginning of the sound, where times were asked for."""
+    """Seconds from the beginning of the sound, if times were requested."""
     stop: float | None = None
 
 
 @dataclass(frozen=True)
 class WordAlignment:
-    """The source word that each word of an output was written from."""
+    """The source word that each word of an output is aligned to."""
 
     source: list[str]
     """The words of the source, as its tokens spell them."""
@@ -92,11 +92,11 @@ class WordAlignment:
     """The number of a source word and that of a target word, one pair for every target word, in
     their order."""
     layer: int | None = None
-    """The decoder's layer, from 0, whose attention this is; None of a text in parts, which may have
+    """The decoder layer, from 0, whose attention gave it; None for a text in parts, which may use
     several."""
 
     def __str__(self) -> str:
-        """As Pharaoh writes it: 0-0 1-2."""
+        """In Pharaoh's format: 0-0 1-2."""
         return " ".join(f"{source}-{target}" for source, target in self.pairs)
 
     def followed_by(self, other: "WordAlignment") -> "WordAlignment":
@@ -112,34 +112,34 @@ class WordAlignment:
 
 @dataclass(frozen=True)
 class Output:
-    """One text that came out."""
+    """One output text."""
 
     text: str
     log_prob: float = 0.0
-    """Natural, with the bonuses of a glossary and of biases; nan where the search did not compute
-    it."""
+    """The natural log-probability, with the bonuses of a glossary and of biases; nan if not
+    computed."""
     score: float = 0.0
-    """What ranked it."""
+    """The score by which hypotheses are ranked."""
     tokens: list[int] = field(default_factory=list)
     finished: bool = True
     """False: cut at the bound on its length."""
     token_scores: TokenScores | None = None
-    """Of the tokens and, if finished, the end, where they were asked for: those of attention,
-    without CTC or a language model."""
+    """Scores of the tokens and, if finished, of the end, if requested: by attention alone, without
+    CTC or a language model."""
     words: list[Word] = field(default_factory=list)
-    """With their confidence, where scores of tokens or times of words were asked for."""
+    """Words with their confidence, if token scores or word times were requested."""
     alignment: WordAlignment | None = None
-    """Which source words its words were written from, where that was asked for."""
+    """The source words that its words are aligned to, if requested."""
     language: str = ""
-    """That of the sound, where it was detected."""
+    """The language of the sound, if it was detected."""
     no_speech_prob: float | None = None
-    """How likely it is that nobody speaks, where that was asked for and can be measured; see
+    """The no-speech probability, if it was requested and the model has one; see
     `speech.no_speech_prob`."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A transcript between two moments, in seconds; n best outputs."""
+    """The n best transcripts of a sound between two times, in seconds."""
 
     start: float
     stop: float
@@ -147,7 +147,7 @@ class Segment:
 
 
 def split_at_times(segment: Segment, times: Timestamps, tokenizer: Tokenizer) -> list[Segment]:
-    """A segment for each text between two times of its output; itself where there is none."""
+    """Split a segment at the timestamps in its output; without any, return it alone."""
     (output,) = segment.outputs
     parts = []
     for begun, ended, ids in times.segments(output.tokens):
@@ -159,7 +159,7 @@ def split_at_times(segment: Segment, times: Timestamps, tokenizer: Tokenizer) ->
 
 @dataclass(frozen=True)
 class Transcript:
-    """A sound as text, or the `error` for which there is none."""
+    """The transcript of a sound, or the `error` that prevented it."""
 
     path: Path | str
     segments: list[Segment]
@@ -174,11 +174,11 @@ class Transcript:
 def word_alignment(
     weights: Float[Tensor, "L T S"], source: Sequence[Span], target: Sequence[Span]
 ) -> WordAlignment:
-    """Every target word with the source word of the greatest weight.
+    """Align every target word to the source word of the greatest weight.
 
     Weights are summed over the tokens of a source word, and averaged over those of a target word;
-    the end of the source has none. Of the layers, the one is taken whose greatest weights are the
-    highest in the mean, as layers that align have few large weights.
+    the end of the source is left out. The layer is taken whose greatest weights are highest on
+    average, because layers that align have few large weights.
 
     Args:
         weights: cross-attention of every layer, the mean of its heads.
@@ -273,19 +273,19 @@ def measure_perplexity(
 ) -> Perplexity:
     """Predict every token of a text once, from up to `window` tokens before it.
 
-    Windows begin `stride` tokens apart, and of each the tokens count that the one before did not
-    reach: so all but those of the first window have at least window - stride tokens of context. The
-    text is made tokens as it is for training (`encode_text`): BOS stands first where the tokenizer
-    has one, otherwise the first token is not predicted; and where EOS is another token, every line
-    is a text between the two, and both are predicted.
+    Windows begin `stride` tokens apart, and in each window only the tokens after the previous
+    window count: so all but those of the first window have at least window - stride tokens of
+    context. The text is tokenized as for training (`encode_text`): BOS stands first if the
+    tokenizer has one, otherwise the first token is not predicted; and if EOS is another token,
+    every line is a text between the two, and both are predicted.
 
     Args:
         window: positions; the model's max_positions if not given.
         stride: half of the window if not given; the whole window is fastest, 1 the fairest.
-        batch_tokens: positions of a batch: speed and memory, never the figures.
+        batch_tokens: positions of a batch; it changes speed and memory, never the result.
 
     Raises:
-        InputError: no token to predict, or a stride or a window that cannot be.
+        InputError: there is no token to predict, or the stride or the window is not valid.
     """
     at_least(1, window=window, stride=stride)
     config = model.config.for_stack(model.config.decoder)
@@ -326,8 +326,8 @@ def _signature(tokenizer: Tokenizer, n_tokens: int, window: int, stride: int) ->
 def _windows(
     stream: Integer[np.ndarray, " L"], window: int, stride: int, batch_size: int
 ) -> Iterator[tuple[Integer[np.ndarray, "B T"], int]]:
-    """Windows with the token behind each, in batches, and how many predictions of each count: the
-    first window, whole ones, and the rest."""
+    """Windows with the token after each, in batches, and how many predictions of each count: the
+    first window, full windows, and the rest."""
     yield stream[None, : window + 1], min(window, len(stream) - 1)
     whole = sliding_window_view(stream, min(window + 1, len(stream)))[stride::stride]
     for i in range(0, len(whole), batch_size):

@@ -37,20 +37,20 @@ GREEDY = SearchConfig(beam_size=1)
 
 
 class SearchTask(Task):
-    """A task of encoder-decoder models that search for outputs; several models are an ensemble:
-    what a token adds to a hypothesis is the mean of their log-probabilities."""
+    """A task of encoder-decoder models that search for outputs; several models are an ensemble, in
+    which a token's log-probability is the mean over the models."""
 
     lexicon: tuple[str, ...] = ()
-    """The words that may be written where `decoding.words` is "known"."""
+    """The words that may be written if `decoding.words` is "known"."""
     lm: LanguageModel | None = None
-    """A language model beside the models, used where `decoding.lm_weight` is not 0."""
+    """A language model for shallow fusion, used if `decoding.lm_weight` is not 0."""
 
     def __init__(
         self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None
     ) -> None:
         super().__init__(model, tokenizer)
         self.decoding = decoding or SearchConfig()
-        """How to search where a call says nothing else."""
+        """The search configuration of calls that give no other."""
 
     @torch.inference_mode()
     def _search(
@@ -65,26 +65,26 @@ class SearchTask(Task):
         """The n best hypotheses of a batch of sources, best first, or samples as they are drawn.
 
         Args:
-            requests: of every source. Bounds on the length leave room for prefixes and required
-                phrases, but max_length.
-            states: the first encoder's, if it has computed them.
-            scored: False: scores and log-probabilities may be nan, as nobody reads them.
+            requests: one for every source. All length bounds but max_length leave room for prefixes
+                and required phrases.
+            states: the states of the first encoder, if they are already computed.
+            scored: if False, scores and log-probabilities may be nan.
 
         Raises:
-            InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding
-                to be its blank; or the search lacks a language model, or known words.
+            InputError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no
+                padding as the blank; or a language model or a lexicon is missing.
         """
         self._check(config, requests)
         memories = [encoded(model, sources) for model in self.engines[bool(states) :]]
         if states:
             rows, lengths = (each.to(self.engine.device) for each in pad_frames(states))
             memories.insert(0, Memory(rows, lengths))
-        prompt = beginning(self.tokenizer, config)
+        prompt = decoder_prompt(self.tokenizer, config)
         phrases = required(self.tokenizer, [request.require for request in requests])
         limit = self._limit(config, len(prompt))
         prompts = torch.tensor(prompt, device=self.engine.device).expand(len(requests), -1)
         constraints = self._constraints(memories[0], config, limit, prompts, requests, phrases)
-        # CTC finds impossible what is too long for a sound
+        # CTC gives no probability to outputs that are too long for a sound
         least = [LEAST if each.has_text else -math.inf for each in requests]
         scorer = self._scorer(memories, prompts, config, least)
         if phrases or not (config.sample or config.beam_size == 1):
@@ -99,22 +99,23 @@ class SearchTask(Task):
         return hypotheses
 
     def _check(self, config: SearchConfig, requests: Sequence[Request]) -> None:
-        """Raise InputError where the search lacks something, or cannot be."""
+        """Raise InputError if the search lacks a part, or its settings exclude one another."""
         check_suppressed(config, self.tokenizer)
         has_text = any(each.has_text for each in requests)
         if self.tokenizer.writes_phones and (config.forbid or has_text):
             raise InputError(
-                "prefixes, forbidden and required phrases are compared with what tokens write, but "
-                "this run writes phones, and looks words up; leave them out"
+                "prefixes, forbidden and required phrases need tokens that spell text, but the "
+                "tokens of this run are phones; leave them out"
             )
         if config.sample and any(request.require for request in requests):
             raise InputError(
-                "samples know no required phrases, but sample=True; leave one of them out"
+                "sampling cannot require phrases, but sample=True; leave one of them out"
             )
         if config.ctc_weight and not all(engine.config.ctc for engine in self.engines):
             raise InputError(
-                f"ctc_weight needs a CTC head of what is written, but ctc_weight="
-                f"{config.ctc_weight} and the run, or one of them, has none; leave it out"
+                "ctc_weight needs a CTC head for the output text, but "
+                f"ctc_weight={config.ctc_weight} and the run, or one of them, has none; leave it "
+                "out"
             )
         if config.words == "known" and not self.lexicon:
             raise InputError(
@@ -128,7 +129,7 @@ class SearchTask(Task):
             )
 
     def _limit(self, config: SearchConfig, n_prompt: int) -> int:
-        """The tokens of an output for which there are positions, also of a language model."""
+        """The most tokens of an output for which there are positions, also in a language model."""
         limit = last_position(*self.engines) - n_prompt + 1
         if limit < 1:
             raise InputError(
@@ -139,8 +140,8 @@ class SearchTask(Task):
             limit = min(limit, self.lm.max_length)
         if config.min_length >= limit:
             raise InputError(
-                f"an output may have {limit} tokens, as positions end there, its end among them, "
-                f"but min_length={config.min_length}; take a smaller one"
+                f"an output may have {limit} tokens, EOS included, as positions end there, but "
+                f"min_length={config.min_length}; take a smaller one"
             )
         return limit
 
@@ -153,8 +154,8 @@ class SearchTask(Task):
         requests: Sequence[Request],
         phrases: Required | None,
     ) -> Constraints:
-        """What may come out: so many tokens at most, with room for prefixes, phrases and
-        min_length, by the rules, behind prefixes."""
+        """The constraints on outputs: length bounds with room for prefixes, phrases and min_length;
+        rules; and prefixes."""
         assert memory.lengths is not None
         bounds = (memory.lengths * config.length_ratio).long() + config.length_extra
         totals = phrases.totals if phrases else [0] * len(requests)
@@ -176,10 +177,10 @@ class SearchTask(Task):
     def _scorer(
         self, memories: Sequence[Memory], prompts: Tensor, config: SearchConfig, least: list[float]
     ) -> Scorer:
-        """Attention, CTC beside it, and a language model, by their weights.
+        """The weighted sum of attention, CTC and a language model.
 
         Args:
-            prompts: the tokens of attention before every output; CTC ignores them.
+            prompts: the decoder's tokens before every output; CTC ignores them.
             least: the least log-probability that CTC gives a token, for each sentence.
         """
         scorers = list[tuple[float, Scorer]]()
@@ -222,7 +223,7 @@ def phrase_rules(
     """The rules of phrases that are forbidden or biased.
 
     Args:
-        bias: phrases of each sentence and their bias, beside those of the configuration.
+        bias: phrases of each sentence and their bias, in addition to those of the configuration.
         size: of the vocabulary, if not the tokenizer's.
     """
     ruled_out = forbidden(tokenizer, config.forbid, size) if config.forbid else None
@@ -232,34 +233,34 @@ def phrase_rules(
 
 
 def bias_of(terms: Iterable[str], bonus: float) -> tuple[tuple[str, float], ...]:
-    """A bias for each term as a phrase that begins a word; none where terms are required."""
+    """A bias for each term as a phrase that begins a word; none if terms are required."""
     return () if bonus == math.inf else tuple((at_word(term), bonus) for term in terms)
 
 
 def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
-    """The rules of times, if they are to come out.
+    """The rules of timestamp tokens, if timestamps are requested.
 
     Raises:
-        InputError: the model knows none.
+        InputError: the model has no timestamp tokens.
     """
     if not config.timestamps:
         return None
     if tokenizer.timestamp_begin_id is None:
         raise InputError(
-            "timestamps come from tokens of time, as an imported Whisper has them, but this model "
-            "has none; leave them out, or ask for the times of words (--word-times) where the run "
-            "has a CTC head"
+            "timestamps need timestamp tokens, as an imported Whisper has them, but this model has "
+            "none; leave them out, or request the times of words (--word-times) if the run has a "
+            "CTC head"
         )
     (eos,) = tokenizer.required("eos_id")
     return Timestamps(tokenizer.timestamp_begin_id, eos)
 
 
-def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
-    """What stands before every output: the tokens that `config.begin_with` names, or BOS and what
-    opens every text.
+def decoder_prompt(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
+    """The decoder's prompt: the tokens that `config.begin_with` names, or BOS and the tokenizer's
+    `opening`.
 
     Raises:
-        InputError: one of them is no token of this vocabulary, or a language is named beside them.
+        InputError: one of them is not in this vocabulary, or a language is named, too.
     """
     if config.target_language == AUTO:
         raise InputError(
@@ -281,22 +282,22 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
             )
         ids = [known[name] for name in names]
     else:
-        tokenizer.with_eos(())  # which refuses to write in no language
+        tokenizer.with_eos(())  # raises an error if a language must be named
         ids = [*tokenizer.required("bos_id"), *tokenizer.opening]
     times = timestamps(tokenizer, config)
     return [i for i in ids if not times or i != times.timestamp_begin_id - 1]
 
 
 def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
-    """Raise InputError if an id to suppress or to bias is none of this vocabulary, or one to
-    suppress marks the end of more than a beginning."""
+    """Raise InputError if an id to suppress or to bias is not in this vocabulary, or if EOS is to
+    be suppressed at every position."""
     ids = range(tokenizer.vocab_size)
     unknown = [i for i in rules.suppress if i not in ids or i == tokenizer.eos_id]
     unknown += [i for i in (*rules.suppress_first, *rules.biased_ids) if i not in ids]
     if unknown:
         raise InputError(
-            f"suppress and logit_bias take ids of 0 to {tokenizer.vocab_size - 1}, suppress "
-            f"without that of the end, but one has {unknown[0]}; leave it out"
+            f"suppress and logit_bias take ids from 0 to {tokenizer.vocab_size - 1} (suppress "
+            f"without EOS), but one has {unknown[0]}; leave it out"
         )
 
 
@@ -305,7 +306,8 @@ def outputs_of(
 ) -> list[Output]:
     """The outputs of one source, texts of one line each.
 
-    There are always as many, the last one repeated: n lines in, n * n_best lines out.
+    There are always n_best; the last one is repeated if there are fewer: n lines in, n * n_best
+    lines out.
     """
     outputs = [
         Output(one_line(text), h.log_prob, h.score, h.tokens, h.finished)

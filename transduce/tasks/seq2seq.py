@@ -37,7 +37,7 @@ from transduce.tasks.outputs import (
     WordAlignment,
     with_scores,
 )
-from transduce.tasks.search import SearchTask, beginning
+from transduce.tasks.search import SearchTask, decoder_prompt
 
 InputT = TypeVar("InputT")
 TaskT = TypeVar("TaskT", bound="Seq2SeqTask[Any]")
@@ -45,10 +45,10 @@ TaskT = TypeVar("TaskT", bound="Seq2SeqTask[Any]")
 
 @dataclass(frozen=True)
 class Alignment:
-    """Where a decoder looks while it writes a given text."""
+    """The cross-attention of a decoder while it writes a given text."""
 
     source: list[str]
-    """The S source tokens; of sound there are none, see `seconds`."""
+    """The S source tokens; none for sound, see `seconds`."""
     target: list[str]
     """The T target tokens; the last is the end."""
     weights: Float[Tensor, "L H T S"]
@@ -57,12 +57,12 @@ class Alignment:
     """The time from one source position to the next, if the source is sound; position s begins at s
     * seconds."""
     words: WordAlignment | None = None
-    """Which source word each target word was written from; None of sound."""
+    """The source word that each target word is aligned to; None for sound."""
 
     @property
     def layer(self) -> int:
-        """The layer that pictures show: that of `words`; of sound, the last but one, which aligns
-        best, or the only one.
+        """The layer that pictures show: that of `words`; for sound, the second to last, which
+        aligns best, or the only one.
 
         Source: Garg et al. (2019), Jointly Learning to Align and Translate with Transformer Models.
         """
@@ -104,7 +104,7 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         """The best text of one input, or of each in a list.
 
         Args:
-            decoding: how to search; the run's own way if not given.
+            decoding: the search configuration; default: the run's own.
             settings: fields of SearchConfig, such as beam_size=10.
 
         Raises:
@@ -143,7 +143,7 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     def _for_call(
         self: TaskT, settings: dict[str, Any], decoding: SearchConfig | None = None
     ) -> TaskT:
-        """The task as one call has it: with its settings, in another `decoding` if it names one."""
+        """The task for one call: with its settings, and with another `decoding` if it gives one."""
         decoding = decoding or self.decoding
         # checking all of them again takes a millisecond
         return self.with_decoding(decoding.changed(**settings) if settings else decoding)
@@ -151,7 +151,7 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
         """The encoder's states (S, d_model) of every input, a row per source position, on the CPU.
 
-        Text has a position per token and one for the end; sound, one per stack of frames.
+        Text has a position per token and one for EOS; sound has one per stack of frames.
 
         Raises:
             InputError: an input cannot be used, or is longer than learned positions; or this is an
@@ -173,12 +173,12 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
             InputError: there are not as many texts as inputs, or one of either cannot be used.
         """
         task = self._for_call(settings)
-        return task._token_scores(task._checked_sources(inputs), task._given(inputs, texts))
+        return task._token_scores(task._checked_sources(inputs), task._as_outputs(inputs, texts))
 
     def align(
         self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any
     ) -> list[Alignment]:
-        """Where the decoder looks in each input while it writes a given text, or an output's
+        """The decoder's cross-attention to each input while it writes a given text, or an output's
         tokens.
 
         Raises:
@@ -186,13 +186,13 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         """
         self._check_single("align")
         task = self._for_call(settings)
-        return task._align(task._checked_sources(inputs), task._given(inputs, texts))
+        return task._align(task._checked_sources(inputs), task._as_outputs(inputs, texts))
 
     def _detailed(
         self, sources: Sequence[Source], outputs: Sequence[list[Output]], details: Details
     ) -> list[list[Output]]:
         """The n best outputs of every source with scores of tokens, confidence of words, and
-        alignments of words by the (first) model, where these are asked for."""
+        alignments of words by the (first) model, as far as requested."""
         if not (details.token_scores or details.alignments):
             return list(outputs)
         n_best = len(outputs[0])
@@ -214,7 +214,7 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         targets = [self._target(output) for output in outputs]
 
         def log_probs(model: Engine) -> Iterator[tuple[int, Tensor]]:
-            for rows, memory, target_in, first in self._forced(model, sources, targets):
+            for rows, memory, target_in, first in self._teacher_forced(model, sources, targets):
                 batch = model.decoder_states(target_in, memory=memory)[:, first:]
                 for row, states in zip(rows, batch, strict=True):
                     tokens = torch.tensor(targets[row], device=states.device)
@@ -231,7 +231,7 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         """Alignments of outputs; in an ensemble, by the first model."""
         targets = [self._target(output) for output in outputs]
         alignments: list[tuple[int, Alignment]] = []
-        for rows, memory, target_in, first in self._forced(self.model, sources, targets):
+        for rows, memory, target_in, first in self._teacher_forced(self.model, sources, targets):
             assert memory.lengths is not None
             batch = cross_attention(self.model, memory, target_in)[:, :, :, first:].cpu()
             for b, (row, length) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
@@ -239,11 +239,12 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
                 alignments.append((row, self._alignment(sources[row], outputs[row], weights)))
         return in_order(alignments)
 
-    def _forced(
+    def _teacher_forced(
         self, model: Engine, sources: Sequence[Source], targets: Sequence[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"], int]]:
-        """Batches of pairs: numbers, memory, the decoder's input, and where outputs begin."""
-        prompt = beginning(self.tokenizer, self.decoding)
+        """Batches of pairs for teacher forcing: row numbers, memory, the decoder's input, and where
+        outputs begin in it."""
+        prompt = decoder_prompt(self.tokenizer, self.decoding)
         lengths = zip(source_lengths(model, sources), map(len, targets), strict=True)
         for rows in batches(list(lengths), self.decoding.batch_tokens):
             memory = encoded(model, [sources[row] for row in rows])
@@ -251,15 +252,15 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
             yield rows, memory, target_in.to(model.device), len(prompt) - 1
 
     def _checked_sources(self, inputs: Sequence[InputT]) -> list[Source]:
-        """The sources, none of them longer than learned positions."""
+        """The sources, after a check that they fit into learned positions."""
         sources = self.sources(inputs)
         for model in self.engines:
             for number, length in enumerate(source_lengths(model, sources), start=1):
                 check_positions(f"input {number}", length, [model], source=True)
         return sources
 
-    def _given(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[Output]:
-        """Given outputs, of which strings become tokens that end."""
+    def _as_outputs(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[Output]:
+        """Given texts as outputs; strings are tokenized and end with EOS."""
         rule = "given outputs are a list of texts"
         check_list(texts, rule)
         if len(inputs) != len(texts):
@@ -273,7 +274,7 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         outputs = [
             text if isinstance(text, Output) else Output(text, tokens=next(rows)) for text in texts
         ]
-        n_prompt = len(beginning(self.tokenizer, self.decoding)) - 1
+        n_prompt = len(decoder_prompt(self.tokenizer, self.decoding)) - 1
         for number, output in enumerate(outputs, start=1):
             n_positions = n_prompt + len(self._target(output))
             check_positions(f"text {number}", n_positions, self.engines)
@@ -287,6 +288,6 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
         """Raise InputError where this is an ensemble."""
         if len(self.engines) > 1:
             raise InputError(
-                f"{name} asks one model, but this is an ensemble of {len(self.engines)}; load one "
-                "run alone for it"
+                f"{name} needs a single model, but this is an ensemble of {len(self.engines)}; "
+                "load one run alone for it"
             )

@@ -1,5 +1,4 @@
-"""Sound as a transcriber takes it: cut into segments, lazily, with or without speech, and its
-transcript."""
+"""Sound for transcribers: read lazily, cut into segments, and turned into features."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,8 +37,8 @@ Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
 of which full scale is -1 ... 1, or integers of 16 or 32 bits."""
 
 CHUNK = 600.0
-"""Seconds of sound that are searched at a time, in batches of similar length; so many features are
-in memory."""
+"""Seconds of sound that are searched at a time, in batches of similar length; their features are in
+memory."""
 
 STRETCH = 60.0
 """Seconds of one sound whose features are made at a time; the segment that completes them may be
@@ -50,7 +49,7 @@ UNCUT = 1e9
 
 
 def audio_name(audio: Audio, number: str) -> Path | str:
-    """The name of a sound in messages: its path, the name of an open file, or its number."""
+    """The name of a sound in messages: its path, the name of the open file, or its number."""
     if isinstance(audio, Path | str):
         return Path(audio)
     name = getattr(audio, "name", None)
@@ -84,8 +83,8 @@ class Sound:
     n_segments: int = 0
     """The number of segments of the whole sound."""
     request: Request = field(default_factory=Request)
-    """What its first segment asks of a search; `request.part` is the number of that segment in the
-    whole sound."""
+    """The request of its first segment; `request.part` is the number of that segment in the whole
+    sound."""
 
     def from_segment(self, first: int, n: int) -> "Sound":
         """n of its segments, from this one on; a prefix belongs to the first one with frames."""
@@ -113,11 +112,12 @@ def segment_audio(
     feature_extractor: Features,
     decoding: SearchConfig,
 ) -> tuple[list[int], Iterator[AudioSegment]]:
-    """Cut sound in its pauses: the frames of every segment, and the segments, for which it is read
-    again, so that they may raise an InputError, too. A warning names a silent sound.
+    """Cut sound in its pauses: return the number of frames of every segment, and an iterator of the
+    segments, which reads the sound again, so that it may raise an InputError, too. A warning names
+    a silent sound.
 
-    Vectors have no loudness, so they are cut into equal parts, as few as are no longer than
-    `max_seconds`; they are normalized before, all at once.
+    Vectors have no loudness, so they are cut into equal parts, as few as `max_seconds` allows,
+    after normalization as a whole.
 
     Raises:
         InputError: the sound cannot be used; the message names it.
@@ -224,15 +224,16 @@ class SoundTask(Seq2SeqTask[Audio]):
         """Read one sound after the other, cut into segments of at most `decoding.max_seconds`.
 
         A long sound comes in several stretches of about STRETCH seconds, so that memory does not
-        grow with its length. Its file is read twice, for the cuts and for the features; if it
-        ceases to be readable, its last stretch has an error.
+        grow with its length. Its file is read twice, for the cuts and for the features; if reading
+        fails in between, its last stretch has an error.
 
         Args:
-            prefix: the beginning of each text, "" for none; its last word may go on, unless a space
-                ends it.
-            require: the phrases in each text, [] for none: of sound in one segment, as nobody knows
-                in which of several they are. A wider beam finds better places for them.
-            first_sound: the number of sounds[0], where these are a part of all sounds.
+            prefix: the beginning of each text, "" for none; its last word may be continued, unless
+                the prefix ends with a space.
+            require: the required phrases of each text, [] for none; only for sound in one segment,
+                as it is unknown which of several segments has them. A wider beam finds better
+                places for them.
+            first_sound: the number of sounds[0], if these are a part of all sounds.
         """
         config = decoding or self.decoding
         rows = with_phrases(sounds, prefix, require)
@@ -304,7 +305,8 @@ class SoundTask(Seq2SeqTask[Audio]):
             (segment,) = sound.segments
             if not len(segment.frames):
                 raise InputError(
-                    f"a sound must have something to hear, but {sound.path} is silent; leave it out"
+                    f"a sound must have samples other than 0, but {sound.path} is silent; leave it "
+                    "out"
                 )
             whole.append(segment)
         return whole

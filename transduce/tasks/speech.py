@@ -1,4 +1,4 @@
-"""Speech in sound: when its words are said, whether there is any, and in which language."""
+"""Speech in sound: the times of its words, the no-speech probability, and its language."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,7 +24,7 @@ validation part of joined digits, where the median error of a boundary is 43 ms 
 0.8 and 8 with 0.9; but there pauses are as quiet as the quietest frame, and rooms are not."""
 
 FrameSpan = tuple[int, int]
-"""The first frame or position, and the one behind the last."""
+"""The first frame or position, and the one after the last."""
 
 
 @torch.no_grad()
@@ -39,11 +39,11 @@ def ctc_words(
     """The words of several outputs of one sound that begins at `start` seconds, with their times,
     by the CTC head of the model that wrote them.
 
-    Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there
-    are no times.
+    If there are fewer positions than CTC needs for the tokens, the confidence is 0 and there are no
+    times.
 
     Raises:
-        InputError: the tokenizer has no padding to be the blank.
+        InputError: the tokenizer has no padding, which is the blank.
     """
     (blank_id,) = tokenizer.required("pad_id")
     logits = model.ctc_logits(encoded(model, [frames]).states)[0].cpu()
@@ -87,9 +87,9 @@ def _seconds(frame: int, n_frames: int, features: FeatureConfig | VectorConfig) 
 def boundaries(
     spikes: Sequence[FrameSpan], n_frames: int, level: Float[Tensor, " n"] | None
 ) -> list[FrameSpan]:
-    """The frames of every word, given the spike of CTC, which is but some place within its word.
+    """The frames of every word, given its CTC spike, which only lies somewhere within the word.
 
-    Words end in the pauses between their spikes, and at the ends of the sound's own pauses. Where
+    Words end at the pauses between their spikes, and at the pauses at both ends of the sound. If
     the loudness of frames is not known, words meet in the middle between their spikes.
     """
     if not spikes:
@@ -107,7 +107,7 @@ def boundaries(
 
 
 def _pause(below: Float[Tensor, " n"], start: int, stop: int) -> FrameSpan:
-    """The frames of start ... stop with the greatest sum, or the greatest one if none is above 0.
+    """The span in start ... stop with the greatest sum, or the greatest frame if none is above 0.
 
     At an end of the sound, the pause reaches that end.
     """
@@ -129,7 +129,7 @@ def ctc_spans(
 ) -> list[FrameSpan]:
     """The positions of each token in the most probable CTC path of a text.
 
-    None at all where there are fewer positions than tokens and blanks between equal ones.
+    Empty if there are fewer positions than tokens and blanks between equal tokens.
     """
     if not ids or len(logits) < positions_needed(ids):
         return []
@@ -158,7 +158,7 @@ def ctc_posteriors(
 
 
 SMOOTHED = 7
-"""Positions of the median filter over attention, as in Whisper's program."""
+"""Width of the median filter over attention, in positions, as in openai-whisper."""
 
 
 def attention_starts(weights: Float[Tensor, "H T S"]) -> list[int]:
@@ -167,7 +167,7 @@ def attention_starts(weights: Float[Tensor, "H T S"]) -> list[int]:
 
     Args:
         weights: cross-attention of the heads that follow the sound.
-    Source: Whisper's program (openai-whisper, timing.py).
+    Source: openai-whisper, timing.py.
     """
     std, mean = torch.std_mean(weights.double(), dim=1, keepdim=True, correction=0)
     shares = ((weights - mean) / std).nan_to_num()
@@ -196,7 +196,7 @@ def attention_starts(weights: Float[Tensor, "H T S"]) -> list[int]:
 
 
 def detects_speech(model: Engine, tokenizer: Tokenizer) -> bool:
-    """Whether the model has a token for no speech, as Whisper has, or a CTC head."""
+    """Whether the model has a no-speech token, as Whisper has, or a CTC head."""
     return tokenizer.no_speech_id is not None or model.config.ctc
 
 
@@ -204,15 +204,15 @@ def detects_speech(model: Engine, tokenizer: Tokenizer) -> bool:
 def no_speech_prob(
     model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "S D"] | None
 ) -> float | None:
-    """The probability that nobody speaks in a sound; 1 of no frames, None if the model has neither
-    a CTC head nor a token for it.
+    """The no-speech probability of a sound; 1 without frames, None if the model has neither a CTC
+    head nor a no-speech token.
 
-    Whisper's is that of its token for it, after the first token of its prompt. Of other models it
-    is 1 - q^(1/n), for the n tokens of the greedy path of their CTC head, which all alignments
-    together spell with the probability q; 1 where that path is all blank.
+    For Whisper it is the probability of the no-speech token after the first token of the prompt.
+    For other models it is 1 - q^(1/n), where n tokens are the greedy output of the CTC head, and q
+    is the CTC probability of these tokens over all alignments; 1 if the greedy path is all blank.
 
     Args:
-        states: those of the encoder; None of no frames.
+        states: the encoder's states; None without frames.
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
     section 4.5.
     """
@@ -237,7 +237,7 @@ def no_speech_prob(
 def _first_logits(
     model: Engine, tokenizer: Tokenizer, states: Float[Tensor, "1 S D"]
 ) -> Float[Tensor, " V"]:
-    """The logits behind the first token, by which a Whisper says what it hears."""
+    """The logits after the first token, by which a Whisper predicts the language or no speech."""
     bos = torch.tensor([tokenizer.required("bos_id")], device=model.device)
     decoded = model.decoder_states(bos, memory=Memory(states, None))
     return at_least_float32(model.project(decoded))[0, 0]
@@ -245,7 +245,7 @@ def _first_logits(
 
 @torch.no_grad()
 def detect_language(model: Engine, tokenizer: Tokenizer, frames: Float[Tensor, "_ F"]) -> str:
-    """The likeliest language of speech, by the tokens that a Whisper has for languages.
+    """The most probable language of speech, by the language tokens of a Whisper.
 
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
     section 2.3.

@@ -1,4 +1,4 @@
-"""Sound in, text out."""
+"""Transcription of sound to text."""
 
 import math
 from collections import defaultdict
@@ -40,23 +40,24 @@ from transduce.tasks.speech import attention_starts, ctc_words, no_speech_prob
 BLOCK = 4
 """The no_repeat_ngram of the second search where the first one looped."""
 AT_ONCE = 4
-"""Segments that are searched together where somebody waits for the first."""
+"""Segments that are searched together if the first results are needed soon."""
 
 
 class Utterance(NamedTuple):
-    """Frames to search for the text of."""
+    """The frames of a segment with speech, and its request."""
 
     name: str
-    """What warnings call it."""
+    """Its name in warnings."""
     request: Request
     frames: Float[Tensor, "S F"]
     states: Float[Tensor, "_ D"] | None = None
-    """The first encoder's, if it has computed them."""
+    """The states of the first encoder, if they are already computed."""
 
 
 class Transcriber(SoundTask):
-    """A sound in, or a list, of files or samples with their rate, as many texts out, in the same
-    order; one that cannot be used is an error, but `transcribe` goes on with the others."""
+    """Transcribes one sound, or each sound in a list, in the same order: files, or samples with
+    their rate. A sound that cannot be used raises an error, but `transcribe` goes on with the
+    others."""
 
     def _texts(
         self, inputs: Sequence[Audio], decoding: SearchConfig | None, settings: dict[str, Any]
@@ -79,10 +80,11 @@ class Transcriber(SoundTask):
         word_times: bool = False,
         **settings: Any,
     ) -> list[Transcript]:
-        """Every sound with its segments; one that cannot be used has an error instead.
+        """The transcript of every sound, with its segments; a sound that cannot be used has an
+        error instead.
 
         Args:
-            decoding: how to search; the run's own way if not given.
+            decoding: the search configuration; default: the run's own.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in
                 `decoding`.
             prefix, require: see `read`.
@@ -93,7 +95,7 @@ class Transcriber(SoundTask):
                 alignment heads (of the first model).
 
         Raises:
-            InputError: times of words are asked for, but the model has neither.
+            InputError: times of words are requested, but the model has neither.
         """
         check_list(sounds, "transcribe takes a list of files")
         config = (decoding or self.decoding).changed(**settings)
@@ -109,7 +111,8 @@ class Transcriber(SoundTask):
         progress: Callable[[int, int], object] | None = None,
         details: Details = PLAIN,
     ) -> list[Transcript]:
-        """Transcripts of sounds that are read, each in one stretch or several; see `transcribe`."""
+        """The transcripts of sounds that `read` returned, each in one or more stretches; see
+        `transcribe`."""
         transcripts: dict[int, Transcript] = {}
         n_segments = 0
         for chunk in group_by_duration(sounds, CHUNK):
@@ -155,7 +158,7 @@ class Transcriber(SoundTask):
         error has no segment.
 
         Raises:
-            InputError: with timestamps, more is asked for than one text for each of them.
+            InputError: timestamps are combined with n_best, token_scores or word_times.
         """
         config = decoding or self.decoding
         rows: dict[str, list[int]] = defaultdict(list)
@@ -201,8 +204,8 @@ class Transcriber(SoundTask):
                 yield i, Segment(segment.start, segment.stop, [blank] * config.n_best)
         if states and config.no_speech_threshold and not speech:
             logger.warning(
-                "nobody speaks in any of %d segments, by no_speech_threshold=%g, so they have no "
-                "text; 0 writes what was understood all the same",
+                "none of %d segments has speech, by no_speech_threshold=%g, so they have no text; "
+                "0 transcribes them all the same",
                 len(parts),
                 config.no_speech_threshold,
             )
@@ -229,7 +232,7 @@ class Transcriber(SoundTask):
     def _decode(
         self, utterances: Sequence[Utterance], details: Details
     ) -> Iterator[tuple[int, list[Output]]]:
-        """The number of an utterance and its n best texts, as batches finish; see `_search`.
+        """Yield the number of an utterance and its n best texts, as batches finish; see `_search`.
 
         Utterances whose best text loops, or does not end before the length bound, are searched once
         more with repetition blocked; a warning counts them, and names some.
@@ -237,7 +240,7 @@ class Transcriber(SoundTask):
         config = self.decoding
         if config.glossary and config.glossary_bonus == math.inf:
             raise InputError(
-                "terms are required where a text has them, but this is sound and "
+                "only a source text tells which terms to require, but this is sound and "
                 "glossary_bonus=inf; take a finite one"
             )
         bias = bias_of(dict(config.glossary).values(), config.glossary_bonus)
@@ -280,7 +283,7 @@ class Transcriber(SoundTask):
                 there is neither a CTC head nor alignment heads.
         """
         self._check_times()
-        pairs = zip(self._whole(sounds), self._given(sounds, texts), strict=True)
+        pairs = zip(self._whole(sounds), self._as_outputs(sounds, texts), strict=True)
         return [self._words(segment, [output])[0] for segment, output in pairs]
 
     @property
@@ -312,14 +315,16 @@ class Transcriber(SoundTask):
         start, stop, frames = segment
         if config.ctc:
             return ctc_words(self.engine, self.tokenizer, features, frames, outputs, start)
-        # frames may go on behind the sound, which is padded for a Whisper
+        # frames may go on after the sound, which is padded for a Whisper
         n = math.ceil(round(segment.seconds / features.hop, 6))
         n = max(1, n // config.frames.per_position)
         timed = []
         sources = [frames] * len(outputs)
         scores = self._token_scores(sources, outputs)
-        for output, score, look in zip(outputs, scores, self._align(sources, outputs), strict=True):
-            heads = [look.weights[layer, head] for layer, head in self.decoding.alignment_heads]
+        alignments = self._align(sources, outputs)
+        for output, score, alignment in zip(outputs, scores, alignments, strict=True):
+            weights = alignment.weights
+            heads = [weights[layer, head] for layer, head in self.decoding.alignment_heads]
             places = [*attention_starts(torch.stack(heads)[..., :n]), n]
             moments = [min(stop, start + place * self.position_seconds) for place in places]
             spans = word_spans(self.tokenizer, output.tokens)

@@ -1,4 +1,4 @@
-"""Text in, its translation out."""
+"""Translation of text to text."""
 
 import math
 import re
@@ -54,8 +54,7 @@ OPENING = "\"'“‘«„([¿¡"
 
 
 class Translator(Seq2SeqTask[str]):
-    """A line in, or a list of lines, as many translations out, in order; a blank line stays
-    blank."""
+    """Translates a line, or each line in a list, in the same order; a blank line stays blank."""
 
     def __init__(
         self,
@@ -88,17 +87,17 @@ class Translator(Seq2SeqTask[str]):
         """The n best translations of every line, best first.
 
         Args:
-            decoding: how to search; the run's own way if not given.
+            decoding: the search configuration; default: the run's own.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in
                 `decoding`.
-            prefix: the beginning of each translation, "" for none; its last word may go on, unless
-                a space ends it.
-            require: the phrases in each translation, [] for none. A wider beam finds better places
-                for them.
+            prefix: the beginning of each translation, "" for none; its last word may be continued,
+                unless the prefix ends with a space.
+            require: the required phrases of each translation, [] for none. A wider beam finds
+                better places for them.
             first_line: the number of lines[0], for warnings and samples.
             token_scores: give every output the log-probabilities of its tokens and the confidence
                 of its words.
-            alignments: give every output the source words that its words were written from.
+            alignments: give every output the source words that its words are aligned to.
         """
         return in_order(
             self.stream(
@@ -123,8 +122,8 @@ class Translator(Seq2SeqTask[str]):
         details: Details = PLAIN,
         **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
-        """The index and the n best translations of a line, as batches finish: first blank, then
-        long ones.
+        """Yield the index and the n best translations of a line, as batches finish: blank lines
+        first, then long ones.
 
         Args:
             details: what outputs carry besides their text.
@@ -163,7 +162,7 @@ class Translator(Seq2SeqTask[str]):
             pairs = zip(texts, self._detailed(ids, best, details), strict=True)
             return [[self._by_words(text, each) for each in some] for text, some in pairs]
 
-        def likelihood(way: range) -> float:
+        def mean_log_prob(way: range) -> float:
             """The mean log-probability of a token, ends included, without bonuses."""
             best = [outputs[row][0] for row in way]
             log_probs = [output.log_prob for output in best]
@@ -178,7 +177,7 @@ class Translator(Seq2SeqTask[str]):
             if all(each in outputs for way in ways[i] for each in way):
                 way, *others = ways[i]
                 if others:
-                    way = max(ways[i], key=likelihood)
+                    way = max(ways[i], key=mean_log_prob)
                 texts = [outputs[each] for each in way]
                 parts = [rows[row][2] for row in way]
                 translations = [
@@ -197,7 +196,7 @@ class Translator(Seq2SeqTask[str]):
         return task
 
     def sources(self, inputs: Sequence[str]) -> list[Source]:
-        """Ids of every line, with its end; nothing is cut."""
+        """Ids of every line, with EOS; nothing is cut."""
         check_list(inputs, "encode, score and align take a list of lines", of_text=True)
         check_tags(inputs, self.source_tokenizer)
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
@@ -206,7 +205,7 @@ class Translator(Seq2SeqTask[str]):
         self, source: Source, output: Output, weights: Float[Tensor, "L H T S"]
     ) -> Alignment:
         assert isinstance(source, list)
-        text = slice(len(self.source_tokenizer.opening), -1)  # opening and end are no words
+        text = slice(len(self.source_tokenizer.opening), -1)  # opening and EOS are no words
         source_words = word_spans(self.source_tokenizer, source[text])
         target_words = word_spans(self.tokenizer, output.tokens)
         words = word_alignment(weights.mean(dim=1)[:, :, text], source_words, target_words)
@@ -214,9 +213,9 @@ class Translator(Seq2SeqTask[str]):
         return Alignment(self.source_tokenizer.tokens(source), target, weights, words=words)
 
     def _by_words(self, text: str, output: Output) -> Output:
-        """The output with its alignment to the words of the source as white space parts them: a
-        tokenizer makes several of some, such as it´s, none of others, and may write two as one. All
-        have the same letters."""
+        """The output with its alignment mapped to the words of the source that white space
+        separates. The words that its tokens spell may differ: a tokenizer may split a word, such as
+        it´s, drop it, or join two. Both have the same letters."""
         if output.alignment is None:
             return output
         tokenizer = self.source_tokenizer
@@ -230,12 +229,13 @@ class Translator(Seq2SeqTask[str]):
     def _ways(
         self, lines: Sequence[str], requests: Sequence[Request]
     ) -> tuple[list[tuple[int, Request, str, list[int]]], dict[int, list[range]]]:
-        """The texts to translate: their lines, what is asked of them, and their ids; and by line
-        that is not blank, the ways to translate it: the numbers of one or more of these texts.
+        """The texts to translate: line number, request, text and ids; and for every line that is
+        not blank, the alternative ways to translate it, each as the numbers of one or more of these
+        texts.
 
         A line that is longer than split_length has a second way, by its sentences; if it is longer
-        than max_source_length, that is the only one. A line with a prefix or required phrases has
-        none, for they belong to all of its text. A text that is still too long is cut, with a
+        than max_source_length, that is the only one. A line with a prefix or required phrases is
+        not split, as they belong to its whole text. A text that is still too long is cut, with a
         warning.
         """
         config = self.decoding
@@ -246,11 +246,11 @@ class Translator(Seq2SeqTask[str]):
         rows: list[tuple[int, Request, str, list[int]]] = []
         ways: dict[int, list[range]] = defaultdict(list)
         encoded = tokenizer.encode(lines)
-        for i, (line, asked, ids) in enumerate(zip(lines, requests, encoded, strict=True)):
+        for i, (line, line_request, ids) in enumerate(zip(lines, requests, encoded, strict=True)):
             if is_blank(line):
                 continue
             each = [[(line, ids)]]
-            if 0 < config.split_length < len(ids) and not asked.has_text:
+            if 0 < config.split_length < len(ids) and not line_request.has_text:
                 parts = sentences(line)
                 if len(parts) > 1:
                     pairs = zip(parts, tokenizer.encode(parts), strict=True)
@@ -262,20 +262,20 @@ class Translator(Seq2SeqTask[str]):
                     if len(ids) > limit:
                         logger.warning(
                             "line %d has %d tokens and was cut to %d (max_source_length)",
-                            asked.number + 1,
+                            line_request.number + 1,
                             len(ids),
                             limit,
                         )
                     bias = bias_of(glossary(text), config.glossary_bonus)
-                    request = replace(asked, part=len(rows) - first, bias=bias)
+                    request = replace(line_request, part=len(rows) - first, bias=bias)
                     rows.append((i, request, text, tokenizer.with_eos([ids[:limit]])[0]))
         return rows, ways
 
 
 def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> None:
-    """Check that each line says once which language to write, where a model has tags for several.
+    """Check that each line names its target language once, if the model has tags for several.
 
-    A warning names a line that does not say it: the model guesses.
+    A warning names the first line without a language, for which the model guesses.
 
     Raises:
         InputError: a line has a tag although a language was named.
@@ -309,13 +309,13 @@ def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> 
 def in_languages(
     source: Tokenizer, target: Tokenizer, decoding: SearchConfig
 ) -> tuple[Tokenizer, Tokenizer]:
-    """The tokenizers for texts of the languages that `decoding` names, of a model of many.
+    """The tokenizers for the languages that `decoding` names, in a multilingual model.
 
-    Where tags in front of the source say what to write, the source tokenizer puts them there, and
-    the source's own language has no effect.
+    If tags before the source name the target language, the source tokenizer puts them there, and
+    source_language has no effect.
 
     Raises:
-        InputError: a tokenizer does not know the language.
+        InputError: a tokenizer does not have the language.
     """
     if source.tagged_languages:
         wanted = decoding.target_language
@@ -328,8 +328,8 @@ def in_languages(
 
 
 def in_line(line: str, parts: Sequence[str], output: Output) -> Output:
-    """The output with its alignment to the words of the line, of which sentences are pieces where
-    no space is between them, as in Chinese."""
+    """The output with its alignment mapped to the words of the line; sentences without a space
+    between them, as in Chinese, are pieces of one word."""
     if output.alignment is None:
         return output
     ends = [*accumulate(map(len, line.split()))]
@@ -343,7 +343,8 @@ def in_line(line: str, parts: Sequence[str], output: Output) -> Output:
 
 
 def join_parts(texts: list[list[Output]], search: BeamConfig) -> list[Output]:
-    """The best outputs of all texts as one, then the second ones; each text has an end."""
+    """Join the best outputs of all parts into one, then the second best, and so on; each part has
+    an EOS."""
     if len(texts) == 1:
         return texts[0]
     outputs = []
@@ -368,8 +369,7 @@ def join_parts(texts: list[list[Output]], search: BeamConfig) -> list[Output]:
 
 
 def sentences(line: str) -> list[str]:
-    """The sentences of a line, in order. After a full stop, a small letter goes on with the same
-    sentence."""
+    """The sentences of a line, in order. A sentence does not end before a lower-case letter."""
     parts = []
     start = 0
     for end in SENTENCE_END.finditer(line):
