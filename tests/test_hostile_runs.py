@@ -173,11 +173,11 @@ CASES: dict[str, tuple[str, Break, str, str]] = {
         "text", weights(lambda w: w.update({NORM: w[NORM].astype("int64")})), MODEL, f"{NORM} is of torch.int64"),
     "a weight of truths": (
         "text", weights(lambda w: w.update({NORM: w[NORM] > 0})), MODEL, f"{NORM} is of torch.bool"),
-    "a tokenizer of garbage": ("text", file(TOKENIZER, b"garbage"), TOKENIZER, "this is no SentencePiece model"),
-    "a tokenizer of no bytes": ("text", file(TOKENIZER, b""), TOKENIZER, "this is no SentencePiece model"),
+    "a tokenizer of garbage": ("text", file(TOKENIZER, b"garbage"), TOKENIZER, "this is not a SentencePiece model"),
+    "a tokenizer of no bytes": ("text", file(TOKENIZER, b""), TOKENIZER, "this is not a SentencePiece model"),
     "a tokenizer of another size": (
         "text", file(TOKENIZER, SentencePieceTokenizer.train(["a b c d"], vocab_size=270).model), "", "which has 330"),
-    "no tokenizer": ("text", lambda d: (d / TOKENIZER).unlink(), "", "text needs a tokenizer"),
+    "no tokenizer": ("text", lambda d: (d / TOKENIZER).unlink(), "", "a run needs a tokenizer"),
     "characters of garbage": ("letters", file("characters.json", b"\xff{"), "characters.json", "characters must come as"),
     "characters in a list": ("letters", file("characters.json", '["a"]'), "characters.json", "characters must come as"),
     "characters 100,000 deep": ("letters", file("characters.json", "[" * 100_000), "characters.json", "must come as"),

@@ -233,7 +233,7 @@ def test_no_frames_have_no_statistics():
         with pytest.raises(ValueError) as caught:
             statistics(nothing)
         assert str(caught.value) == (
-            "statistics need at least one frame, but there is none; look at what was left out, and why"
+            "statistics need at least one frame, but there is none; check what was left out, and why"
         )
 
 

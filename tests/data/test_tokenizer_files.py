@@ -76,8 +76,8 @@ def test_json_is_byte_level_bpe_or_characters(tmp_path):
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"hello world, this is a text", "this is no SentencePiece model: "),
-        (b"", "this is no SentencePiece model: "),
+        (b"hello world, this is a text", "this is not a SentencePiece model: "),
+        (b"", "this is not a SentencePiece model: "),
         (b"{}", "tokenizer.json must be one of the library tokenizers, but: "),
         (b'{"a": ', "Expecting value: line 1 column 7 (char 6)"),
     ],

@@ -298,7 +298,7 @@ def test_another_run_teaches(translation_run, parallel_text, tmp_path, untrained
     ("decoding", "message"),
     [
         ({"lm_weight": 0.3}, "lm_weight needs a language model, but lm_weight=0.3 and none is loaded"),
-        ({"begin_with": "<xx>"}, "begin_with takes tokens of the vocabulary, but '<xx>' is none"),
+        ({"begin_with": "<xx>"}, "begin_with takes tokens of the vocabulary, but '<xx>' is not one"),
         ({"words": "known"}, "words=known needs the lexicon of a run of speech to text"),
         ({"ctc_weight": 0.3}, "ctc_weight needs a CTC head"),
         ({"timestamps": True}, "timestamps need timestamp tokens"),

@@ -213,7 +213,7 @@ def test_load_says_what_a_directory_lacks(tmp_path):
     (run / "tokenizer.model").unlink()
     with pytest.raises(ValueError) as error:
         td.load(run)
-    assert str(error.value) == f"text needs a tokenizer to come out, but {run} has none"
+    assert str(error.value) == f"a run needs a tokenizer to write text, but {run} has none"
 
 
 def test_known_words_that_somebody_added_stay(tmp_path):

@@ -187,7 +187,7 @@ def test_subtitles_keep_their_times_and_a_cue_is_one_text():
     want = VTT.replace("a <c.red.big>b <00:01.500></c> & c\nd", "A <c.red.big>B</c> &amp; C D").replace("Bye", "BYE")
     assert translated(VTT, "vtt") == want
     assert translated("", "srt") == translated("", "vtt") == ""
-    with pytest.raises(ValueError, match=r"^subtitles have times .* none behind 'Hello'; leave out --format"):
+    with pytest.raises(ValueError, match=r"^subtitles have times .* none after 'Hello'; leave out --format"):
         translated("Hello", "srt")
 
 

@@ -251,13 +251,13 @@ def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, caplog
     ):
         translator(lines, min_length=12)
     for text, message in (
-        ("</s> <2dee>", "begin_with takes tokens of the vocabulary, but '<2dee>' is none; leave it out"),
+        ("</s> <2dee>", "begin_with takes tokens of the vocabulary, but '<2dee>' is not one; leave it out"),
         ("<s> " * 13, "begin_with must leave room for an output, but it has 13 tokens; take fewer"),
     ):
         with pytest.raises(ValueError) as error:
             translator(lines, begin_with=text)
         assert str(error.value) == message
-    with pytest.raises(ValueError, match="'</s>>' is none"):
+    with pytest.raises(ValueError, match="'</s>>' is not one"):
         translator(lines, begin_with="</s>>")
     with pytest.raises(ValueError, match=r"^input 1 must fit into the model's learned positions, which end at 15, but"):
         translator.encode(["Print it. " * 4])

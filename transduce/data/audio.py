@@ -74,7 +74,7 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
         name: its name in messages.
 
     Raises:
-        InputError: as `read_audio`, but for NaN and infinite samples.
+        InputError: as `read_audio`, except for NaN and infinite samples.
     """
     n = 0
     with _opened(sound, name) as file:
@@ -288,8 +288,8 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
         wait: recording lasts until this function returns.
 
     Raises:
-        InputError: sounddevice is not installed, or there is no microphone, or no sound came from
-            it.
+        InputError: sounddevice is not installed, or there is no microphone, or it delivered no
+            sound.
     """
     require("sounddevice", "a microphone", "microphone")
 

@@ -159,7 +159,7 @@ class Tokenizer(ABC):
         return tuple(ids)
 
     def with_eos(self, rows: Iterable[Sequence[int]]) -> list[list[int]]:
-        """These lists of ids, each with `opening` before and eos_id behind it.
+        """These lists of ids, each with `opening` before and eos_id after it.
 
         Raises:
             InputError: there is no eos_id.

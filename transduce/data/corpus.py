@@ -86,7 +86,7 @@ class Corpus:
         Raises:
             InputError: files are not named, or missing.
         """
-        return self.files(split).read(whole=split != "train")
+        return self.files(split).read(keep_blank=split != "train")
 
     def splits(
         self, seed: int, cache: Path = CACHE
@@ -329,7 +329,7 @@ class Directions:
             shared = getattr(self, split)
             own = (f"{shared}.{source}-{target}", f"{shared}.{target}-{source}")
             stem = next((stem for stem in own if find_text(self.data, f"{stem}.{source}")), shared)
-            text = pair_files(self.data, stem, (source, target)).read(whole=split != "train")
+            text = pair_files(self.data, stem, (source, target)).read(keep_blank=split != "train")
             tag = tag_of(target)
             lines = [f"{tag} {line}" if line.strip() else line for line in text.source]
             yield name, replace(text, source=lines)

@@ -199,7 +199,7 @@ def statistics(
         squares = squares + frames.square().sum(dim=0)
     if n == 0:
         raise InputError(
-            "statistics need at least one frame, but there is none; look at what was left out, and "
+            "statistics need at least one frame, but there is none; check what was left out, and "
             "why"
         )
     mean = total / n

@@ -126,7 +126,7 @@ def read_header(path: Path) -> ShardHeader:
         return header
     except (OSError, InputError, TypeError) as error:
         raise InputError(
-            f"a shard has its header beside it, but {path}: {error}; make the shard again"
+            f"a shard needs its header file, but {path}: {error}; make the shard again"
         ) from error
 
 

@@ -62,7 +62,7 @@ def read_lines(path: Path | str) -> list[str]:
 def each_line(path: Path, errors: str = "strict") -> Iterator[str]:
     """The lines of `read_lines`, one after the other, so that a file may be larger than memory.
 
-    With errors="replace", bytes that are not UTF-8, and zero bytes behind line 1, become U+FFFD.
+    With errors="replace", bytes that are not UTF-8, and zero bytes after line 1, become U+FFFD.
     """
     return decode_lines(raw_lines(path), str(path), errors)
 

@@ -115,11 +115,11 @@ class PairFiles:
             return each_tsv_pair(self.paths[0], errors)
         return in_step([*map(str, self.paths)], *(each_line(path, errors) for path in self.paths))
 
-    def read(self, *, whole: bool = False) -> ParallelText:
+    def read(self, *, keep_blank: bool = False) -> ParallelText:
         """The pairs that have text on both sides, for training.
 
         Args:
-            whole: return all pairs, for validation and test, where line n of the output belongs to
+            keep_blank: return all pairs, for validation and test: line n of an output belongs to
                 line n of the files.
 
         Raises:
@@ -127,7 +127,7 @@ class PairFiles:
         """
         pairs = list(self)
         text = _with_text(pairs, str(self))
-        return ParallelText.of(pairs) if whole else text
+        return ParallelText.of(pairs) if keep_blank else text
 
     def read_or_survey(self, cache: Path) -> "ParallelText | LargeText":
         """The pairs that have text on both sides, in memory where the files have no more than POOL

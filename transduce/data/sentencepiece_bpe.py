@@ -62,7 +62,7 @@ class SentencePieceTokenizer(Tokenizer):
                 model = _with_special_pieces(model, special)
                 self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
-            raise InputError(f"this is no SentencePiece model: {error}") from error
+            raise InputError(f"this is not a SentencePiece model: {error}") from error
         super().__init__(model)
         self.vocab_size = self._processor.get_piece_size()
         self.all_tokens = self._processor.id_to_piece([*range(self.vocab_size)])

@@ -50,7 +50,7 @@ def each_row(path: Path, *, parts: bool = False) -> Iterator[tuple[str, Row]]:
     """The cells of every recording by column, and its place for messages.
 
     `path` is a table that `each_record` reads; or a folder with one of TABLES, with Kaldi's wav.scp
-    and text, or with x.txt beside x.wav in any depth. In a table, sound is relative to its folder,
+    and text, or with x.txt next to x.wav at any depth. In a table, sound is relative to its folder,
     or to `clips` in it, as in Common Voice.
 
     Args:

@@ -260,7 +260,7 @@ def masked_batch(
     """A batch whose source is the corrupted target_out of `text`, and whose target_out is the
     chosen tokens.
 
-    target_in stays unchanged, as an encoder alone does not read it.
+    target_in stays unchanged, as an encoder-only model does not read it.
     """
     ids = text.target_out.numpy()
     real = ids != IGNORE

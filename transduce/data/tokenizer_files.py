@@ -260,7 +260,7 @@ def train_tokenizer(
 
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether an id stands for the same token in both, whatever their files are."""
+    """Whether each id is the same token in both, even if their files differ."""
     first, second = (
         (each.bos_id, each.eos_id, each.pad_id, each.unk_id, each.all_tokens)
         for each in (one, other)

@@ -34,7 +34,7 @@ from transduce.process import cancel_with
 InputT = TypeVar("InputT")
 
 SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half a character, which stands for a byte that was no UTF-8."""
+"""A surrogate, which stands for a byte that was not UTF-8."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,7 +138,7 @@ def _cue_text(output: "Output") -> str:
 
 
 def _moment(seconds: float, point: str) -> str:
-    """Hours:minutes:seconds and milliseconds behind a point: a comma in SubRip."""
+    """Hours:minutes:seconds, the decimal mark (a comma in SubRip) and milliseconds."""
     minutes, rest = divmod(round(seconds * 1000), 60_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
 

@@ -84,16 +84,16 @@ def load(
 def load_lm(
     path: Path,
     run: Path,
-    beside: Translator | Transcriber,
+    task: Translator | Transcriber,
     dtype: torch.dtype,
 ) -> LanguageModel:
-    """Load a language model for another run, `beside`, from a run directory or an ARPA file of
-    n-grams.
+    """Load a language model for `task`, which came from `run`; `path` is a run directory or an ARPA
+    file of n-grams.
 
     Raises:
         InputError: it is neither, or it has other tokens.
     """
-    tokenizer, device = beside.tokenizer, beside.model.device
+    tokenizer, device = task.tokenizer, task.model.device
     bos, eos = tokenizer.required("bos_id", "eos_id")
     if not path.exists():
         raise InputError(
@@ -108,7 +108,7 @@ def load_lm(
     generator = load_generator(path, device, dtype)
     if (
         not same_tokens(tokenizer, generator.tokenizer)
-        or generator.model.vocab_size != beside.model.vocab_size
+        or generator.model.vocab_size != task.model.vocab_size
     ):
         raise InputError(
             f"a language model must have the tokens of the run that it is used with, but {path} "
@@ -125,7 +125,7 @@ def paths(directory: Directories) -> list[Path]:
     """The directories of one run or of the runs of an ensemble; those on the hub are downloaded.
 
     Raises:
-        InputError: there is none.
+        InputError: no run is named.
     """
     runs = [
         on_disk(each) for each in ([directory] if isinstance(directory, Path | str) else directory)
@@ -168,7 +168,7 @@ def _check_ensemble(first: Path, one: Any, path: Path, other: Any) -> None:
 def _load(directory: Path, device: Device, dtype: torch.dtype) -> AnyTask:
     run = load_run(directory)
     if run.target_tokenizer is None:
-        raise InputError(f"text needs a tokenizer to come out, but {directory} has none")
+        raise InputError(f"a run needs a tokenizer to write text, but {directory} has none")
     int8 = dtype == torch.int8
     model = read_model(run, device).to(torch.float32 if int8 else dtype)
     experiment = run.experiment

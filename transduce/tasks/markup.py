@@ -26,7 +26,7 @@ RUBY = re.compile("/?(rb|rp|rt|ruby)")
 """Ruby annotations, which tell how characters of the source are read; translations drop them."""
 
 OPAQUE = "code|kbd|pre|rp|rt|samp|script|style|textarea|var"
-"""Elements whose text is not translated, beside those with translate="no"."""
+"""Elements whose text is not translated, in addition to those with translate="no"."""
 
 ATTRIBUTES = r"""(?:"[^"]*"|'[^']*'|[^"'<>])*"""
 
@@ -43,7 +43,7 @@ PUNCTUATION = (
 """A mark that is neither a letter nor a combining vowel or accent, which \\w does not match."""
 
 MARKS = re.compile(rf"(?:(?<!&lt)(?<!&gt)(?<!&amp)(?!>){PUNCTUATION})*$")
-"""Punctuation at the end of a word, but for the end of an entity or of a tag before it."""
+"""Punctuation at the end of a word, without the end of an entity or of a tag before it."""
 
 BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d.,]*[ \t]*-->))")
 """A blank line, or the end of the line before a cue's number and time, where that is missing."""
@@ -192,7 +192,7 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
     if text.strip() and not has_times and not is_vtt:
         raise InputError(
             "subtitles have times such as 00:00:01,000 --> 00:00:02,500 before their texts, but "
-            f"there are none behind {text[:40]!r}; leave out --format for plain text"
+            f"there are none after {text[:40]!r}; leave out --format for plain text"
         )
     pieces = list[str | Fragment]()
     for block in BETWEEN_CUES.split(text):

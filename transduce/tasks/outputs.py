@@ -34,7 +34,7 @@ QUOTES = "“”‘’…—"
 
 
 def between(before: str, after: str) -> str:
-    """What stands between two texts: a space, but nothing within Chinese and Japanese."""
+    """The separator of two texts: a space, but nothing within Chinese and Japanese."""
     inner = before.rstrip(QUOTES)[-1:], after.lstrip(QUOTES)
     return "" if not before or all(map(WIDE.match, inner)) else " "
 

@@ -277,8 +277,8 @@ def decoder_prompt(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
         known = tokenizer.token_ids
         if unknown := [name for name in names if name not in known]:
             raise InputError(
-                f"begin_with takes tokens of the vocabulary, but {unknown[0]!r} is none; leave it "
-                "out"
+                f"begin_with takes tokens of the vocabulary, but {unknown[0]!r} is not one; leave "
+                "it out"
             )
         ids = [known[name] for name in names]
     else:

@@ -47,7 +47,7 @@ SENTENCE_END = re.compile(
     r"""[.!?…\u0589\u061f\u06d4\u0964\u0965\u104b\u1362\u1367\u17d4]["'”’»)\]]*\s+"""
     r"""|[。！？]["'”’」』）]*\s*"""
 )
-"""The end of a sentence, closing quotes and brackets included, and the space behind it."""
+"""The end of a sentence, closing quotes and brackets included, and the space after it."""
 
 OPENING = "\"'“‘«„([¿¡"
 """Marks that may stand before the first letter of a sentence."""
