@@ -360,4 +360,4 @@ def test_describe_goes_on_where_scores_are_not_as_a_recipe_writes_them(run, caps
     (copy / "test.json").write_text(raw)
     assert main(["describe", str(copy)]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith(f"test: {copy / 'test.json'} is not as a recipe writes it (") and len(told) > 5
+    assert told[0].startswith(f"test: {copy / 'test.json'} is not in the format that recipes write (") and len(told) > 5

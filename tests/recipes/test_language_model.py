@@ -66,7 +66,7 @@ def test_the_samples_of_validations_are_short_whatever_texts_must_have(running_t
 
 def test_texts_that_cannot_be_generated_are_refused_before_the_training(running_text, tmp_path):
     x = small(tmp_path / "run", running_text, generation=td.GenerationConfig(suppress=(999,)))
-    with pytest.raises(ValueError, match=r"^suppress and logit_bias take ids of 0 to \d+, .* but one has 999; leave"):
+    with pytest.raises(ValueError, match=r"^suppress and logit_bias take ids from 0 to \d+ .*, but one has 999; leave"):
         run(x)
     assert not x.run.exists()
 

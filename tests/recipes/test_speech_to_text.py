@@ -130,7 +130,7 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(speech_run, re
     x = small(tmp_path / "run", recordings, pronunciations=dictionary, decoding=how)
     untrained(run, x)
     assert (
-        "\n- It writes words that its training's texts and words.dict had, and no others.\n"
+        "\n- It only writes words that are both in its training texts and in words.dict.\n"
         in (x.run / "MODEL_CARD.md").read_text()
     )
     more = replace(x, run=tmp_path / "more", start_from=speech_run.run, corpus=replace(x.corpus, test=None))

@@ -58,9 +58,9 @@ def test_a_card_has_the_hubs_header_and_says_of_every_kind_of_run_what_describe_
         told = capsys.readouterr().out.splitlines()
         assert all(f"\n- {line}\n" in card for line in told if re.match("test|last|source|target|input", line))
     assert "\n- corpus.data: texts\n- corpus.source: no\n" in card and "\n- corpus.train: a.txt\n" in card
-    assert ("the words of its lexicon.txt alone" in card) == (command == "speech-to-text")
+    assert ("only writes the words of its lexicon.txt" in card) == (command == "speech-to-text")
     assert "/home" not in card and str(tmp_path) not in card and "\n- data: 0123abcd\n" in card
-    assert ("no longer than 17 tokens" in card, "no longer than 9.5 s" in card) == (
+    assert ("at most 17 tokens" in card, "at most 9.5 s" in card) == (
         task != "automatic-speech-recognition",
         task != "translation",
     )

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from transduce.plot import spread
-from transduce.report.record import HeldOut, Record, Sample, record
+from transduce.report.record import HeldOutScore, Record, Sample, record
 
 SCORE = {"search": "greedy", "measure": "wer", "value": 5.5, "low": None, "high": None, "score": "WER 5.5"}
 
@@ -28,7 +28,7 @@ def test_what_is_damaged_is_left_out_and_the_rest_is_told(tmp_path, name, text):
     found = record(tmp_path)
     assert ([each.validation for each in found.curves] == [[(5, 2.0)]]) == (name != "metrics.jsonl")
     assert (found.samples == [Sample("a", "b", [(5, "c")])]) == (name != "samples/00000005.tsv")
-    assert (found.scores.get("test") == [HeldOut(**SCORE)]) == (name != "test.json")
+    assert (found.scores.get("test") == [HeldOutScore(**SCORE)]) == (name != "test.json")
 
 
 def test_values_that_json_lacks_are_left_out(tmp_path):

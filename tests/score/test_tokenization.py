@@ -60,7 +60,7 @@ def test_the_command_takes_a_tokenization(tmp_path, capsys):
 def test_references_that_are_too_short_are_warned_of(caplog):
     assert bleu(["good morning all"], ["good morning all"], resamples=0).value == 0
     (record,) = caplog.records
-    assert "no reference has so many (tok:13a)" in record.getMessage()
+    assert "no reference has that many (tok:13a)" in record.getMessage()
     caplog.clear()
     bleu(["good morning to all", "hi"], ["good morning to all", "hi"], resamples=0)
     assert not caplog.records

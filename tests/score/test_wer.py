@@ -107,7 +107,7 @@ def test_phones_are_what_white_space_separates_and_the_signature_says_so():
     assert (rate.errors, rate.name) == (Errors(substitutions=1, deletions=1, hits=4), "PER")
     assert rate.value == pytest.approx(100 * 2 / 6)
     assert re.fullmatch(r"case:mixed\|norm:no\|unit:phone\|jiwer:[\d.]+", rate.signature)
-    assert rate.extent.startswith("1 substitution, 0 insertions, 1 deletion in 6 reference phones\n")
+    assert rate.description.startswith("1 substitution, 0 insertions, 1 deletion in 6 reference phones\n")
 
 
 def test_blank_lines_count_as_deletions_and_insertions():
@@ -162,8 +162,8 @@ def test_normalization_keeps_what_can_be_heard(text, want):
 def test_a_rate_by_words_of_text_without_spaces_is_warned_of(line, warned, caplog):
     for measure in ("wer", "ter", "cer", "bleu"):
         warn_without_words(measure, [line])
-    assert ("WER counts what spaces" in caplog.text, "--validate-by cer" in caplog.text) == (warned, warned)
-    assert ("TER counts what spaces" in caplog.text, "--validate-by chrf" in caplog.text) == (warned, warned)
+    assert ("WER counts words between spaces" in caplog.text, "--validate-by cer" in caplog.text) == (warned, warned)
+    assert ("TER counts words between spaces" in caplog.text, "--validate-by chrf" in caplog.text) == (warned, warned)
     assert len(caplog.records) == 2 * warned
 
 

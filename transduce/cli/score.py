@@ -269,7 +269,7 @@ def _print_score(
 
 
 def _extent(score: Score, resamples: int) -> str:
-    return score.extent + (
+    return score.description + (
         f"; in brackets the 95 % interval, {resamples} bootstrap resamples" if resamples else ""
     )
 

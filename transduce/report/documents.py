@@ -1,5 +1,5 @@
-"""A run in two documents: its model card (what it is, how good, on what data, and how to make it
-again), and report.html, a page that needs no other file and no network."""
+"""Two documents of a run: its model card (task, scores, data, and how to reproduce it), and
+report.html, a page that needs no other file and no network."""
 
 import hashlib
 import re
@@ -34,7 +34,7 @@ FIRST = (
     "training.precision", "training.seed", "tokens_per_batch", "frames_per_batch", "validate_by",
     "decoding.beam_size", "decoding.alpha", "decoding.ctc_weight",
 )  # fmt: skip
-"""Fields that are shown first."""
+"""Configuration fields that are shown first."""
 
 
 MAX_ERRORS = 60_000
@@ -71,13 +71,13 @@ TRANSLATION = Recipe("translation", "translation", "translates", "transduce tran
 SPEECH = Recipe(
     "speech-to-text",
     "automatic-speech-recognition",
-    "writes down speech",
+    "transcribes speech",
     "transduce transcribe RUN talk.wav",
 )
 LANGUAGE = Recipe(
     "language-model",
     "text-generation",
-    "goes on with a text",
+    "continues a text",
     'transduce generate RUN --prompt "..."',
 )
 MASKED = Recipe(
@@ -93,14 +93,15 @@ MARK = (
 )
 
 HOW_TO_READ = (
-    "What stands in brackets is the 95 % interval. Validation data has chosen among checkpoints, "
-    "so figures on it are better than on other data of its kind; test data has chosen nothing."
+    "Brackets contain the 95 % interval. Validation data was used to choose among checkpoints, so "
+    "figures on it are better than on other data of its kind; test data was not used for any "
+    "choice."
 )
 
 AGAIN_ELSEWHERE = (
-    "That is for transduce's own recipes, where the data lies as config.json says; flags name "
-    "other places. Another recipe takes the same flags: `python RECIPE.py --config config.json "
-    "--run NEW`. What is called data is a SHA-256 of it."
+    "This command is for transduce's own recipes, with the data where config.json says; flags name "
+    "other places. Other recipes take the same flags: `python RECIPE.py --config config.json --run "
+    "NEW`. Fields called data are a SHA-256 of it."
 )
 
 templates = Environment(
@@ -146,7 +147,7 @@ def scores(run: Path) -> list[tuple[str, str]]:
 
 
 def facts(run: Run) -> list[str]:
-    """The sizes of the vocabularies, and how sound flows in, a line each."""
+    """The sizes of the vocabularies, and the input of sound, a line each."""
     sides = (("source", run.source_tokenizer), ("target", run.target_tokenizer))
     lines = [
         f"{name} vocabulary: {side.vocab_size} tokens" for name, side in sides if side is not None
@@ -157,7 +158,8 @@ def facts(run: Run) -> list[str]:
 
 
 def fields_of(run: Run) -> Json:
-    """Every field of the experiment by its dotted name, with the model as it became."""
+    """Every field of the experiment by its dotted name, with the final configuration of the
+    model."""
     experiment = {name: value for name, value in run.experiment.items() if name != "model"}
     return flatten({**experiment, "model": to_dict(run.model)})
 
@@ -169,7 +171,7 @@ def shown_first(fields: Json) -> Json:
 
 
 def plain(value: object) -> str:
-    """A value in one line; of a place on this machine, only the last name."""
+    """A value in one line; of an absolute path, only the last name."""
     if isinstance(value, list | tuple):
         return ", ".join(map(plain, value))
     text = " ".join(str(value).split())
@@ -177,7 +179,7 @@ def plain(value: object) -> str:
 
 
 def about(run: Run) -> Json:
-    """What card and report page tell of a run."""
+    """The contents that the card and the report page of a run share."""
     recipe = recipe_of(run)
     version = read_json(run.directory / CONFIG).get("transduce")
     return {
@@ -200,7 +202,7 @@ def model_card(directory: Path) -> str:
     """The card of a run, in Markdown, with the header that the hub reads.
 
     Raises:
-        InputError: the directory is no run.
+        InputError: the directory is not a run.
     """
     known = about(load_run(directory))
     fields = known["fields"]
@@ -230,10 +232,10 @@ def is_unchanged(text: str) -> bool:
 
 
 def write_card(directory: Path) -> Path:
-    """Write a run's MODEL_CARD.md, unless somebody has changed the one that is there.
+    """Write a run's MODEL_CARD.md, unless the existing one was edited.
 
     Raises:
-        InputError: the directory is no run.
+        InputError: the directory is not a run.
     """
     path = directory / MODEL_CARD
     if not path.exists() or is_unchanged(regular(path).read_text("utf-8", errors="replace")):
@@ -242,10 +244,10 @@ def write_card(directory: Path) -> Path:
 
 
 def write_reports(directory: Path) -> None:
-    """Write a run's report.html, and its MODEL_CARD.md unless somebody has changed that.
+    """Write a run's report.html, and its MODEL_CARD.md unless that was edited.
 
     Raises:
-        InputError: the directory is no run.
+        InputError: the directory is not a run.
     """
     write_card(directory)
     write_file(directory / REPORT, page(directory).encode("utf-8", "replace"))
@@ -254,10 +256,10 @@ def write_reports(directory: Path) -> None:
 def page(directory: Path) -> str:
     """The page of a run, also while it is trained: below 1 MB, and the same for the same files.
 
-    Text of the run is escaped. Times of the clock are inside <time>, or behind "seconds".
+    Text of the run is escaped. Clock times are inside <time>, or after "seconds".
 
     Raises:
-        InputError: the directory is no run.
+        InputError: the directory is not a run.
     """
     known = about(load_run(directory))
     metrics = read_metrics(directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 from transduce.data.manifest import Recording
 from transduce.files import write_file
 from transduce.report.documents import write_reports
-from transduce.report.record import HeldOut
+from transduce.report.record import HeldOutScore
 from transduce.run import ERRORS
 from transduce.score.measures import Tokenization, chrf, get_measure
 from transduce.score.score import Measure, counted
@@ -19,7 +19,7 @@ from transduce.tasks.load import load_as
 from transduce.tasks.transcribe import Transcriber
 
 WORST = 20
-"""Utterances or lines in the report of errors, and different errors that it counts."""
+"""Utterances or lines in the report of errors, and different errors in its table."""
 
 SHOWN = 5
 """Examples that are printed."""
@@ -37,13 +37,13 @@ def speech_report(
 ) -> dict[str, float]:
     """Transcribe `test` greedily, with the beam, and with CTC if `search` has it; score each.
 
-    A recording that cannot be used is named and counts as a blank transcript; the text of one
+    A recording that cannot be used is named and counts as a blank transcript; text for a recording
     without a reference counts as insertions. Every search reads the sound anew, in chunks, so that
     memory does not grow with `test`.
 
     Args:
         test: recordings, of which at least one has a text.
-        canary: others, whose scores stand beside theirs.
+        canary: other recordings, which are scored separately.
         measures: ("bleu", "chrf") for speech translation.
         tokenize: how BLEU separates words.
     """
@@ -85,12 +85,12 @@ def search_report(
     """Decode test data greedily and as `search` says; print all scores, and write test.*.
 
     Args:
-        decode: gives one output for every pair, searched in this way.
+        decode: gives one output for every pair under a search configuration.
         pairs: sources, or names of recordings, and references.
         measures: their names, such as "bleu".
         tokenize: how BLEU separates words.
-        groups: the group of every pair, such as its direction; each group has scores of its own,
-            beside those of all. If the first pairs are in none, "", they alone are the test.
+        groups: the group of every pair, such as its direction; each group is scored separately,
+            beside all pairs. If the first pairs have the group "", only they are the test.
         recordings: the sources, if they are sound.
 
     Returns:
@@ -99,7 +99,7 @@ def search_report(
     """
     groups = groups or [""] * len(pairs)
     n_test = groups.count("") or len(pairs)
-    rows: list[HeldOut] = []
+    rows: list[HeldOutScore] = []
     for name, config in _searches(search).items():
         started = time.monotonic()
         outputs = decode(config)
@@ -124,7 +124,8 @@ def search_report(
 
 
 def _searches(search: SearchConfig) -> dict[str, SearchConfig]:
-    """Greedy search, the beam or samples without CTC, and with it, as far as `search` has them."""
+    """Greedy search; beam search or sampling without CTC; and the same with CTC, as far as `search`
+    has them."""
     plain = replace(search, n_best=1, ctc_weight=0.0)
     drawn = "sampled" if plain.sample else f"beam{plain.beam_size}"
     name = drawn if plain.sample or plain.beam_size > 1 else "greedy"
@@ -138,14 +139,14 @@ def _scores(
     pairs: Sequence[tuple[str, str]],
     groups: Sequence[str],
     measures: Sequence[Measure],
-) -> list[HeldOut]:
+) -> list[HeldOutScore]:
     """Print and return the scores of each group, and of all."""
     rows = []
     for group in dict.fromkeys([*groups, ""]):
         chosen = [i for i, each in enumerate(groups) if each == group] or range(len(pairs))
         for measure in measures:
             score = measure([outputs[i] for i in chosen], [pairs[i][1] for i in chosen])
-            row = HeldOut(
+            row = HeldOutScore(
                 search=search,
                 measure=measure.name,
                 value=score.value,
@@ -159,7 +160,7 @@ def _scores(
     return rows
 
 
-def _write(directory: Path, rows: Sequence[HeldOut]) -> None:
+def _write(directory: Path, rows: Sequence[HeldOutScore]) -> None:
     """Write test.json, without groups where there are none."""
     plain = [{k: v for k, v in asdict(row).items() if v != ""} for row in rows]
     write_file(directory / "test.json", json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
@@ -179,11 +180,11 @@ def _word_errors(
     assert isinstance(rate, ErrorRate)
     speakers = [recording.speaker for recording in recordings]
     table = rate.table("speaker", speakers) + "\n\n" if len({*speakers}) > 1 else ""
-    return f"{rate}\n{rate.extent}\n\n{table}{rate.report(names, most=WORST, worst=WORST)}"
+    return f"{rate}\n{rate.description}\n\n{table}{rate.report(names, most=WORST, worst=WORST)}"
 
 
 def _worst_lines(pairs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> str:
-    """The lines that are furthest from their references, by the chrF of each alone."""
+    """The lines that differ most from their references, by the chrF of each line."""
     differing = [i for i, (_, reference) in enumerate(pairs) if outputs[i] != reference]
     values = {i: chrf([outputs[i]], [pairs[i][1]], resamples=0).value for i in differing}
     head = (

@@ -1,5 +1,5 @@
 """The record of a training in its run directory: progress, learning curves, samples and scores, as
-far as it has them."""
+far as they exist."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from transduce.plot import NAMES, Points, curves, spread
 from transduce.run import CONFIG, ERRORS, SAMPLES, read_metrics
 
 N_VALIDATIONS = 12
-"""Validations whose samples are in a record, evenly spaced."""
+"""Number of validations whose samples are in a record, evenly spaced."""
 
 SCORES = ("test.json", "validation.json")
 """The files with scores on held-out data."""
@@ -44,36 +44,37 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut:
+class HeldOutScore:
     """A score on held-out data: an object in test.json."""
 
     search: str = ""
-    """How the outputs were searched, such as beam5; "" where nothing was."""
+    """How the outputs were searched, such as beam5; "" if there was no search."""
     measure: str
     value: float
     low: float | None = None
     """The lower end of the 95 % interval, if it is known."""
     high: float | None = None
     group: str = ""
-    """The part of the data, such as a direction; "": all of it."""
+    """The part of the data, such as a direction; "" for all data."""
     score: str = ""
     """The score in words, with its interval and signature."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """All of it."""
+    """The whole record of a training."""
 
     progress: str
     """The last update, the epoch, the minutes and the speed; "" before the first line."""
     curves: list[Curve]
     samples: list[Sample]
-    scores: dict[str, list[HeldOut]]
-    """By data: test, or validation."""
+    scores: dict[str, list[HeldOutScore]]
+    """Scores by data: test, or validation."""
 
 
 def record(directory: Path) -> Record:
-    """The record in this run directory, without what is missing, or not as a recipe writes it."""
+    """The record in this run directory, without parts that are missing or not in a recipe's
+    format."""
     metrics = read_metrics(directory)
     scores = {}
     for path in score_files(directory):
@@ -92,7 +93,7 @@ def record(directory: Path) -> Record:
 
 
 def progress(directory: Path, metrics: list[Json]) -> tuple[str, str]:
-    """How far a training is: the update and the epoch, and what a clock says."""
+    """The progress of a training: the update and the epoch; and the minutes and the speed."""
     if not metrics:
         return "", ""
     most = None
@@ -129,25 +130,26 @@ def set_aside_scores(directory: Path) -> None:
     for name in (*SCORES, ERRORS):
         path = directory / name
         before = path.with_suffix(f".before{path.suffix}")
-        before.unlink(missing_ok=True)  # of a model before that one
+        before.unlink(missing_ok=True)  # of an earlier model
         if path.exists():
             path.rename(before)
 
 
-def read_scores(path: Path) -> list[HeldOut]:
+def read_scores(path: Path) -> list[HeldOutScore]:
     """The scores in a file that a recipe wrote, without values that are not finite.
 
     Raises:
-        InputError: it is not as a recipe writes it.
+        InputError: it is not in the format that recipes write.
     """
     try:
         plain = json.loads(regular(path).read_bytes())
         if isinstance(plain, dict):
             plain = [{"measure": name, "value": value} for name, value in plain.items()]
         return [
-            from_dict(HeldOut, each, "an entry") for each in plain if abs(each["value"]) < LARGEST
+            from_dict(HeldOutScore, row, "an entry") for row in plain if abs(row["value"]) < LARGEST
         ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
-            f"{path} is not as a recipe writes it ({error!r:.80}); the recipe again makes it anew"
+            f"{path} is not in the format that recipes write ({error!r:.80}); run the recipe again "
+            "to write it"
         ) from error

@@ -1,5 +1,5 @@
-"""Every measure by its name: BLEU, chrF and TER by sacrebleu, whose signatures say how, and
-COMET."""
+"""All measures by name: BLEU, chrF and TER by sacrebleu, with its signatures, COMET, and error
+rates."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -44,7 +44,7 @@ UNSPACED = re.compile(f"[{SCRIPTS['zh']}{SCRIPTS['ja-mecab']}{SCRIPTS['char']}]"
 """Letters without spaces between words."""
 
 LONGEST_WORD = 7
-"""Such letters that a word has at most in the mean, where there are spaces."""
+"""The most such letters per word, on average, in text with spaces between words."""
 
 BY_LETTERS = {"wer": "cer", "ter": "chrf"}
 """For measures that count words, those that count characters."""
@@ -88,12 +88,13 @@ def is_installed(name: Tokenization) -> bool:
 
 
 def warn_without_words(measure: str, references: Lines) -> None:
-    """Warn where a measure counts words that spaces do not separate, and so counts sentences."""
+    """Warn if a measure counts words in text without spaces between words, where it would count
+    sentences."""
     text = " ".join(references)
     if measure in BY_LETTERS and len(UNSPACED.findall(text)) > LONGEST_WORD * len(text.split()):
         logger.warning(
-            "%s counts what spaces separate, which are no words in this text, such as %r; take "
-            "transduce score %s, and in a training --validate-by %s",
+            "%s counts words between spaces, but this text has no spaces between words, such as "
+            "%r; use transduce score %s, and in a training --validate-by %s",
             measure.upper(),
             text[:20],
             BY_LETTERS[measure],
@@ -109,7 +110,7 @@ CHUNK = 200
 class TranslationMeasure(Measure):
     """A corpus measure of sacrebleu for plain, untokenized text; case counts unless `lowercase`.
 
-    Further lists of references are further translations, line by line. The bootstrap is
+    With several lists of references, each has one translation of every line. The bootstrap is
     sacrebleu's, with its seed.
 
     Source: Post (2018), A call for clarity in reporting BLEU scores; Koehn (2004) for the interval.
@@ -159,7 +160,7 @@ class BleuMeasure(TranslationMeasure):
 
     make: Callable[..., Metric] = BLEU
     tokenize: Tokenization | None = None
-    """How words are separated; None: as the script of the references demands (`tokenization`)."""
+    """How words are separated; None: by the script of the references (`tokenization`)."""
 
     def with_references(self, references: Sequence[Lines]) -> "BleuMeasure":
         """BLEU with the tokenization of these references; warn if none is long enough.
@@ -180,8 +181,8 @@ class BleuMeasure(TranslationMeasure):
         order = metric.max_ngram_order
         if all(len(metric.tokenizer(line.rstrip()).split()) < order for line in lines):
             logger.warning(
-                "BLEU is 0 unless %d tokens in a row match, but no reference has so many (tok:%s); "
-                "score by chrF, or name another --tokenize",
+                "BLEU is 0 unless %d tokens in a row match, but no reference has that many "
+                "(tok:%s); score by chrF, or name another --tokenize",
                 order,
                 name,
             )
@@ -189,7 +190,7 @@ class BleuMeasure(TranslationMeasure):
 
 
 bleu = BleuMeasure(name="bleu", title="BLEU")
-"""BLEU in which case counts."""
+"""Case-sensitive BLEU."""
 
 bleu_lowercase = replace(bleu, name="bleu.lowercase", title="BLEU, lowercase", lowercase=True)
 """BLEU of texts in lower case."""
@@ -213,7 +214,7 @@ ter = TranslationMeasure(
     higher_is_better=False,
     make=lambda lowercase: TER(case_sensitive=not lowercase),
 )
-"""TER in which case counts as in BLEU; the sacrebleu command ignores it by default.
+"""Case-sensitive TER, like BLEU here; the sacrebleu command ignores case by default.
 
 Source: Snover et al. (2006), A study of translation edit rate.
 """
@@ -221,7 +222,7 @@ Source: Snover et al. (2006), A study of translation edit rate.
 
 @dataclass(frozen=True, kw_only=True)
 class CometMeasure(Measure):
-    """The mean judgement of all lines, times 100; `with_sources` names the sources.
+    """The mean COMET score of all lines, times 100; `with_sources` sets the sources.
 
     Source: Rei et al. (2022), COMET-22: Unbabel-IST 2022 submission for the metrics shared task.
     """
@@ -248,7 +249,7 @@ class CometMeasure(Measure):
         return replace(self, sources=sources)
 
     def statistics(self, hypotheses: Lines, references: Sequence[Lines]) -> Statistics:
-        """The judgement of every line, times 100, and 1."""
+        """The COMET score of every line, times 100, and 1."""
         (rights,) = references
         check_lines({"hypotheses": hypotheses, "sources": self.sources})
         sides = zip(self.sources, hypotheses, rights, strict=True)
@@ -261,7 +262,7 @@ class CometMeasure(Measure):
 
         gpus = int(default_device() != "cpu")
         judge = _model(self.model)
-        # a validation in bf16 may be what asks
+        # a validation in bf16 may be the caller
         with torch.autocast("cuda" if gpus else "cpu", enabled=False):
             predicted = judge.predict(data, batch_size=8, gpus=gpus, progress_bar=False)
         return np.array([(100 * score, 1.0) for score in predicted.scores])
@@ -277,7 +278,7 @@ class CometMeasure(Measure):
 
 @lru_cache(maxsize=1)
 def _model(name: str) -> Any:
-    """The model that judges; loading takes longer than judging."""
+    """The COMET model, which is cached, as loading takes longer than scoring."""
     import comet
 
     return comet.load_from_checkpoint(comet.download_model(name))
@@ -292,10 +293,10 @@ MEASURES: dict[str, Measure] = {
 
 
 def get_measure(name: str, tokenize: Tokenization | None = None) -> Measure:
-    """The measure of this name; BLEU counts tokens of this kind.
+    """The measure of this name; `tokenize` is for BLEU.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such measure.
     """
     if name not in MEASURES:
         raise InputError(

@@ -1,4 +1,5 @@
-"""Scores, comparisons, bootstrap; and measures: statistics of lines, and a value of their sums."""
+"""Scores, comparisons and the bootstrap; a measure computes a score from the sums of line
+statistics."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ def resampled_sums(
 
     Source: Efron (1979), Bootstrap methods.
     """
-    # most of many lines share their statistics
+    # with many lines, most share their statistics with others
     rows, kinds = np.unique(statistics, axis=0, return_inverse=True)
     kinds = kinds.ravel().astype(np.int32)
     rng, n = np.random.default_rng(seed), len(statistics)
@@ -40,7 +41,7 @@ def p_value(difference: float, leads: Float[np.ndarray, " R"]) -> float:
     """The probability of such a difference, or a larger one, between two equally good systems.
 
     It is the share of draws whose absolute lead exceeds the mean absolute lead by more than the
-    difference, with one draw added to both, as in sacrebleu; 1 where there is no difference.
+    difference, with one draw added to both, as in sacrebleu; 1 if there is no difference.
 
     Args:
         difference: between the scores of two systems on the whole test set.
@@ -67,7 +68,8 @@ Values = Float[np.ndarray, " k"]
 
 @dataclass(frozen=True)
 class Score:
-    """A score over `n` lines; `low` and `high` end its 95 % interval, if it has one."""
+    """A score over `n` lines; `low` and `high` are the bounds of its 95 % interval, if it has
+    one."""
 
     name: str
     value: float
@@ -81,14 +83,15 @@ class Score:
         return f"{self.name} {self.value:.2f}{interval} {self.signature}"
 
     @property
-    def extent(self) -> str:
+    def description(self) -> str:
         """The number of lines, in words."""
         return f"over {counted(self.n, 'line')}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two systems on the same lines; p is one-sided: the chance of such a lead between equals."""
+    """Two systems on the same lines; p is one-sided: the probability of such a lead between equal
+    systems."""
 
     system: Score
     other: Score
@@ -120,15 +123,15 @@ class Measure(ABC):
         return self
 
     def with_references(self, references: Sequence[Lines]) -> "Measure":
-        """The measure for outputs with these references: itself, where it does not depend on them.
+        """The measure for outputs with these references; itself, if it does not depend on them.
 
         Raises:
-            InputError: the references are of no use to it.
+            InputError: the references cannot be used.
         """
         return self
 
     def normalized(self, lines: Lines) -> Lines:
-        """The lines as they are compared."""
+        """The lines in the form in which they are compared."""
         return lines
 
     @abstractmethod
@@ -163,7 +166,7 @@ class Measure(ABC):
 
         Args:
             hypotheses: one string per line; a blank one counts against the score.
-            references: the right text of each line.
+            references: the correct text of each line.
             more: other references, for measures that take several.
             resamples: bootstrap draws of the lines for the interval; 0 leaves the interval out.
 

@@ -1,4 +1,4 @@
-"""Word, character and phone error rate, alignment, and a report of errors; signatures say how."""
+"""Word, character and phone error rates, with alignments, a report of errors, and signatures."""
 
 import math
 import unicodedata
@@ -51,7 +51,8 @@ class Errors(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Percent of the reference; without one, infinite if anything was inserted, else 0."""
+        """Errors in percent of the reference; if that is empty, infinite if anything was inserted,
+        else 0."""
         if self.n_reference == 0:
             return math.inf if self.insertions else 0.0
         return 100 * self.total / self.n_reference
@@ -71,9 +72,8 @@ def align(
 ) -> WordOutput | CharacterOutput:
     """Align every line with the fewest errors (Levenshtein distance, by jiwer).
 
-    Words and phones are what white space separates. Characters are Unicode code points, and a space
-    between words is one of them; white space counts as one space however wide it is, and as none at
-    the ends of a line.
+    White space separates words and phones. Characters are Unicode code points, including a space
+    between words; any run of white space counts as one space, and as none at the ends of a line.
     """
     process = jiwer.process_characters if unit == "char" else jiwer.process_words
     rights, outputs = (
@@ -83,8 +83,7 @@ def align(
 
 
 VARIANTS = str.maketrans(dict.fromkeys("’‘ʼʻ׳`´", "'") | {"İ": "i", "\u0640": ""})
-"""Apostrophes; the Turkish capital whose small letter has one dot; and what makes an Arabic word
-wider."""
+"""Variants of the apostrophe; the Turkish İ; and the Arabic tatweel, which only widens a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,7 @@ class ErrorRate(Score):
         return sum(each.total == 0 for each in self.utterances)
 
     @property
-    def extent(self) -> str:
+    def description(self) -> str:
         """The counts of errors, and the number of utterances, in two lines."""
         return (
             f"{self.errors} in {counted(self.errors.n_reference, f'reference {NOUN[self.unit]}')}\n"
@@ -123,7 +122,7 @@ class ErrorRate(Score):
 
         Args:
             by: what the labels are, such as "speaker".
-            labels: of the utterances, one for each.
+            labels: one for each utterance.
         """
         groups: dict[str, list[Errors]] = defaultdict(list)
         for label, errors in zip(labels, self.utterances, strict=True):
@@ -148,10 +147,10 @@ class ErrorRate(Score):
     def report(self, names: Sequence[str], *, most: int = 50, worst: int | None = None) -> str:
         """Utterances with errors, aligned, the worst first; then a table of the frequent errors.
 
-        Everything is aligned anew, as alignments take much memory.
+        All utterances are aligned again, as stored alignments would take much memory.
 
         Args:
-            names: of the utterances, one for each.
+            names: one for each utterance.
             most: how many different substitutions, insertions and deletions are listed;
                 neighbouring ones count as one.
             worst: how many utterances are shown; None: all that have errors.
@@ -187,8 +186,8 @@ class ErrorRate(Score):
 class ErrorRateMeasure(Measure):
     """Substitutions, insertions and deletions in percent of the tokens of the reference.
 
-    A blank hypothesis is all deletions; tokens beside a blank reference are insertions. Bootstrap
-    draws without a token in the reference are left out of the interval.
+    A blank hypothesis gives only deletions, and a blank reference only insertions. Bootstrap draws
+    without a token in the reference are left out of the interval.
 
     Source: Bisani and Ney (2004), Bootstrap estimates for confidence intervals in ASR performance
     evaluation.
@@ -265,8 +264,8 @@ def normalized(text: str) -> str:
 
     Unicode NFKC and lower case; every punctuation mark becomes a space, except that apostrophes
     inside a word stay (’, ‘, ʼ, ʻ, ׳, ` and ´ all become '); white space is squeezed. Format
-    characters, such as marks of direction and joiners, go. Accents, digits and symbols such as $
-    stay.
+    characters, such as marks of direction and joiners, are removed. Accents, digits and symbols
+    such as $ stay.
     """
     text = "".join(c for c in text.translate(VARIANTS) if unicodedata.category(c) != "Cf")
     text = unicodedata.normalize("NFKC", text).translate(VARIANTS)
