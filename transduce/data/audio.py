@@ -44,7 +44,7 @@ MISSING = 0.1
 """Seconds that may be missing from a file without a warning, as the header of an MP3 is only an
 estimate."""
 
-CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
+SIZE_MISMATCH = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
 """libsndfile's log message about a WAV, AIFF or AU file whose size differs from its header. The
 header of a file that was written to a pipe says 0x7FFF0000 or more, as its length was not known."""
 
@@ -91,8 +91,8 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
 
         yield from _at_rate(mono(), Fraction(sample_rate, rate))
         promised = file.frames / rate  # for a WAV, libsndfile counts the existing samples
-        if (cut := CUT.search(file.extra_info)) and int(cut[1]) < 0x7FFF_0000:
-            promised *= int(cut[1]) / max(1, int(cut[2]))
+        if (sizes := SIZE_MISMATCH.search(file.extra_info)) and int(sizes[1]) < 0x7FFF_0000:
+            promised *= int(sizes[1]) / max(1, int(sizes[2]))
     if not n:
         raise InputError(
             f"{name} cannot be used: it has no samples; record it again or leave it out"

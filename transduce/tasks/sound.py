@@ -16,7 +16,7 @@ from transduce.data.audio import Block, audio_blocks, read_samples, scale
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import Features, VectorReader
 from transduce.data.manifest import Recording
-from transduce.data.segments import levels, segments as cut, split_segments
+from transduce.data.segments import levels, segments as segment_spans, split_segments
 from transduce.decode.phrases import required, text_prefix
 from transduce.errors import InputError, errors_of, logger
 from transduce.model.transformer import Transformer
@@ -136,7 +136,7 @@ def segment_audio(
             "take one",
             name,
         )
-    spans = cut(loudness, decoding.max_seconds, decoding.min_seconds, decoding.margin)
+    spans = segment_spans(loudness, decoding.max_seconds, decoding.min_seconds, decoding.margin)
 
     def extracted() -> Iterator[AudioSegment]:
         again = iter(first) if len(first) == 1 else read()  # a single block is still in memory

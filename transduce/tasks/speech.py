@@ -181,8 +181,8 @@ def attention_starts(weights: Float[Tensor, "H T S"]) -> list[int]:
     for row, cost in enumerate(costs):
         # a path comes from the token before, or goes on to the right
         before = np.minimum(totals[row, :-1], totals[row, 1:])
-        along = cost.cumsum()
-        totals[row + 1, 1:] = along + np.minimum.accumulate(before - along + cost)
+        cumulative = cost.cumsum()
+        totals[row + 1, 1:] = cumulative + np.minimum.accumulate(before - cumulative + cost)
     starts = [0] * n_tokens
     token, position = n_tokens, n_positions
     while token > 0:
