@@ -82,4 +82,4 @@ def test_a_manifest_has_what_is_needed_to_find_damage(tmp_path, caplog):
     assert damaged(path) == "manifest.json"
     (path / "manifest.json").unlink()
     assert damaged(path, ["one", "two"]) is None and damaged(path, ["three"]) == "three"
-    assert caplog.messages == [f"{path} has no manifest.json, so its files cannot be checked and are taken as they are"]
+    assert caplog.messages == [f"{path} has no manifest.json, so its files are used unchecked"]

@@ -20,7 +20,7 @@ def by_onednn(monkeypatch):
             made.append(inputs)
             return ours.forward(*inputs)
 
-    monkeypatch.setattr(products, "_onednn_is_quicker", lambda: True)
+    monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
     monkeypatch.setattr(products, "_OneDNNLinear", Counted)
     return made
 

@@ -1,4 +1,4 @@
-"""One Transformer, many transductions. What is listed here is public; nothing else is promised."""
+"""One Transformer, many transductions. The names listed here are public; all others may change."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""python -m transduce: the command line, where the script of that name is not on the PATH."""
+"""python -m transduce: the command line, for when its script `transduce` is not on the PATH."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Calls from command lines by tyro, with short help, and a line for a wrong use."""
+"""Call functions with command-line arguments (by tyro): short help, one-line errors."""
 
 import inspect
 import os
@@ -40,30 +40,31 @@ T = TypeVar("T")
 Group = Annotated[T, COMMON, arg(name="")]
 """A dataclass whose fields are flags of the command itself."""
 
-SHORT, CLAUSES = 12, 45
-"""Characters of the clauses of a help text that --help shows: more than SHORT, at most CLAUSES."""
+MIN_HELP, MAX_HELP = 12, 45
+"""--help shows the first clauses of a long help text: more than MIN_HELP characters, and at most
+MAX_HELP where a clause ends there."""
 
-NARROWEST = 40
-"""Columns of a page of help, at least: on a narrower one tyro cuts flags and words anywhere."""
+MIN_COLUMNS = 40
+"""Minimum width of a help page: on a narrower one tyro breaks flags and words anywhere."""
 
 HELP_ALL = "\n  --help-all       show every flag, not only those that are used most"
 
 HELP_INDENT = " " * 8
-"""What tyro puts before the help text of a flag on the page of an error."""
+"""The indentation of a flag's help text on tyro's error page."""
 
 
 class Overrides(dict[str, Any]):
-    """The settings of a configuration that a command line names, by the names of its fields."""
+    """The configuration fields that a command line sets, by field name."""
 
     CONFIG: ClassVar[type]
     WITHOUT: ClassVar[tuple[str, ...]] = ()
-    """Fields that mean nothing to the command."""
+    """Fields that do not apply to the command."""
     HINT: ClassVar[str] = "(default: {})"
-    """What help shows behind each flag; {} is the default."""
+    """What help shows after each flag; {} is the default."""
 
 
 class _Refused(Exception):
-    """An InputError of a configuration; tyro would print a ValueError as a page."""
+    """Carries an InputError of a configuration through tyro, which would print it as a page."""
 
 
 def call(
@@ -75,23 +76,25 @@ def call(
     description: str | None = None,
     foot: str = HELP_ALL,
 ) -> T:
-    """Call a function with the arguments of a command line, or make a dataclass of them.
+    """Call a function with command-line arguments, or build a dataclass from them.
 
     Args:
-        prog: the command, as one types it.
-        default: the dataclass that a recipe's flags change; None: the parameters are flags.
-        foot: printed below help where it does not show all.
+        prog: the command as the user types it.
+        default: the dataclass whose fields a recipe's flags change; None: the flags are the
+            parameters of `function`.
+        foot: printed below help that does not show all flags.
 
     Raises:
         InputError: an argument is missing, unknown, without a value, or has one that does not fit.
-        SystemExit: help was printed (0): Common flags, if there are any; by --help-all, all flags.
+        SystemExit: help was printed (code 0): by --help the Common flags, or all where none is
+            Common; by --help-all, all flags.
     """
     is_recipe = default is not None
     wants_help = bool({"-h", "--help", "--help-all"} & set(words))
     has_common = wants_help and (is_recipe or any(COMMON in notes for _, notes in _marks(function)))
     brief = has_common and "--help-all" not in words
-    if wants_help and get_terminal_size().columns < NARROWEST:
-        os.environ["COLUMNS"] = str(NARROWEST)
+    if wants_help and get_terminal_size().columns < MIN_COLUMNS:
+        os.environ["COLUMNS"] = str(MIN_COLUMNS)
     page = StringIO()
     out: Any = _Wrapping() if wants_help else TextIOWrapper(BytesIO(), "utf-8")  # no colours
     try:
@@ -119,7 +122,7 @@ def call(
 
 
 class _Wrapping:
-    """Standard output whose paragraphs fit the terminal, as tyro prints each in one line."""
+    """Wraps paragraphs to the terminal's width, as tyro prints each in one line."""
 
     def __init__(self) -> None:
         self.out = sys.stdout
@@ -135,7 +138,7 @@ class _Wrapping:
 
 
 def _marks(owner: Callable[..., Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The name and annotations of each argument of a function, and of each flag of its groups."""
+    """Yield the name and annotations of each argument of a function and each flag of its groups."""
     for name, hint in get_type_hints(owner, include_extras=True).items():
         kind, notes = _split(hint)
         if _is_group(kind):
@@ -145,7 +148,7 @@ def _marks(owner: Callable[..., Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def _wrong_use(page: str, words: Sequence[str], keys: Sequence[str], more: str) -> str:
-    """Say what flags of other toolkits are called here, or in one line what tyro's page says."""
+    """Describe wrong usage in one line: our names for other toolkits' flags, or tyro's message."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     names = {flag: our_names(flag.lstrip("-"), keys) for flag in flags if flag in page}
     hints = [
@@ -159,7 +162,7 @@ def _wrong_use(page: str, words: Sequence[str], keys: Sequence[str], more: str) 
 
 
 def _in_one_line(page: str) -> str:
-    """The page that tyro prints about a wrong use, without its frame and its help texts."""
+    """Turn tyro's error page into one line, without its frame and help texts."""
     parts = [""]
     for line in page.splitlines()[1:-1]:
         text = line.strip("│|").rstrip()[1:]
@@ -169,7 +172,7 @@ def _in_one_line(page: str) -> str:
             parts.append("")
         elif not text.startswith(HELP_INDENT):
             parts[-1] += f" {text.strip()}"
-    # a flag without the values and files behind it, which tyro takes for options, too
+    # keep flags only: tyro also lists the values and files after them as options
     parts[0] = re.sub(r"(--[\w.-]+)(, [^-,][^,]*)+", r"\1", parts[0])
     alike = (" Perhaps", " Arguments similar to")
     parts = [
@@ -180,11 +183,11 @@ def _in_one_line(page: str) -> str:
 
 
 def _deferred(function: Callable[..., Any], *, brief: bool) -> Callable[..., Any]:
-    """A function that binds its arguments, to be called after they are parsed."""
+    """A function that only binds its arguments, to be called after tyro has parsed them all."""
     if inspect.isclass(function):
         return function
     bind: Any = wraps(function)(lambda *args, **options: partial(function, *args, **options))
-    del bind.__wrapped__  # whose docstring tyro would show
+    del bind.__wrapped__  # tyro would show the docstring of __wrapped__
     bind.__signature__ = inspect.signature(function)
     # tyro shows the line breaks inside the description of an argument
     doc = re.sub(r"\n {8}(?=\S)", " ", inspect.getdoc(function) or "")
@@ -198,7 +201,7 @@ def _deferred(function: Callable[..., Any], *, brief: bool) -> Callable[..., Any
 
 
 def _first_sentence(text: str) -> str:
-    """The text up to the first full stop or semicolon that is in no parentheses."""
+    """The text up to the first full stop or semicolon outside parentheses."""
     ends = r"((?<=[^.]\.)(?<!al\.)\s|;\s)(?![^(]*\))"
     return re.split(ends, " ".join(text.split()))[0].removesuffix(".")
 
@@ -207,10 +210,10 @@ def _first_clauses(text: str) -> str:
     """The first sentence of a help text, or as many of its first clauses as fit a line."""
     sentence = _first_sentence(text)
     ends = [match.start() for match in re.finditer(r"[,:] | \(", sentence)]
-    ends = [end for end in ends if end > SHORT]
-    if len(sentence) <= CLAUSES or not ends:
+    ends = [end for end in ends if end > MIN_HELP]
+    if len(sentence) <= MAX_HELP or not ends:
         return sentence
-    return sentence[: max([end for end in ends if end <= CLAUSES], default=ends[0])]
+    return sentence[: max([end for end in ends if end <= MAX_HELP], default=ends[0])]
 
 
 def _split(kind: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -229,22 +232,22 @@ def _is_group(kind: Any) -> bool:
 
 
 def _fields(kind: Any, default: Any = tyro.MISSING) -> tuple[StructFieldSpec, ...]:
-    """The fields of a dataclass as tyro finds them."""
+    """The fields of a dataclass as tyro specifies them."""
     spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(kind, default, False))
     assert isinstance(spec, StructConstructorSpec)
     return spec.fields
 
 
 def help_texts(kind: type, default: Any) -> dict[str, str]:
-    """By the name of each field of a dataclass, the first sentence of its help."""
+    """The first sentence of the help of each field of a dataclass, by field name."""
     return {field.name: _first_sentence(_help(field)) for field in _fields(kind, default)}
 
 
 def registry(*, is_recipe: bool, brief: bool = False) -> ConstructorRegistry:
-    """How tyro takes dataclasses and Overrides apart.
+    """tyro's rules for turning dataclasses and Overrides into flags.
 
     Args:
-        brief: show Common fields alone, and of their help the first sentence.
+        brief: show only Common fields, and only the first clauses of their help.
     """
     rules = ConstructorRegistry()
     is_inside = False
@@ -254,7 +257,7 @@ def registry(*, is_recipe: bool, brief: bool = False) -> ConstructorRegistry:
         nonlocal is_inside
         if is_inside or not _is_group(info.type):
             return None
-        is_inside = True  # so that the rules of tyro itself come next
+        is_inside = True  # so that tyro's own rules find the fields
         try:
             if is_dataclass(info.type):
                 make: Callable[..., Any] = info.type
@@ -279,7 +282,7 @@ def _checked(make: Callable[..., T], **values: Any) -> T:
 
 
 def _tidied(field: StructFieldSpec) -> StructFieldSpec:
-    """Hide defaults that say nothing, and line breaks of docstrings."""
+    """Hide empty defaults, and join the lines of docstrings."""
     kind, notes = _split(field.type)
     if _is_group(kind):
         return field
@@ -289,7 +292,7 @@ def _tidied(field: StructFieldSpec) -> StructFieldSpec:
 
 
 def _without_none(field: StructFieldSpec) -> StructFieldSpec:
-    """Name the other type alone where a value may be None, and hide that default."""
+    """For an optional value, show only the type besides None, and hide None as a default."""
     kind, notes = _split(field.type)
     others = [each for each in get_args(kind) if each is not NoneType]
     if NoneType not in get_args(kind) or others not in ([int], [float], [str], [Path]):
@@ -315,7 +318,7 @@ def _briefly(field: StructFieldSpec) -> StructFieldSpec:
 def _override_fields(
     kind: type[Overrides],
 ) -> tuple[Callable[..., Overrides], tuple[StructFieldSpec, ...]]:
-    """Flags for the fields of a configuration, None if not named; two for a bool."""
+    """Flags for the fields of a configuration; None if not given. A bool has two flags."""
     fields: list[StructFieldSpec] = []
     off: dict[str, str] = {}
     silent = arg(help_behavior_hint="")
@@ -329,7 +332,7 @@ def _override_fields(
             fields.append(replace(field, type=option, default=None))
             continue
         flag = _annotated(bool, *notes, silent)
-        without = f"Without --{field.name.replace('_', '-')}, which a run may have."
+        without = f"Turn off --{field.name.replace('_', '-')}, which a run may have set."
         off[f"no_{field.name}"] = field.name
         fields += [
             replace(field, type=flag, default=False),

@@ -1,4 +1,4 @@
-"""Frozen dataclasses: to JSON and back, their differences, changes and checks of their fields."""
+"""Frozen dataclasses as configurations: JSON, differences, changes and checks of fields."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def _converter() -> JsonConverter:
 
 
 def _exactly(value: Any, kind: type) -> Any:
-    """Return a value that is of this type already; a whole number may stand for a float."""
+    """Return a value that already has this type; an int is also accepted as a float."""
     if kind is float and type(value) is int:
         try:
             return float(value)
@@ -63,10 +63,10 @@ def to_dict(config: Any) -> Json:
 
 
 def from_dict(kind: type[Config], plain: object, name: str) -> Config:
-    """Convert what `to_dict` made back to the dataclass `kind`; errors call its origin `name`.
+    """Convert the result of `to_dict` back to the dataclass `kind`; errors name its origin, `name`.
 
     Raises:
-        InputError: an unknown, missing or impossible field.
+        InputError: a field is unknown or missing, or has an invalid value.
     """
     message = f"{name} does not describe a {kind.__name__}"
     if not isinstance(plain, dict):
@@ -81,8 +81,8 @@ def from_dict(kind: type[Config], plain: object, name: str) -> Config:
 
 
 def _reason(error: BaseException, kind: Any) -> str:
-    """The message of the dataclass itself, or of cattrs."""
-    if isinstance(error, AttributeError):  # cattrs looked for the keys of something else
+    """The message of the dataclass's own check, or of cattrs."""
+    if isinstance(error, AttributeError):  # cattrs looked for keys in a value that has none
         return "it must be an object"
     if isinstance(error, ValueError):
         return str(error)
@@ -112,21 +112,21 @@ REMOVED = {
     "ema": (0,),
     "mbr": ("none",),
 }
-"""Fields of earlier versions, with the values of which a run can do without them; () are all."""
+"""Fields of earlier versions, each with the values that may be dropped; (): any value."""
 
 TRAINED_WITH = ("interctc_column", "compile_layers", "bpe_dropout", "ema")
-"""Those that only a training reads."""
+"""Removed fields that affect training only."""
 
 
 def without_removed(plain: Json, origin: str, *, is_trained: bool = False) -> Json:
-    """A configuration without the fields of earlier versions.
+    """Drop the fields of earlier versions from a configuration.
 
     Args:
-        is_trained: it is that of a run which is there, in which fields that only a training reads
-            stay where they have other values than this version knows.
+        is_trained: the configuration is that of an existing run: there, fields of TRAINED_WITH may
+            have other values than those in REMOVED, and then stay.
 
     Raises:
-        InputError: such a field has another value than this version knows.
+        InputError: such a field has a value that this version does not support.
     """
     free = TRAINED_WITH if is_trained else ()
     for name, allowed in REMOVED.items():
@@ -176,7 +176,7 @@ def our_names(name: str, keys: Iterable[str]) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """Write a value of a configuration as messages show it."""
+    """Format a configuration value for messages."""
     if isinstance(value, list | tuple):
         return ", ".join(map(shown, value)) or "empty"
     return "none" if value is None else str(value)
@@ -229,7 +229,7 @@ def environment_count(name: str, default: str = "", *, least: int = 0) -> int:
     """Read the whole number in an environment variable that torchrun or a cluster sets.
 
     Raises:
-        InputError: it is no whole number of `least` or more.
+        InputError: it is not a whole number of `least` or more.
     """
     text = os.environ.get(name, default)
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
@@ -264,7 +264,7 @@ def check_choices(config: Any) -> None:
 
 
 def with_fields(config: Config, /, **values: Any) -> Config:
-    """Change fields of a configuration; a dict changes fields of the configuration in that place.
+    """Change fields of a configuration; a dict changes fields of the nested configuration.
 
     Raises:
         InputError: a field has a wrong name or a value that does not fit.
@@ -273,12 +273,12 @@ def with_fields(config: Config, /, **values: Any) -> Config:
 
 
 def changed(config: Config, plain: Any, prefix: str = "") -> Config:
-    """The configuration with the fields of an object."""
+    """Return the configuration with the fields that the object `plain` gives."""
     return replace(config, **checked(config, plain, prefix))  # type: ignore[type-var]
 
 
 def checked(config: Any, plain: Any, prefix: str = "") -> Json:
-    """The values of an object as the fields of a configuration hold them.
+    """Convert the values of an object to the types of a configuration's fields.
 
     Raises:
         InputError: a field has a wrong name or a value that does not fit.
@@ -297,8 +297,8 @@ def checked(config: Any, plain: Any, prefix: str = "") -> Json:
 
 
 def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
-    """A value of this type; an object changes the fields of `old` where it can."""
-    if hasattr(value, "tolist"):  # of NumPy or torch
+    """Convert a value to this type; an object changes fields of `old` if it has the right class."""
+    if hasattr(value, "tolist"):  # from NumPy or torch
         value = value.tolist()
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     classes: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
@@ -319,14 +319,14 @@ def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
     if isinstance(value, dict):
         if unnamed := [key for key in value if isinstance(key, bool | float | None)]:
             raise InputError(
-                f"{name} names what it holds by text, but one name is {unnamed[0]}, as YAML reads "
-                "no, on, 1e3 and null; put quotes around it"
+                f"the keys of {name} must be text, but one is {unnamed[0]}, as YAML reads no, on, "
+                "1e3 and null; put quotes around it"
             )
         value = {str(key): each for key, each in value.items()}
         pairs = [*value.items()]
     for kind in kinds:
-        if not (isinstance(value, str) and get_origin(kind) is tuple):  # of its characters
-            with suppress(Exception):  # those of cattrs have no class in common
+        if not (isinstance(value, str) and get_origin(kind) is tuple):  # else of its characters
+            with suppress(Exception):  # cattrs' errors share no base class
                 return _converter().structure(pairs, kind)
     raise InputError(
         f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}"
@@ -337,7 +337,8 @@ def _checked_object(plain: Any, name: str) -> Json:
     if not isinstance(plain, dict):
         actual = json.dumps(plain, default=str)
         raise InputError(
-            f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {actual}"
+            f"{name.rstrip('.') or 'the configuration'} must be an object of fields, but it is "
+            f"{actual}"
         )
     return plain
 

@@ -21,7 +21,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 
 
 def default_device() -> str:
-    """A GPU where there is one; of several, every process of torchrun gets its own."""
+    """A GPU if there is one, else the CPU; each process of torchrun gets its own GPU."""
     if not torch.cuda.is_available():
         return "cpu"
     if "LOCAL_RANK" not in os.environ:
@@ -49,7 +49,7 @@ def torch_device(name: Device) -> torch.device:
 
 
 def torch_dtype(name: DType) -> torch.dtype:
-    """The type of this name: a key of DTYPES, or as torch calls it.
+    """The dtype of this name, which is a key of DTYPES or torch's name.
 
     Raises:
         InputError: there is no such type.
@@ -63,14 +63,14 @@ def torch_dtype(name: DType) -> torch.dtype:
 def trains_in(
     precision: TrainingPrecision | Literal["auto"], device: torch.device
 ) -> TrainingPrecision:
-    """A training's precision: `auto` is bf16 where the hardware computes it, else fp32."""
+    """The precision to train in: `auto` is bf16 if the hardware supports it, else fp32."""
     if precision == "auto":
         return "bf16" if computes_bf16(device) else "fp32"
     return precision
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Has the hardware instructions for bf16? Without them it is several times slower than fp32."""
+    """Whether the hardware computes bf16; without, it is several times slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and (
@@ -79,7 +79,8 @@ def computes_bf16(device: torch.device) -> bool:
 
 
 def memory(device: torch.device) -> int | None:
-    """Bytes for this process: of a GPU the free and its own, of a CPU all; None: unknown."""
+    """Bytes that this process can use; None: unknown. On a GPU, free memory and what the process
+    has reserved; on a CPU, all memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     if device.type != "cpu" or not hasattr(os, "sysconf"):
@@ -148,8 +149,8 @@ def full_speed(device: torch.device, flops_per_token: float | None) -> float | N
 
 
 def peak_memory() -> tuple[str, int]:
-    """The most bytes that this process has taken so far, of a GPU if it uses one, else of the
-    host."""
+    """The device (GPU if this process uses one, else host), and the process's peak memory on it so
+    far, in bytes."""
     if torch.cuda.is_initialized():
         return "GPU", torch.cuda.max_memory_reserved()
     unit = 1 if sys.platform == "darwin" else 1024

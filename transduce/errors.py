@@ -1,4 +1,4 @@
-"""Mistakes of a user, as opposed to faults of this package: how they end a program. Warnings."""
+"""Errors that users can correct, as opposed to bugs; how errors end a program; warnings."""
 
 import errno
 import io
@@ -11,21 +11,22 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 
 logger = logging.getLogger("transduce")
-"""Receives warnings for whoever uses the package; commands write them to stderr."""
+"""Receives the package's warnings; commands write them to stderr."""
 
 
 class InputError(ValueError):
     """An argument, a setting or a file that cannot be used; the message gives rule, value and way
     out.
 
-    Commands and recipes print it as one line and end with 2. Any other exception is a fault of this
-    package, with a traceback.
+    Commands and recipes print it as one line and end with 2. Any other exception is a bug of this
+    package, and shows a traceback.
     """
 
 
 @contextmanager
 def errors_of(name: object) -> Iterator[None]:
-    """Put a name, such as that of a file, before the message of an InputError of these lines."""
+    """Put a name, such as a file's, before the message of an InputError raised inside the
+    `with`."""
     try:
         yield
     except InputError as error:
@@ -33,12 +34,12 @@ def errors_of(name: object) -> Iterator[None]:
 
 
 def require(library: str, feature: str, extra: str, way_out: str = "") -> None:
-    """Raise InputError unless a library is installed that a feature needs.
+    """Raise InputError unless a library that a feature needs is installed.
 
     Args:
         library: the name of its module.
         extra: the extra in pyproject.toml that brings it.
-        way_out: what else helps, behind the command that installs it.
+        way_out: what else helps; it follows the install command.
     """
     if find_spec(library) is None:
         raise InputError(
@@ -48,7 +49,7 @@ def require(library: str, feature: str, extra: str, way_out: str = "") -> None:
 
 
 DEBUG = "TRANSDUCE_DEBUG"
-"""The environment variable that shows where an error comes from."""
+"""The environment variable that makes errors show their traceback."""
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def command_process(message_format: str, *, needs_output: bool) -> Iterator[None
 
 
 def _drop_output() -> None:
-    """Discard buffered output, which Python would flush once more at its end."""
+    """Discard buffered output, which Python would flush again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -88,7 +89,7 @@ def _drop_output() -> None:
 
 
 def os_error_message(error: OSError) -> str:
-    """The reason and, where one is known, the way out."""
+    """The reason for an OSError and, if known, the way out."""
     if isinstance(error, io.UnsupportedOperation):
         return "output needs a place, but standard output is closed; open it, or name a file"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -39,8 +39,8 @@ MANIFEST = "manifest.json"
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
-    """Open a file that becomes `path` once the `with` ends well, and is removed otherwise; its
-    folder is made where there is none.
+    """Open a temporary file that replaces `path` when the `with` ends without an error, and is
+    removed otherwise; a missing folder is created.
 
     Args:
         durable: wait for the disk; otherwise a power cut may still tear the file.
@@ -63,19 +63,20 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
 
 
 def _open_temporary(path: Path) -> tuple[Path, BufferedIOBase]:
-    """Open a new file beside `path`; its lock shows that its writer lives."""
+    """Open a new file beside `path`; it stays locked as long as its writer runs."""
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         file = temporary.open("xb")
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file.fileno()).st_nlink:  # else it was taken for a leftover
+        if os.fstat(file.fileno()).st_nlink:  # else removed as a leftover before it was locked
             return temporary, file
         file.close()
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed writers of `write_file` left; the files of living ones stay."""
+    """Remove the temporary files of killed processes; those of running processes are locked, and
+    stay."""
     for path in directory.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{16}\.tmp", path.name):
             with suppress(OSError), path.open("r+b") as file:
@@ -120,7 +121,7 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """Write a directory whole or not at all, also over an existing one; `damaged` checks it.
 
     Args:
-        fill: writes its files.
+        fill: called with a directory; writes the files into it.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -132,7 +133,7 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         for file in (*files, temporary / MANIFEST, temporary):
             _sync(file)
-    except BaseException:  # above all of a full disk, which has no room for the rest
+    except BaseException:  # such as on a full disk: free the space
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     old = _put_aside(path)  # two renames, so that only a crash right between them leaves neither
@@ -155,11 +156,11 @@ def _put_aside(path: Path) -> Path:
 
 
 def damaged(directory: Path, names: Collection[str] = ()) -> str | None:
-    """Find the first file that is missing or not as `write_directory` wrote it.
+    """Find the first file that is missing or differs from what `write_directory` wrote.
 
     Args:
-        names: the files to check; by default all in manifest.json. Without a manifest, as older
-            versions wrote none, they only need to exist, and a warning is logged once.
+        names: the files to check; by default all in manifest.json. Without a manifest, which older
+            versions did not write, they only need to exist, and a warning is logged once.
     """
     if not (directory / MANIFEST).is_file():
         _warn_unchecked(directory)
@@ -177,7 +178,7 @@ def damaged(directory: Path, names: Collection[str] = ()) -> str | None:
 
 
 def check_undamaged(path: Path) -> None:
-    """Raise InputError where a file of a checkpoint is not as it was written."""
+    """Raise InputError if a file of a checkpoint differs from what was written."""
     if name := damaged(path.parent, [path.name]):
         raise InputError(
             f"a checkpoint must be as it was written, but {path.parent / name} is damaged; remove "
@@ -188,7 +189,7 @@ def check_undamaged(path: Path) -> None:
 @cache
 def _warn_unchecked(directory: Path) -> None:
     logger.warning(
-        "%s has no %s, so its files cannot be checked and are taken as they are",
+        "%s has no %s, so its files are used unchecked",
         directory,
         MANIFEST,
     )
@@ -209,7 +210,8 @@ def numbered(directory: Path) -> list[Path]:
 
 
 def weights_of(module: nn.Module) -> Weights:
-    """All parameters and persistent buffers; a shared one stands under its first name alone."""
+    """All parameters and persistent buffers; a shared tensor is listed once, under its first
+    name."""
     state = module.state_dict(keep_vars=True)
     first = {id(tensor): name for name, tensor in reversed(state.items())}
     return {name: tensor for name, tensor in state.items() if first[id(tensor)] == name}
@@ -230,7 +232,7 @@ def save_tensors(path: Path, tensors: Weights) -> None:
         save_file(
             {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path
         )
-    except SafetensorError as error:  # its number, such as a full disk's, is in its text
+    except SafetensorError as error:  # only its text has the errno, such as that of a full disk
         match = re.search(r"os error (\d+)", str(error))
         if match is None:
             raise OSError(f"{path} cannot be written: {error}") from error
@@ -242,20 +244,20 @@ def read_weights(path: Path) -> Weights:
 
     Raises:
         InputError: the file is damaged.
-        OSError: there is none, or it may not be read.
+        OSError: the file does not exist, or must not be read.
     """
-    regular(path).open("rb").close()  # safetensors says of all that it is missing
+    regular(path).open("rb").close()  # as safetensors reports any OSError as a missing file
     try:
         return load_file(path)
-    except (SafetensorError, TypeError, KeyError) as error:  # the last two: types that torch lacks
+    except (SafetensorError, TypeError, KeyError) as error:  # the last two: dtypes that torch lacks
         raise InputError(
-            f"{path} is not a whole safetensors file: {error}; copy it again, or remove it from a "
-            "run with checkpoints, which are then used"
+            f"{path} is not a whole safetensors file: {error}; copy it again, or, if its run has "
+            "checkpoints, remove it to use those"
         ) from error
 
 
 def set_weights(module: nn.Module, weights: Weights, name: str) -> None:
-    """Copy weights into a module; errors call their origin `name`.
+    """Copy weights into a module; errors name their origin, `name`.
 
     Raises:
         InputError: a name is missing or unknown, or a shape differs.
@@ -264,7 +266,7 @@ def set_weights(module: nn.Module, weights: Weights, name: str) -> None:
 
 
 def copy_weights(targets: Weights, weights: Weights, name: str) -> None:
-    """Copy weights into the tensors of the same names; errors call their origin `name`.
+    """Copy weights into the tensors of the same names; errors name their origin, `name`.
 
     Raises:
         InputError: a name is missing or unknown, or a shape or a type does not fit.
@@ -295,7 +297,7 @@ def check_weights(targets: Weights, weights: Weights, name: str) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Return the path of a file, a directory or nothing.
+    """Return a path that is a file, a directory, or does not exist.
 
     Raises:
         InputError: it is a FIFO, a socket or a device, where reading may wait forever.
@@ -309,10 +311,10 @@ def regular(path: Path) -> Path:
 
 
 def read_json(path: Path) -> Json:
-    """Read the object in a JSON file of any origin.
+    """Read the object in a JSON file, which may be malformed.
 
     Raises:
-        InputError: it is no object, or has NaN.
+        InputError: it is not an object, or has NaN.
     """
     way_out = f"take {path.name} from a whole run directory"
     content = regular(path).read_bytes()
@@ -328,12 +330,12 @@ def read_json(path: Path) -> Json:
 
 
 def read_optional(path: Path) -> Json:
-    """The object of a JSON file; an empty one where there is no file."""
+    """The object of a JSON file; an empty one if there is no file."""
     return read_json(path) if path.is_file() else {}
 
 
 def write_json(path: Path, plain: Json) -> None:
-    """Write an object as JSON, for people to read."""
+    """Write an object as indented JSON."""
     write_file(path, json.dumps(plain, indent=2) + "\n")
 
 
@@ -344,7 +346,8 @@ def _infinity(number: str) -> float:
 
 
 def read_json_lines(path: Path) -> list[Json]:
-    """Read the lines of a file that are JSON objects, without one that a crash has torn."""
+    """Read the JSON objects of a file, one a line; skip other lines, such as one that a crash cut
+    off."""
     objects = []
     for line in regular(path).read_text(encoding="utf-8", errors="replace").split("\n"):
         with suppress(ValueError, RecursionError):

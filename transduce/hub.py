@@ -14,14 +14,14 @@ from transduce.errors import InputError, require
 PREFIX = "hub:"
 
 CARD = "README.md"
-"""The file that the hub shows of a repository."""
+"""The file that the hub shows as a repository's page."""
 
 
 def repository(name: Path | str) -> tuple[str, str | None]:
-    """Split hub:USER/NAME@REVISION into USER/NAME and the revision, None where none is named.
+    """Split hub:USER/NAME@REVISION into USER/NAME and the revision, None if there is none.
 
     Raises:
-        InputError: it is something else.
+        InputError: the name has another form.
     """
     match = re.fullmatch(r"(?:hub:)?([\w.-]+/[\w.-]+)(?:@([^@,\s]+))?", str(name))
     if match is None:
@@ -35,12 +35,12 @@ def repository(name: Path | str) -> tuple[str, str | None]:
 def download(name: Path | str, files: Sequence[str]) -> Path:
     """Download those of `files` that a run has, or find them in huggingface_hub's cache.
 
-    Nothing else is fetched, and nothing that is fetched is run.
+    Nothing else is downloaded, and no downloaded code is run.
 
     Args:
         name: hub:USER/NAME, or hub:USER/NAME@REVISION, where the revision is a branch, a tag or a
             commit.
-        files: the first is the configuration; it is checked before the weights are fetched.
+        files: the first is the configuration; it is checked before the weights are downloaded.
 
     Returns:
         Their folder, whose name is the commit.
@@ -74,7 +74,7 @@ def download(name: Path | str, files: Sequence[str]) -> Path:
 
 
 class _TerminalBar(tqdm):
-    """tqdm's progress bar on terminals alone."""
+    """tqdm's progress bar, shown on terminals only."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options | {"disable": None})
@@ -89,15 +89,15 @@ def upload(
     private: bool = False,
     revision: str | None = None,
 ) -> str:
-    """Write files into a repository, made where there is none, as one commit; return its address.
+    """Upload files to a repository as one commit; return its URL. A missing one is created.
 
     Args:
         identifier: USER/NAME.
         files: paths by their names in the repository.
-        known: names of the files of a run: those that `files` lacks are deleted.
-        keeps: whether a README.md of this text that is there already stays.
+        known: names that files of a run can have; those that are not in `files` are deleted there.
+        keeps: given the text of the repository's README.md, whether it is kept.
         private: only its owner sees the repository.
-        revision: a branch, which is made where there is none; None: main.
+        revision: a branch, created if it does not exist; None: main.
 
     Raises:
         InputError: huggingface_hub is not installed, there is no token, the hub refuses it or
@@ -125,19 +125,19 @@ def upload(
 
 
 def _make_repository(api: Any, identifier: str, private: bool) -> str:
-    """Make a repository where there is none; return its address."""
+    """Create a repository unless it exists; return its URL."""
     from huggingface_hub import get_token
 
     if get_token() is None:
         raise InputError(
-            "publishing takes a token that may write, but there is none; hf auth login keeps one, "
+            "publishing needs a token with write access, but there is none; run hf auth login, "
             "or set HF_TOKEN"
         )
     url = str(api.create_repo(identifier, private=private or None, exist_ok=True))
     if private and not api.repo_info(identifier).private:
         raise InputError(
-            f"{url} is public already, so --private cannot hold; make it private in its settings, "
-            "or name another"
+            f"{url} is public already, so --private has no effect; make it private in its "
+            "settings, or name another repository"
         )
     return url
 
@@ -156,13 +156,13 @@ def _errors(name: str) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
-            f"{name} must be a repository that you may read, but {constants.ENDPOINT} has none of "
-            "this name, or not for you; check the name, or hf auth login"
+            f"{name} must be a repository that you may read, but {constants.ENDPOINT} shows you "
+            "none of this name; check the name, or log in by hf auth login"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError) as error:
         raise InputError(
-            f"{name} is not in the cache, or not whole, and {constants.ENDPOINT} cannot be "
-            "reached; try again with a network, and without HF_HUB_OFFLINE"
+            f"{name} is not completely in the cache, and {constants.ENDPOINT} cannot be reached; "
+            "try again with a network, and without HF_HUB_OFFLINE"
         ) from error
     except (
         errors.HfHubHTTPError,
@@ -172,5 +172,5 @@ def _errors(name: str) -> Iterator[None]:
     ) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{name}: {constants.ENDPOINT} refuses, or cannot be reached: {reason:.300}"
+            f"{name}: {constants.ENDPOINT} refused the request, or cannot be reached: {reason:.300}"
         ) from error

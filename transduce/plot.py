@@ -1,4 +1,4 @@
-"""Plots of a training and of attention by matplotlib, which the first plot imports."""
+"""Plots of learning curves and attention by matplotlib, which is imported when needed."""
 
 import io
 import warnings
@@ -22,39 +22,39 @@ Points = list[tuple[int | float, int | float]]
 """Updates, and what was measured after each."""
 
 KINDS = ("train", "valid")
-"""The kinds of lines of metrics.jsonl that curves are made of."""
+"""The kinds of lines in metrics.jsonl that are plotted."""
 
 LABELS = ("training", "validation")
 
 NO_METRICS = {"update", "epoch", "kind", "seconds", "skipped", "perplexity"}
-"""What else a validation writes."""
+"""Fields of a validation's line that are not plotted."""
 
-MOST_POINTS = 500
-"""Points of a curve; of more, as many are drawn in equal steps."""
+MAX_POINTS = 500
+"""Maximum number of points of a curve; a longer one is thinned evenly."""
 
 MAX_LABELS = 100
-"""Tokens beside an attention map; more take seconds to lay out."""
+"""Maximum number of tokens beside an attention map; more take seconds to lay out."""
 
 ItemT = TypeVar("ItemT")
 
 
 def curves(metrics: list[Json]) -> dict[str, tuple[Points, Points]]:
-    """The points of training and of validation by metric, the loss first, without what is no
-    number."""
+    """Training and validation points by metric, the loss first; values that are not numbers are
+    left out."""
     points: dict[str, tuple[Points, Points]] = {"loss": ([], [])}
     for line in metrics:
         kind = line.get("kind")
         if kind not in KINDS:
             continue
         measured = {name: value for name, value in line.items() if name not in NO_METRICS}
-        if kind == "train":  # what is minimized may have other parts, which no validation has
+        if kind == "train":  # the training loss may have terms that validation lacks
             measured = {"loss": line.get("cross_entropy", line.get("loss"))}
         update = line.get("update")
         for name, value in measured.items():
             if _is_finite(update) and _is_finite(value):
                 points.setdefault(name, ([], []))[KINDS.index(kind)].append((update, value))
     return {
-        name: (spread(training, MOST_POINTS), spread(validation, MOST_POINTS))
+        name: (spread(training, MAX_POINTS), spread(validation, MAX_POINTS))
         for name, (training, validation) in points.items()
     }
 
@@ -64,7 +64,7 @@ def _is_finite(value: object) -> TypeGuard[float]:
 
 
 def spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
-    """Choose at most this many items in equal steps, the first and the last among them."""
+    """Choose at most `most` evenly spaced items, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
@@ -113,12 +113,11 @@ def attention_map(
     title: str,
     path: Path | str | io.BytesIO,
 ) -> None:
-    """Plot cross-attention: the source runs to the right, and every output token has a row.
+    """Plot cross-attention: a column per source position, a row per output token.
 
     Args:
-        tokens: the outputs of the T steps.
-        source: the tokens at the S source positions; or, of sound, the seconds between two
-            positions.
+        tokens: the T output tokens.
+        source: the S source tokens; or, for sound, the seconds between two positions.
     """
     require("matplotlib", "a picture", "train")
     from matplotlib.figure import Figure
@@ -139,7 +138,7 @@ def attention_map(
     axes.set_title(title, parse_math=False)
     figure.colorbar(image, label="attention")
     with warnings.catch_warnings():
-        # an empty box; before matplotlib 3.11 there are two warnings of one in Hindi
+        # a missing glyph is an empty box; before matplotlib 3.11, Hindi gives both warnings
         warnings.filterwarnings("ignore", message="Glyph .* missing|.*does not support .* natively")
         figure.savefig(path, dpi=120)
 
@@ -148,5 +147,5 @@ def _label(set_ticks: Callable[..., object], tokens: Sequence[str], rotation: in
     """Put tokens beside the middles of their rows or columns."""
     shown = range(0, len(tokens), -(-len(tokens) // MAX_LABELS))
     labels = [tokens[i] for i in shown]
-    # $ is text
+    # $ does not begin a formula
     set_ticks([i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation)

@@ -1,4 +1,4 @@
-"""What a process does besides computing: imports at first use, threads, memory, progress bars."""
+"""Utilities for a process: imports at first use, threads, memory, cancellation, progress bars."""
 
 import ast
 import ctypes
@@ -22,7 +22,7 @@ from tqdm import tqdm
 def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make a package's __getattr__ and __dir__ (PEP 562) from its imports under `if TYPE_CHECKING`.
 
-    So every name stands in one place, where type checkers and editors read it too.
+    So each name is listed only once, where type checkers and editors read it too.
 
     Args:
         file: the package's __file__.
@@ -43,13 +43,14 @@ def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
 
 SPINS = "1000"
-"""Turns that an idle thread spins before it sleeps; by default 300,000, milliseconds."""
+"""Iterations that an idle thread spins before it sleeps; the default, 300,000, takes
+milliseconds."""
 
 OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""With one of these environment variables the user has decided."""
+"""If the user has set one of these environment variables, nothing is changed."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-"""The names that <malloc.h> has for the settings of GNU's malloc."""
+"""Constants of <malloc.h>: settings of GNU's malloc."""
 
 _ONE_AT_A_TIME = Lock()
 
@@ -74,11 +75,11 @@ def limit_omp_spin() -> bool:
 def keep_memory() -> bool:
     """Let GNU's malloc keep up to 2 GB of freed memory for new tensors; False where it does not.
 
-    The garbage collector no longer looks at the objects that exist by now.
+    Objects that exist by now are also excluded from garbage collection.
 
-    It holds for the whole process and for good, so only commands call it. Without it the large
-    tensors of every step come from the system anew, page by page, a tenth of the time of a beam
-    search. The user's own MALLOC_ variables win.
+    Both hold for the whole process until it ends, so only commands call this. Without it, the
+    system allocates the large tensors of every step again, page by page, which takes a tenth of the
+    time of a beam search. The user's own MALLOC_ variables win.
     """
     gc.freeze()
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
@@ -91,9 +92,9 @@ def keep_memory() -> bool:
 
 @cache
 def compute_after_fork() -> None:
-    """Let processes that are forked from this one compute by one thread.
+    """Make processes that are forked from this one compute with one thread.
 
-    OpenMP's threads do not live on in them, and waiting for those would never end.
+    OpenMP's threads do not exist in them, and waiting for those would never end.
     """
     import torch
 
@@ -114,9 +115,9 @@ def allow_user_without_name() -> None:
 
 
 def use_one_core() -> None:
-    """Let the calling thread compute on one core, and all others, later ones too, as before.
+    """Make the calling thread compute on one core; all others, later ones too, stay as they were.
 
-    torch.set_num_threads alone also sets the number with which later threads begin.
+    torch.set_num_threads alone would also set the number for threads that start later.
     """
     import torch  # after `limit_omp_spin`
 
@@ -129,7 +130,7 @@ def use_one_core() -> None:
 
 
 _own = local()
-"""What belongs to a thread."""
+"""Data of each thread."""
 
 
 def cancel_with(cancelled: Event) -> None:
@@ -138,17 +139,17 @@ def cancel_with(cancelled: Event) -> None:
 
 
 def raise_if_cancelled() -> None:
-    """Raise CancelledError where nobody waits for what the calling thread computes."""
+    """Raise CancelledError if the work of the calling thread has been cancelled."""
     if hasattr(_own, "cancelled") and _own.cancelled.is_set():
         raise CancelledError
 
 
 EVERY = 30
-"""Seconds from one line to the next, where stderr is no terminal."""
+"""Seconds between two lines of progress if stderr is not a terminal."""
 
 
 class Bar(tqdm):
-    """tqdm's bar on stderr; where that is no terminal, a line every 30 seconds and at the end."""
+    """tqdm's bar on stderr; if that is not a terminal, a line every 30 seconds and at the end."""
 
     def __init__(self, **options: Any) -> None:
         self.terminal = sys.stderr.isatty()
@@ -156,7 +157,8 @@ class Bar(tqdm):
         super().__init__(**{"dynamic_ncols": True} | options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        """Draw the bar, many times a second and around every line that others write."""
+        """Draw the bar; tqdm calls this many times a second, and after each line written above
+        it."""
         if self.terminal:
             return bool(super().display(msg, pos))
         closing = self.disable
@@ -167,6 +169,6 @@ class Bar(tqdm):
         return True
 
     def clear(self, nolock: bool = False) -> None:
-        """Take the bar from the terminal, so that another line can be written."""
+        """Clear the bar from the terminal, so that another line can be written."""
         if self.terminal:
             super().clear(nolock)

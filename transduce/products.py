@@ -1,4 +1,4 @@
-"""Products of matrices by the library that computes them quickest on this CPU."""
+"""Matrix products by the library that is fastest on this CPU."""
 
 from functools import cache, reduce
 from pathlib import Path
@@ -11,16 +11,17 @@ from torch import Tensor
 
 
 @cache
-def _onednn_is_quicker() -> bool:
-    """Whether float32 products should leave MKL, which uses AMD's CPUs to less than a half."""
+def _onednn_is_faster() -> bool:
+    """Whether oneDNN should compute float32 products: MKL reaches less than half the speed of AMD's
+    CPUs."""
     cpu = Path("/proc/cpuinfo")
     both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     return both and cpu.is_file() and "AuthenticAMD" in cpu.read_text()
 
 
 def _blocks(x: Float[Tensor, "B I"]) -> list[Tensor]:
-    """Its rows in blocks of few sizes, as oneDNN compiles code for each and keeps it; zeros fill up
-    the last block."""
+    """Split rows into blocks of few sizes, as oneDNN compiles and keeps code for each size; the
+    last block is padded with zeros."""
     *blocks, last = x.split(2048)
     return [*blocks, F.pad(last, (0, 0, 0, -len(last) % 128))]
 
@@ -48,7 +49,7 @@ class _OneDNNLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        product = _OneDNNLinear.apply  # which has gradients itself
+        product = _OneDNNLinear.apply  # differentiable, for second derivatives
         pairs = zip(_blocks(gradient), _blocks(x), strict=True) if of_weight else ()
         parts = (product(g.T, rows.T, None) for g, rows in pairs)
         return (
@@ -61,12 +62,12 @@ class _OneDNNLinear(torch.autograd.Function):
 def linear(
     x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "*B O"]:
-    """x W^T + bias, as F.linear gives it; large float32 products on AMD's CPUs are oneDNN's."""
+    """x W^T + bias, as F.linear; oneDNN computes large float32 products on AMD's CPUs."""
     float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if x.device.type != "cpu" or not float32 or traced or not _onednn_is_quicker():
+    if x.device.type != "cpu" or not float32 or traced or not _onednn_is_faster():
         return F.linear(x, weight, bias)
-    # for fewer rows weights would be rearranged for nothing
+    # for fewer rows, rearranging the weights would take more time than it saves
     if x.size(-1) != weight.size(1) or x.numel() < 64 * weight.size(1):
         return F.linear(x, weight, bias)
     product: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)

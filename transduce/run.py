@@ -44,13 +44,13 @@ USED = (
     *(CONFIG, WEIGHTS, STATISTICS, LEXICON, *FILES),
     *(*side_files("source"), *side_files("target")),
 )
-"""The names of what a finished run is used with."""
+"""The names of the files that are read to use a finished run."""
 
 PUBLISHED = (*USED, METRICS, "test.json", "validation.json", CARD)
-"""The names of what a run has on the hub: all that it is used with, its scores and its card."""
+"""The names of a run's files on the hub: those that are read to use it, its scores and its card."""
 
 FORMAT = 1
-"""Of config.json. It grows by one whenever a field gets another name or meaning."""
+"""The format of config.json: one more whenever a field gets another name or meaning."""
 
 MAY_CHANGE = (
     "run.", "name.", "device.", "log.", "corpus.", "pronunciations.", "test.", "cache.", "workers.",
@@ -76,25 +76,24 @@ class Run:
     experiment: Json
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer | None
-    """The only tokenizer of a decoder alone; the source's own where source and target share one."""
+    """The only tokenizer of a decoder-only model; the source's own if both sides share one."""
     feature_extractor: Features | None = None
     """How sound becomes frames, where the source is not text."""
     specified: Json = field(default_factory=dict)
-    """The experiment as the user specified it, without what followed from the data."""
+    """The experiment as the user specified it, without the values derived from the data."""
     directory: Path = Path()
-    """Where it was read: of a run on the hub, its download."""
+    """Where the run was read; for a run on the hub, its download."""
 
     def resume_key(self) -> Json:
         """Everything that a resumed run must have in common with its beginning, by dotted name.
 
-        Tokenizers are represented by a hash. What training data there is, the experiment says by a
-        fingerprint.
+        Tokenizers are represented by a hash; the experiment has a fingerprint of the training data.
         """
         named = flatten({**self.experiment, "model": to_dict(self.model)})
         for name in ("source_tokenizer", "target_tokenizer"):
             side = getattr(self, name)
             named[name] = hashlib.sha256(side.model).hexdigest()[:12] if side else None
-        # first, as it explains other differences
+        # first, as these explain other differences
         must_stay = {name: named[name] for name in MUST_STAY if named.get(name)}
         return must_stay | {
             name: value for name, value in named.items() if not (name + ".").startswith(MAY_CHANGE)
@@ -102,7 +101,7 @@ class Run:
 
 
 def save_run(directory: Path, run: Run) -> None:
-    """Write config.json and tokenizers; one file where both sides share one."""
+    """Write config.json and the tokenizers; a shared tokenizer is one file."""
     write_tokenizers(
         directory, run.source_tokenizer, run.target_tokenizer, alone=run.model.encoder is None
     )
@@ -123,10 +122,10 @@ def save_run(directory: Path, run: Run) -> None:
 
 
 def on_disk(directory: Path | str) -> Path:
-    """The run directory itself, or, of hub:USER/NAME[@REVISION], its download.
+    """The run directory itself, or the download of hub:USER/NAME[@REVISION].
 
     Raises:
-        InputError: there is no such run on the hub, or it cannot be had; see `download`.
+        InputError: there is no such run on the hub, or it cannot be downloaded; see `download`.
     """
     return download(directory, PUBLISHED) if str(directory).startswith(PREFIX) else Path(directory)
 
@@ -135,7 +134,7 @@ def load_run(directory: Path | str) -> Run:
     """Read what `save_run` wrote.
 
     Raises:
-        InputError: `directory` is not a run directory, or its config.json is not ours.
+        InputError: `directory` is not a run directory, or its config.json is invalid.
     """
     directory = on_disk(directory)
     path = directory / CONFIG
@@ -167,7 +166,7 @@ def _read_config(path: Path) -> Json:
         raise InputError(f"a run directory holds {CONFIG}, but {directory} {reason}")
     plain = read_json(path)
     if (number := plain.get("format", 0)) != FORMAT:
-        writer = str(plain.get("transduce", "0.1"))[:20]  # the version without a format
+        writer = str(plain.get("transduce", "0.1"))[:20]  # which wrote no format
         raise InputError(
             f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but "
             f"it has format {str(number)[:20]} of transduce {writer}; use the source of that "
@@ -194,11 +193,11 @@ def check_sizes(path: Path, run: Run) -> None:
                 f"are {n_features}"
             )
     sides = [(encoder, run.source_tokenizer), (run.model.decoder, run.target_tokenizer)]
-    for stack, tokenizer in sides if run.model.decoder else ():  # else FillMask checks
+    for stack, tokenizer in sides if run.model.decoder else ():  # FillMask checks encoders
         if stack is None or tokenizer is None or not isinstance(stack.input, Tokens):
             continue
         size = stack.input.vocab_size
-        # GPT-2s have more than their tokenizer, which Generator knows
+        # GPT-2 models have more tokens than their tokenizer; Generator handles that
         is_padded = encoder is None and isinstance(tokenizer, JSONTokenizer)
         if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not is_padded):
             raise InputError(
@@ -247,7 +246,7 @@ def load_model(directory: Path | str, device: Device = "cpu") -> Transformer:
 
 
 def read_model(run: Run, device: Device) -> Transformer:
-    """The model of a run that was read; otherwise as `load_model`."""
+    """The model of a run that has been read; otherwise as `load_model`."""
     device = torch_device(device)
     path = weights_path(run.directory)
     if path.parent != run.directory:
@@ -273,11 +272,11 @@ def read_model(run: Run, device: Device) -> Transformer:
 
 @contextmanager
 def open_run(directory: Path, run: Run) -> Iterator[None]:
-    """Begin a run in `directory`, or go on with it, and hold it until the `with` ends.
+    """Begin or resume a run in `directory`, and keep it locked until the `with` ends.
 
     Raises:
-        InputError: another process holds the directory, or another experiment lives there; the
-            message names the process, or lists the differences.
+        InputError: another process uses the directory, or it has another experiment; the message
+            names the process, or lists the differences.
     """
     if directory.exists() and not directory.is_dir():
         raise InputError(f"a run is a folder, but {directory} is a file; name another --run")
@@ -294,7 +293,7 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
                 f"a run goes on with the configuration it began with, but in {directory} this "
                 f"differs: {'; '.join(changed)}. Name another directory with --run, {way_out}"
             )
-        save_run(directory, run)  # anew, with what may change
+        save_run(directory, run)  # again, as some fields may have changed
         yield
 
 
@@ -351,7 +350,7 @@ def weights_path(directory: Path) -> Path:
 
 
 def average(paths: Sequence[Path]) -> Weights:
-    """The mean of several weight files, summed in float64.
+    """The mean of several weight files, computed in float64.
 
     Source: Vaswani et al. (2017), section 6.1, "checkpoint averaging".
     """

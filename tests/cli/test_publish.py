@@ -180,20 +180,21 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(run, hub, m
     with monkeypatch.context() as without:
         without.delenv("HF_TOKEN")
         assert error(["publish", str(run), "anna/tiny"], capsys) == (
-            "publishing takes a token that may write, but there is none; hf auth login keeps one, or set HF_TOKEN"
+            "publishing needs a token with write access, but there is none; run hf auth login, or set HF_TOKEN"
         )
     assert hub.asked == []
     hub.repositories["anna/tiny"] = Repository(private=False)
     assert error(["publish", str(run), "anna/tiny", "--private"], capsys) == (
-        f"{hub.url}/anna/tiny is public already, so --private cannot hold; make it private in its settings, or name another"
+        f"{hub.url}/anna/tiny is public already, so --private has no effect; make it private in its settings, or "
+        "name another repository"
     )
     hub.full = True
     told = error(["publish", str(run), "anna/tiny"], capsys)
-    assert told.endswith(f"hub:anna/tiny: {hub.url} refuses, or cannot be reached: Error while uploading "
+    assert told.endswith(f"hub:anna/tiny: {hub.url} refused the request, or cannot be reached: Error while uploading "
                          "'model.safetensors' to the Hub.")  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     told = error(["publish", str(run), "anna/new"], capsys)
-    assert f"hub:anna/new: {hub.url} refuses, or cannot be reached: Client error '401 Unauthorized'" in told
+    assert f"hub:anna/new: {hub.url} refused the request, or cannot be reached: Client error '401 Unauthorized'" in told
     assert hub.repositories["anna/tiny"].files == {} and "anna/new" not in hub.repositories
 
 
@@ -203,8 +204,8 @@ def test_what_is_not_there_is_told_with_the_way_out(run, hub, monkeypatch, capsy
         "main", {"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"big"}
     )
     assert error(["translate", "hub:anna/none"], capsys) == (
-        f"hub:anna/none must be a repository that you may read, but {hub.url} has none of this name, or not for you; check "
-        "the name, or hf auth login"
+        f"hub:anna/none must be a repository that you may read, but {hub.url} shows you none of this name; check "
+        "the name, or log in by hf auth login"
     )
     assert error(["translate", "hub:anna/other@v2"], capsys) == (
         f"hub:anna/other@v2 has no such revision at {hub.url}; name a branch, a tag or a commit"
@@ -216,7 +217,7 @@ def test_what_is_not_there_is_told_with_the_way_out(run, hub, monkeypatch, capsy
     assert not any("resolve" in each and "safetensors" in each for each in hub.asked)
     point_at("http://127.0.0.1:9", monkeypatch)
     assert error(["score", "perplexity", "hub:anna/none", __file__], capsys) == (
-        "hub:anna/none is not in the cache, or not whole, and http://127.0.0.1:9 cannot be reached; try again with a "
+        "hub:anna/none is not completely in the cache, and http://127.0.0.1:9 cannot be reached; try again with a "
         "network, and without HF_HUB_OFFLINE"
     )
     monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)

@@ -43,7 +43,7 @@ def test_without_a_compiler_the_layers_compute(rng, monkeypatch, caplog):
     monkeypatch.setattr(kernels, "shipped_library", lambda: None)
     monkeypatch.setattr(kernels, "loaded", kernels.loaded.__wrapped__)
     model = random_model(CASES["decoder-pre-learned"], rng).float()
-    assert engine_for(model) is model and "there are no C++ kernels: no C++ compiler (g++) is here" in caplog.text
+    assert engine_for(model) is model and "there are no C++ kernels: no C++ compiler (g++) was found" in caplog.text
 
 
 @needs_cpp

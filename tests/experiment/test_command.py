@@ -248,7 +248,7 @@ def test_a_wrong_field_of_a_file_is_named(said, tmp_path, plain, message):
         ({"training": {"precision": "fp8"}}, "training.precision", '"fp8"'),
         ({"training": {"optim": {"betas": [0.9]}}}, "training.optim.betas", "[0.9]"),
         ({"training": {"patience": 0}}, "patience", "patience=0"),
-        ([1], "the whole", "[1]"),
+        ([1], "the configuration", "[1]"),
     ],
 )
 def test_other_wrong_fields_are_named_with_their_values(tmp_path, plain, name, value):
@@ -279,8 +279,8 @@ def test_a_term_that_yaml_takes_for_something_else_is_refused(said, tmp_path, wo
     path = tmp_path / "x.yaml"
     path.write_text(f"decoding: {{glossary: {{{word}: nein}}}}\n")
     assert said(translation, "--config", path) == (
-        2, "", f"transduce: {path}: decoding.glossary names what it holds by text, but one name is {read}, as YAML reads "
-        "no, on, 1e3 and null; put quotes around it\n",
+        2, "", f"transduce: {path}: the keys of decoding.glossary must be text, but one is {read}, as YAML reads no, "
+            "on, 1e3 and null; put quotes around it\n",
     )  # fmt: skip
     path.write_text(f"decoding: {{glossary: {{'{word}': nein, 5: fünf}}}}\n")
     assert with_files(translation.COMMANDS, [path]).decoding.glossary == ((word, "nein"), ("5", "fünf"))

@@ -74,7 +74,7 @@ def test_operations_of_a_token_agree_with_torchs_count(changes, monkeypatch):
     Chunks are a way to compute linear attention that takes more operations than its formula, one position at a time.
     """
     monkeypatch.setattr("transduce.model.linear_attention.CHUNK", 1)
-    monkeypatch.setattr("transduce.products._onednn_is_quicker", lambda: False)  # its products are not counted
+    monkeypatch.setattr("transduce.products._onednn_is_faster", lambda: False)  # its products are not counted
     torch.manual_seed(0)
     model = Transformer(replace(DECODER, **changes))
     ids = torch.randint(311, (5, 64))
