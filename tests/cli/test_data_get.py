@@ -99,7 +99,7 @@ def test_every_file_arrives_as_it_is_at_home(get, server, home, mirror, capsys):
     assert all((get.output / name).read_bytes() == (home / name).read_bytes() for name in TEXTS)
     size = (home / "train.en.gz").stat().st_size
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{get.output / 'train.en.gz'}: {size:,} bytes fetched" and len(lines) == len(TEXTS)
+    assert lines[0] == f"{get.output / 'train.en.gz'}: {size:,} bytes downloaded" and len(lines) == len(TEXTS)
 
 
 def test_what_is_there_is_not_fetched_again(get, server, capsys):
@@ -109,7 +109,7 @@ def test_what_is_there_is_not_fetched_again(get, server, capsys):
     get(server.server_port)
     assert server.asked == ["/val.en.gz", "/input.txt"]
     assert (get.output / "train.en.gz").read_bytes() == mine
-    assert capsys.readouterr().out.splitlines()[0].endswith("bytes are there")
+    assert capsys.readouterr().out.splitlines()[0].endswith("bytes exist")
 
 
 def test_another_text_is_refused_and_not_left_behind(get, refusal, server, home):
@@ -207,7 +207,7 @@ def test_an_archive_is_fetched_and_unpacked_and_has_its_manifests(tmp_path, spee
     tables = {path for path in got if path.endswith(".tsv")}
     assert len(tables) == 2 and {path: got[path] for path in got.keys() - tables - {archive.name}} == original
     assert capsys.readouterr().out.splitlines()[0] == (
-        f"{there}: {archive.stat().st_size:,} bytes fetched; its SHA-256 is {sha256}, compared with none: --sha256 HEX does"
+        f"{there}: {archive.stat().st_size:,} bytes downloaded; its SHA-256 is {sha256}, which was not checked; --sha256 HEX checks it"
     )
     assert speech(name, folder, "--sha256", sha256.upper()) == 0  # where no server is
     assert contents(folder) == got
@@ -233,7 +233,7 @@ def test_what_was_fetched_or_unpacked_by_hand_needs_no_network(tmp_path, speech,
     pack(tmp_path, name, folder)
     original = tmp_path / "original" / name
     assert speech(name, folder) == speech(name, original) == 0
-    assert "is there: nothing is fetched" in capsys.readouterr().out
+    assert "exists: nothing is downloaded" in capsys.readouterr().out
     tables = [{path: text for path, text in contents(at).items() if path.endswith(".tsv")} for at in (folder, original)]
     assert tables[0] == tables[1] and len(tables[0]) == 2
 
@@ -285,4 +285,4 @@ def test_the_table_is_the_corpus(capsys, name, n_files):
     if not root:
         pytest.skip(f"needs {name} inside the folder that TRANSDUCE_DATA names")
     data.get(name, Path(root) / name, mirror="http://127.0.0.1:1")  # all are kept
-    assert capsys.readouterr().out.count("bytes are there") == n_files
+    assert capsys.readouterr().out.count("bytes exist") == n_files

@@ -132,7 +132,7 @@ def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
         assert rate == 8000
         np.testing.assert_array_equal(samples, noise(source)[start:stop, 0])
     assert out[:-1] == [
-        "left out 6: a segment that is not START END in seconds, inside its sound, or is none for FLAC: "
+        "left out 6: a segment that is not START END in seconds, inside its sound, or that FLAC cannot store: "
         "r, s, t, n, x, ...",
         "left out 1: no sound: u",
     ]

@@ -54,7 +54,7 @@ def test_what_is_there_stays_and_what_is_not_is_made(tmp_path, make):
     times = {path.name: path.stat().st_mtime_ns for path in folder.glob("train-*")}
     (folder / "train-00001.json").unlink()  # as if it had stopped between the ids and their header
     printed = make("--shard-bytes", "500").splitlines()
-    assert printed[0] == f"{folder / 'tokenizer.json'} is there, with 300 tokens: it is taken"
+    assert printed[0] == f"{folder / 'tokenizer.json'} exists, with 300 tokens, and is used"
     assert printed[1].startswith(f"1 shards made, {len(list(folder.glob('*.bin'))) - 1} kept")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     kept = {name for name, time in times.items() if (folder / name).stat().st_mtime_ns == time}
@@ -157,8 +157,8 @@ def test_processes_make_the_same_shards(tmp_path, make):
 def test_a_killed_process_is_an_error_with_a_way_out(make, monkeypatch):
     monkeypatch.setattr("transduce.cli.text.write", _killed)
     assert make("--processes", "2") == (
-        "transduce: workers must live until all is done, but one was killed, mostly for lack of memory; take fewer of "
-        "them, and run it again\n"
+        "transduce: workers must run until all is done, but one was killed, probably for lack of memory; use fewer --workers "
+        "or --processes, and run the command again\n"
     )
 
 

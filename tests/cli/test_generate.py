@@ -54,7 +54,7 @@ def test_generate_prints_prompts_with_what_follows(run, stdin, capsys, stream):
     assert main(beam) == (2 if stream else 0)
     out, err = capsys.readouterr()
     if stream:
-        assert "a text is shown as it is sampled, but beam_size=4; set it to 1" in err and not out
+        assert "a text can be shown as it comes only if it is sampled, but beam_size=4; set it to 1" in err and not out
     else:
         assert out == printed(run, ["All"], max_length=12, beam_size=4, n=2, alpha=1.0)
 
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_named(run, capsys):
     assert main(["generate", str(run), "--prompt"]) == 2
     value, empty = capsys.readouterr().err.splitlines()
     assert "temperature=-1.0" in value
-    assert empty == 'transduce: --prompt takes texts, but nothing follows it; --prompt "" begins from nothing'
+    assert empty == 'transduce: --prompt takes texts, but nothing follows it; --prompt "" is an empty prompt'
     assert main(["generate", str(run), "--token-scores"]) == 2
     for options in (
         ["--format", "json", "--stream"],
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_named(run, capsys):
     assert (
         others
         == [
-            "transduce: text comes on standard output piece by piece, so leave out --format json, --output, --workers and "
+            "transduce: text is printed to standard output piece by piece, so leave out --format json, --output, --workers and "
             "--part with --stream and --interactive"
         ]
         * 4

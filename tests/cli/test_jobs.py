@@ -70,8 +70,8 @@ def test_every_chunk_comes_back_once_from_two_processes(caplog, monkeypatch):
         (
             "killed",
             ChildProcessError,
-            "workers must live until all is done, but one was killed, mostly for lack of memory; take fewer of them, "
-            "and run it again",
+            "workers must run until all is done, but one was killed, probably for lack of memory; use fewer --workers or "
+            "--processes, and run the command again",
         ),
     ],
 )

@@ -20,8 +20,8 @@ import transduce as td
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run, record, sentences
 from transduce.cli import jobs
 from transduce.cli.common import Columns, Lines, Machine
-from transduce.cli.jobs import Job, cut, default_workers
-from transduce.cli.large_files import Division, Share, carry_out
+from transduce.cli.jobs import Job, default_workers, split_chunks
+from transduce.cli.large_files import OutputOptions, Part, carry_out
 from transduce.cli.main import main
 from transduce.cli.translate import Translation, TranslationOutput
 from transduce.device import default_device
@@ -140,7 +140,7 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
         assert run(*command) == 130
     kept = tmp_path / "out.unfinished"
     assert capsys.readouterr().err.endswith(
-        f"8 of 12 inputs are done, in {kept}; the same command goes on from there\ntransduce: stopped\n"
+        f"8 of 12 inputs are done, in {kept}; the same command resumes from there\ntransduce: stopped\n"
     )
     assert (tmp_path / "out").read_text() == "before\n" and len(kept.read_bytes().splitlines()) == 2 * 8
     with kept.open("ab") as file:  # a crash right behind the next rows
@@ -164,7 +164,7 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
         assert len(begun) == (0 if setting == "settings.alpha" else 2)
     err = capsys.readouterr().err
     assert (
-        "transduce: an output is made with the same input and settings from beginning to end, but "
+        "transduce: an output must be made with the same input and settings from beginning to end, but "
         f"{kept} was begun with others: settings.alpha: absent -> 0.0; remove it and out.unfinished.progress, or name "
         "another --output\n"
     ) in err
@@ -215,7 +215,7 @@ def test_what_is_done_when_it_is_stopped(folder, small, tmp_path, monkeypatch, c
     for after, options, kept in (
         (0, ["--output", tmp_path / "out"], "transduce: 0 of 12 inputs are done\n"),
         (0, [], ""),
-        (4, [], "transduce: 8 inputs are done, and their lines are whole\n"),
+        (4, [], "transduce: 8 inputs are done, and their lines are complete\n"),
     ):
         with monkeypatch.context() as patch:
             stopped(patch, after)
@@ -292,14 +292,14 @@ def test_inputs_that_change_while_they_are_read_are_refused(folder, tmp_path, mo
     job = Changing(run=folder / "text", machine=Machine(device="cpu"))
     monkeypatch.setattr(Echo, "CHUNK", 1)
     with pytest.raises(InputError) as refused:
-        carry_out(job, Lines(path), Division(output=tmp_path / "out", workers=1), [path])
+        carry_out(job, Lines(path), OutputOptions(output=tmp_path / "out", workers=1), [path])
     assert re.fullmatch(
-        "an output is made with the same input and run from beginning to end, but this changed meanwhile: inputs: "
+        "an output must be made with the same input and run from beginning to end, but this changed meanwhile: inputs: "
         "[0-9a-f]{64} -> [0-9a-f]{64}; run the same command again",
         str(refused.value),
     )
     assert not (tmp_path / "out").exists()
-    carry_out(job, Lines(path), Division(output=tmp_path / "out", workers=1), [path])
+    carry_out(job, Lines(path), OutputOptions(output=tmp_path / "out", workers=1), [path])
     assert (tmp_path / "out").read_text() == "a\nc\n"
 
 
@@ -312,7 +312,7 @@ def test_memory_does_not_grow_with_the_input(folder, tmp_path, monkeypatch, caps
     for n in (500, 4000, 12_000):
         Path("in").write_text("".join(f"line {i} of many lines\n" for i in range(n)))
         tracemalloc.start()
-        carry_out(job, Lines(Path("in")), Division(output=output and Path(output), workers=1), [Path("in")])
+        carry_out(job, Lines(Path("in")), OutputOptions(output=output and Path(output), workers=1), [Path("in")])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert output is None or Path(output).read_bytes() == Path("in").read_bytes()
@@ -425,11 +425,11 @@ def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path,
     assert refusal() == (
         f"merge needs all 3 parts of {out}, but these are missing: 2, 3; run the same command for them (--part I/N)\n"
     )
-    first, second = Share(1, 3).file(out), Share(2, 3).file(out)
+    first, second = Part(1, 3).file(out), Part(2, 3).file(out)
     run(*command, "--alpha", "0.5", "--output", out, "--part", "2/3")
     assert refusal() == (
         f"parts must belong to one job, but {second} and {first} do not: settings.alpha: absent -> 0.5; "
-        "remove those that are of no use\n"
+        "remove those of another job\n"
     )
     second.unlink()
     assert refusal().startswith(f"merge needs all 3 parts of {out}, but these are missing: 2, 3; ")
@@ -445,7 +445,7 @@ def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path,
     assert "parts must belong" not in refusal()
     second.write_bytes(first.read_bytes()[:-1])
     assert refusal() == (
-        f"{second} must have the rows of 4 inputs, but it has those of 4, or was cut; fetch it again, or run the same "
+        f"{second} must have the rows of 4 inputs, but it has those of 4, or was cut; copy it again, or run the same "
         "command for it\n"
     )
 
@@ -463,11 +463,11 @@ def test_a_part_is_named_as_it_should(folder, small, tmp_path, capsys):
 
 def test_shares_and_chunks_have_every_input_once_and_in_order():
     for n, size in product((1, 2, 3, 7, 12, 13), (0, 1, 5, 12, 100)):
-        spans = [Share(i, n).span(size) for i in range(1, n + 1)]
+        spans = [Part(i, n).span(size) for i in range(1, n + 1)]
         assert [k for a, b in spans for k in range(a, b)] == list(range(size))
         assert max(b - a for a, b in spans) - min(b - a for a, b in spans) <= 1
         costs = [(7 * k) % 5 for k in range(size)]
-        chunks = list(cut(range(size), costs.__getitem__, n))
+        chunks = list(split_chunks(range(size), costs.__getitem__, n))
         spans = [(start, start + len(items)) for start, items in chunks]
         assert [k for a, b in spans for k in range(a, b)] == list(range(size)) and spans
         assert all(sum(costs[a : b - 1]) < n <= sum(costs[a:b]) for a, b in spans[:-1])

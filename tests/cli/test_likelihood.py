@@ -67,13 +67,13 @@ def test_a_blank_text_is_its_end():
     ("words", "message"),
     [
         ("score likelihood text3 src one", "every input has one given text, but there are 2 inputs in src and 1 lines in one"),
-        ("score likelihood text3 src", "likelihood takes SRC and HYP of a run with encoder and decoder, or HYP alone of a decoder, "
+        ("score likelihood text3 src", "likelihood takes SRC and HYP for a run with encoder and decoder, or HYP alone for a decoder, "
          "but got 1 files, and text3 has encoder and decoder; name other files, or another run"),
         ("score likelihood text3 - -", "standard input can be read once, but - stands for 2 files; name the others"),
         ("score likelihood text3 src src src", "but got 3 files, and text3 has encoder and decoder"),
         ("score likelihood letters src hyp", "but got 2 files, and letters has decoder; name other files"),
-        ("score perplexity letters,letters prose", "perplexity is that of one run, but letters,letters are 2; name one of them"),
-        ("score likelihood letters prose --source-language en", "languages are those of a run with an encoder, but letters "
+        ("score perplexity letters,letters prose", "perplexity is measured for one run, but letters,letters are 2; name one of them"),
+        ("score likelihood letters prose --source-language en", "languages are for a run with an encoder, but letters "
          "is a language model, and got {'source_language': 'en'}; leave them out"),
     ],
 )  # fmt: skip

@@ -238,12 +238,12 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
     assert main(["average", str(run), "--last", "4"]) == 2
     assert main(["average", str(run)]) == 2
     assert capsys.readouterr().err == (
-        f"transduce: an average takes 1 to all checkpoints, but --last or --best is 4, and {run} has 3\n"
-        "transduce: name --last N or --best N, one of them, but neither is given\n"
+        f"transduce: an average takes at least 1 and at most all validated checkpoints, but --last or --best is 4, and {run} has 3\n"
+        "transduce: name either --last N or --best N, but neither is given\n"
     )
     assert not (run / "model.before.safetensors").exists()
     assert main(["average", str(run), "--last", "2"]) == 0
-    assert capsys.readouterr().out.endswith(f"the model before is in {run / 'model.before.safetensors'}\n")
+    assert capsys.readouterr().out.endswith(f"the previous model is in {run / 'model.before.safetensors'}\n")
     for name, value in load_file(run / "model.before.safetensors").items():
         np.testing.assert_array_equal(value, first[name])
     name, value = next(iter(load_file(run / "model.safetensors").items()))

@@ -129,9 +129,7 @@ def test_a_file_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_in
     out, path, thesis = tmp_path / "out", tmp_path / "out.unfinished", tmp_path / "thesis.txt"
     for place in (path, thesis):
         place.write_text("years of work")
-        assert "out.unfinished must be as this command has left it" in refused(
-            "translate", run, "--output", out, *OPTIONS
-        )
+        assert "out.unfinished must be as this command left it" in refused("translate", run, "--output", out, *OPTIONS)
         assert path.read_text() == "years of work"
         path.unlink()
         path.symlink_to(thesis)

@@ -143,7 +143,7 @@ def test_publishing_again_replaces_the_run_but_not_a_card_that_was_changed_there
     assert there.files["README.md"] == mine and there.files["notes.txt"] == b"kept"
     assert "source.model" not in there.files and "test.json" not in there.files
     assert there.files["model.safetensors"] == (other / "model.safetensors").read_bytes()
-    assert "  README.md was changed there, and stays as it is\n" in capsys.readouterr().out
+    assert "  README.md was edited on the hub, and is kept\n" in capsys.readouterr().out
     (other / "MODEL_CARD.md").write_text("---\nlicense: mit\n---\nby hand\n")
     assert main(["publish", str(other), "anna/tiny"]) == 0
     assert there.files["README.md"] == (other / "MODEL_CARD.md").read_bytes() == b"---\nlicense: mit\n---\nby hand\n"
@@ -171,7 +171,7 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(run, hub, m
     unfinished = shutil.copytree(run, tmp_path / "unfinished")
     (unfinished / "model.safetensors").unlink()
     assert error(["publish", str(unfinished), "anna/tiny"], capsys) == (
-        f"a finished run has model.safetensors, but {unfinished} has none; let its training end, or make it of "
+        f"a finished run has model.safetensors, but {unfinished} has none; finish its training, or average its "
         f"checkpoints: transduce average {unfinished} --best 1"
     )
     assert error(["publish", str(run), "tiny"], capsys) == (

@@ -37,7 +37,7 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
     (tmp_path / "umlaut").write_text("Schlüssel", "utf-8")
     (tmp_path / "two").write_text("one\ntwo")
     (tmp_path / "binary").write_bytes(bytes(range(256)))
-    is_no_token = "must hold a token of ASCII characters without spaces, but it has others; write one into it"
+    is_no_token = "must hold a token of ASCII characters without spaces, but it has other characters; write one into it"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for words, message in [
@@ -45,13 +45,13 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
              "one for each run that translates"),
             ([run, "--languages", "english"], "a run that translates needs its languages, such as en-de, but there is "
              "'english'; add --languages en-de, one for each run that translates"),
-            ([other, "--languages", "en-de"], "--languages are those of runs that translate, but en-de are too many; leave "
+            ([other, "--languages", "en-de"], "--languages are for translation runs, one for each, but en-de are too many; leave "
              "them out"),
-            ([other, run], "runs are asked for by their names, but two are called mt; rename one directory"),
+            ([other, run], "clients choose runs by their names, but two are called mt; rename one directory"),
             ([other, "--token-file", empty], f"{empty} must hold a token of ASCII characters without spaces, but it is empty; write one into it"),
             *(([other, "--token-file", tmp_path / name], f"{tmp_path / name} {is_no_token}")
               for name in ("umlaut", "two", "binary")),
-            ([with_lm], f"a server has no language model beside a run, but {with_lm} has lm_weight=0.3; set it to 0 in "
+            ([with_lm], f"a server cannot add a language model to a run, but {with_lm} has lm_weight=0.3; set it to 0 in "
              f"{with_lm}/config.json"),
             ([], "a server needs a run, but none is named; say transduce serve RUN"),
             ([other, "--queue", "0"], "queue must be at least 1, but queue=0"),

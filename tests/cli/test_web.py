@@ -271,13 +271,16 @@ def test_what_the_page_cannot_do_is_refused(offline, tmp_path, capsys):
     pieces = train_tokenizer_pair(ENGLISH, GERMAN, vocab_size=330, joint=True, symbols=["<2de>", "<2fr>"])
     pieces[0].save(tagged / "tokenizer.model")
     cases = {
-        (language_run(tmp_path / "language"), ()): "turns text into text by SentencePiece; take transduce serve",
+        (
+            language_run(tmp_path / "language"),
+            (),
+        ): "a page in the browser needs a translation run with SentencePiece tokenizers, but this run has others; use transduce serve",
         (tagged, ()): "a language must be one that the model writes (de, fr), but it is ''",
         (tagged, ("--languages", "en", "cs")): "but it is 'cs'",
         (
             with_decoding(run, no_repeat_ngram=2),
             (),
-        ): "searches with no_repeat_ngram=0, but this run has 2; take transduce serve",
+        ): "searches with no_repeat_ngram=0, but this run has 2; use transduce serve",
     }
     for (each, flags), message in cases.items():
         assert export(each, tmp_path / "site", *flags) == 2

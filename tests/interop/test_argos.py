@@ -51,9 +51,7 @@ def test_a_package_has_the_parts_that_argos_names(run, tmp_path):
 
 def test_what_argos_cannot_run_is_refused(run, tmp_path, capsys):
     assert export(run, tmp_path / "a.argosmodel") == 2
-    assert capsys.readouterr().err == (
-        "transduce: argos must know the languages; add --languages SOURCE TARGET (en de)\n"
-    )
+    assert capsys.readouterr().err == ("transduce: argos needs the languages; add --languages SOURCE TARGET (en de)\n")
     assert main(["export", str(run), str(tmp_path / "a"), "--to", "onnx", "--languages", "en", "de"]) == 2
     assert capsys.readouterr().err == (
         "transduce: languages are for argos and web, but this is --to onnx; leave them out\n"

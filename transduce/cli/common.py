@@ -1,4 +1,4 @@
-"""What several commands share: a run, its machine and its search, input lines, conversations."""
+"""What several commands share: arguments for runs, devices and searches; input lines; prompts."""
 
 import os
 import sys
@@ -60,19 +60,19 @@ PROMPT = "> "
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where the model computes, and in which numbers."""
+    """The model's device and precision."""
 
     device: Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
     precision: Common[Literal["fp32", "bf16", "int8"]] = "fp32"
-    """bf16 is faster where the hardware has it, and int8 on CPUs, with large matrices in 8 bits; a
-    few outputs change."""
+    """bf16 is faster if the hardware supports it, and int8 on CPUs, with large matrices in 8 bits;
+    a few outputs change."""
 
     def load(self, kind: type[TaskT], run: Path, lm: Path | None = None) -> TaskT:
         """Load a run as a task of this kind.
 
         Raises:
-            InputError: something else was trained there, or there is no such device.
+            InputError: the run is for another task, or there is no such device.
         """
         from transduce.device import DTYPES
         from transduce.tasks.load import load_as
@@ -83,10 +83,10 @@ class Machine:
 
 
 def each_run(runs: Path) -> list[Path]:
-    """The directories of "RUN,RUN"; an existing directory is one, whatever commas its name has.
+    """The directories of "RUN,RUN"; an existing directory is one run, even if its name has commas.
 
     Raises:
-        InputError: nothing stands before or behind a comma.
+        InputError: a name before or after a comma is missing.
     """
     names = [str(runs)] if os.path.exists(runs) else str(runs).split(",")
     if "" in names:
@@ -98,7 +98,7 @@ def local(runs: Path) -> Path:
     """Replace hub:USER/NAME[@REVISION] in "RUN,RUN" by the directories that they are downloaded to.
 
     Raises:
-        InputError: there is no such run on the hub, or it cannot be had.
+        InputError: there is no such run on the hub, or it cannot be downloaded.
     """
     from transduce.run import on_disk
 
@@ -107,33 +107,33 @@ def local(runs: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How to search, where the run's own way does not suit."""
+    """Settings of the search that replace the run's own."""
 
     greedy: Common[bool] = False
     """Take the likeliest next token each time: --beam-size 1."""
     lm: Common[Annotated[Path | None, arg(metavar="LM")]] = None
-    """A language model beside the run: for words and phrases that its training lacked. Another run,
-    of the same target tokenizer, or an ARPA file of n-grams whose words are its tokens, as
-    transduce tokenize writes them."""
+    """A language model for shallow fusion, which helps with words and phrases that the training
+    data lacked. It is another run with the same target tokenizer, or an ARPA file of n-grams over
+    its tokens, as transduce tokenize writes them."""
     forbid: OptionalFile = None
-    """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at
-    either end of one is also the beginning or end of the text."""
+    """Phrases, one a line, that outputs must not contain, such as wrong or unwanted words; a space
+    at either end of a phrase also matches the beginning or end of the text."""
     glossary: OptionalFile = None
-    """Terms, one a line, each with a tab and its translation behind it, or alone where it stays as
-    it is: where one stands in a source, its translation is likelier. In transcripts all of them
-    are: names and terms that may be said."""
+    """Terms, one a line, each with a tab and its translation, or alone if it is not translated. A
+    term in the source makes its translation likelier. In transcription all terms are made likelier,
+    such as names that may be said."""
     settings: Group[Overrides]
 
     @property
     def files(self) -> list[Path]:
-        """The files of phrases and terms that it reads."""
+        """The files of phrases and terms that are read."""
         return [*filter(None, (self.forbid, self.glossary))]
 
     def overrides(self, files: Sequence[Path] = ()) -> Json:
-        """The settings that the command line names, beside files of the input.
+        """The settings that the command line gives; `files` are those of the input.
 
         Raises:
-            InputError: some do not go together, or - stands for two files.
+            InputError: some of them conflict, or - is given for two files.
         """
         check_stdin([*files, self.forbid, self.glossary])
         others = [
@@ -155,7 +155,7 @@ class SearchOptions:
 
 
 def check_token_scores(token_scores: bool, format: str) -> None:
-    """Raise InputError where scores of tokens have no place."""
+    """Raise InputError if the format has no place for token scores."""
     if token_scores and "json" not in format:
         raise InputError(
             f"scores of tokens need --format json, but it is {format}; add --format json"
@@ -163,22 +163,22 @@ def check_token_scores(token_scores: bool, format: str) -> None:
 
 
 def forbidden(file: Path | None) -> Json:
-    """The setting that forbids the phrases of a file, one a line."""
+    """The setting that forbids the phrases in a file, one a line."""
     return {"forbid": [*filter(str.strip, read_side(file))]} if file else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Columns behind an input: what its output begins with, and what it holds."""
+    """Columns after an input: its output's prefix, and phrases that the output must contain."""
 
     prefix: bool = False
-    """Lines are INPUT<TAB>PREFIX, and an output begins with its prefix, whose last word may go on,
-    unless a space ends it. A FILE of transcribe is then a list of such lines, each a sound with its
-    prefix."""
+    """Lines are INPUT<TAB>PREFIX, and an output begins with its prefix, whose last word may be
+    continued unless a space follows it. For transcribe, FILE is then a list of such lines, each
+    with the name of a sound file and its prefix."""
     require: bool = False
-    """Lines are INPUT<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and an output
-    holds all of its phrases, such as prescribed terms or names, which may be inflected. Costs time;
-    takes a wide beam, and sound in one segment."""
+    """Lines are INPUT<TAB>PHRASE<TAB>PHRASE ..., after a PREFIX if there is one, and an output
+    contains all of its phrases, such as prescribed terms or names, which may be inflected. This is
+    slower, and needs a wide beam and sound in one segment."""
 
     def __bool__(self) -> bool:
         return self.prefix or self.require
@@ -187,7 +187,7 @@ class Columns:
         """The input, the prefix and the phrases of a line.
 
         Raises:
-            InputError: a line of an input and a prefix has more tabs.
+            InputError: a line has more columns than an input and a prefix.
         """
         if not self:
             return line, "", []
@@ -202,7 +202,8 @@ class Columns:
 
 
 def lines_or_errors(path: Path) -> Iterator[str | InputError]:
-    """The lines of a file, or of standard input, as they come, or their InputErrors."""
+    """Yield the lines of a file or of standard input as they arrive; an InputError for a line that
+    cannot be read."""
     name = side_name(path)
     lines = bounded_lines(sys.stdin.buffer.readline, name) if path == STDIN else raw_lines(path)
     for number, line in enumerate(lines, start=1):
@@ -213,8 +214,8 @@ def lines_or_errors(path: Path) -> Iterator[str | InputError]:
 
 
 class Lines:
-    """The lines of files, one after the other, or errors, read anew by every loop: none stays in
-    memory, but those of standard input and pipes, which cannot be read twice."""
+    """The lines of several files, or their errors. Every loop reads the files again; only lines of
+    standard input and pipes, which cannot be read twice, are kept in memory."""
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
@@ -244,7 +245,7 @@ def checked(item: ItemT | InputError) -> ItemT:
 
 
 def check_stdin(paths: Sequence[Path | None]) -> None:
-    """Raise InputError where - stands for several files."""
+    """Raise InputError if - is given for several files."""
     if (n := paths.count(STDIN)) > 1:
         raise InputError(
             f"standard input can be read once, but - stands for {n} files; name the others"
@@ -252,7 +253,7 @@ def check_stdin(paths: Sequence[Path | None]) -> None:
 
 
 def side_name(path: Path) -> str:
-    """What messages call a file."""
+    """The name of a file in messages."""
     return "standard input" if path == STDIN else str(path)
 
 
@@ -274,7 +275,7 @@ def interact(answer: Callable[[str, int], object]) -> None:
     if sys.stdin.isatty():
         if find_spec("readline"):
             import_module("readline")
-        print("a line in, its output at once; Ctrl-C stops an output, Ctrl-D ends", file=sys.stderr)
+        print("type a line to get its output; Ctrl-C stops an output, Ctrl-D ends", file=sys.stderr)
     for number in count():
         try:
             line = _next_line(number + 1)
@@ -288,10 +289,10 @@ def interact(answer: Callable[[str, int], object]) -> None:
 
 
 def check_interactive(others: dict[str, object]) -> None:
-    """Check that nothing else is asked for.
+    """Check that --interactive does not conflict with other options.
 
     Raises:
-        InputError: one of these options is named as well.
+        InputError: one of these options is given as well.
     """
     if named := [name for name, value in others.items() if value]:
         raise InputError(

@@ -1,4 +1,4 @@
-"""`transduce data`: fetch a corpus, and make a manifest of recordings."""
+"""`transduce data`: download a corpus, and make a manifest of recordings."""
 
 import gzip
 import hashlib
@@ -23,7 +23,7 @@ from transduce.data.sound_lists import SPAN, TABLES, Row, each_row, kaldi_table,
 from transduce.errors import InputError
 
 BEYOND = 0.5
-"""Seconds that a segment may end behind its sound, as in Kaldi."""
+"""Seconds that a segment may end after the end of its sound, as in Kaldi."""
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -31,14 +31,14 @@ Name = Literal["multi30k", "tinyshakespeare", "fsdd", "speechocean762", "onnxrun
 
 
 class Corpus(NamedTuple):
-    """Where a corpus is public, and its files."""
+    """Where a public corpus is, and its files."""
 
     home: str
     """Base URL; a file's name follows."""
     files: dict[str, str]
-    """Name to SHA-256 of its text, unpacked where the name ends in .gz; "": none is published."""
+    """Name to SHA-256, for .gz that of the unpacked text; "": none is published."""
     folder: str = ""
-    """A folder of its archive. Where it is there without the archive, somebody has unpacked it."""
+    """A folder in its archive. If only the folder exists, the user has unpacked the archive."""
     make_manifests: Callable[[Path], None] = lambda folder: None
 
 
@@ -49,28 +49,27 @@ def get(
     mirror: Annotated[str, arg(metavar="URL", help_behavior_hint="")] = "",
     sha256: Annotated[str, arg(metavar="HEX", help_behavior_hint="")] = "",
 ) -> None:
-    """Fetch a corpus to where recipes look for it, DIR being their --data; a file that is there and
-    right is kept.
+    """Download a corpus to DIR, which recipes take as --data; correct files that exist are kept.
 
     multi30k: image captions in English, German, French and Czech, for research (Elliott et al. 2016
     and 2017; Barrault et al. 2018). tinyshakespeare: 1.1 MB of plays, public domain. fsdd:
     spoken digits of 6 speakers, CC BY-SA 4.0 (Jackson et al. 2018); recordings 0 to 4 are test.
-    speechocean762: read English of 250 learners, CC BY 4.0 (Zhang et al. 2021). Without a
-    network, put the files there, or what the archives of these two hold. onnxruntime-web: no
-    corpus, but what `transduce export --to web` puts beside a model, MIT.
+    speechocean762: read English of 250 learners, CC BY 4.0 (Zhang et al. 2021). Without a network,
+    copy the files there, or the unpacked archives of these two. onnxruntime-web: not a corpus, but
+    the runtime that `transduce export --to web` puts beside a model, MIT.
 
     Args:
         name: The corpus.
         folder: Where its files go.
         mirror: URL of a folder with the same files.
-        sha256: The checksum of an archive, from somebody you trust, as its publisher has none.
+        sha256: The checksum of an archive whose publisher gives none, from a source you trust.
     """
     corpus = CORPORA[name]
     folder.mkdir(parents=True, exist_ok=True)
     for file, digest in corpus.files.items():
         path = folder / file
         if corpus.folder and (folder / corpus.folder).is_dir() and not path.exists():
-            print(f"{folder / corpus.folder} is there: nothing is fetched")
+            print(f"{folder / corpus.folder} exists: nothing is downloaded")
             continue
         _fetch(path, f"{(mirror or corpus.home).rstrip('/')}/{file}", digest or sha256.lower())
         if file.endswith(".tar.gz"):
@@ -79,10 +78,11 @@ def get(
 
 
 def _fetch(path: Path, url: str, digest: str) -> None:
-    """Fetch a file, unless it is there.
+    """Download a file, unless it exists.
 
     Raises:
-        InputError: it cannot be fetched, or has another text; an existing file stays as it is.
+        InputError: it cannot be downloaded, or its checksum is wrong; an existing file is not
+            changed.
     """
     from transduce.files import write_file
 
@@ -101,8 +101,12 @@ def _fetch(path: Path, url: str, digest: str) -> None:
         )
     if not is_there:
         write_file(path, content)
-    checked = "" if digest else f"; its SHA-256 is {sha256}, compared with none: --sha256 HEX does"
-    print(f"{path}: {len(content):,} bytes {'are there' if is_there else 'fetched'}{checked}")
+    checked = (
+        ""
+        if digest
+        else f"; its SHA-256 is {sha256}, which was not checked; --sha256 HEX checks it"
+    )
+    print(f"{path}: {len(content):,} bytes {'exist' if is_there else 'downloaded'}{checked}")
 
 
 def _download(url: str, folder: Path) -> bytes:
@@ -117,7 +121,7 @@ def _download(url: str, folder: Path) -> bytes:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Put the files of an archive into a folder, without the folder that they share."""
+    """Unpack an archive into a folder, without the archive's top-level folder."""
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
@@ -138,17 +142,17 @@ def manifest(
 ) -> None:
     """Make a manifest, with id, audio, seconds, speaker and text, of a folder or another list.
 
-    SOURCE is a folder with x.txt beside x.wav, in any depth (the speaker is the folder of the
-    sound), with metadata.csv, or with Kaldi's wav.scp and text; or a table in tabs, commas (x.csv)
-    or JSON lines (x.jsonl), as NeMo, Hugging Face and Common Voice have them. Training reads all of
-    these itself; here they are checked once, and the sound is measured. What lacks its sound or its
-    text is left out, counted and named.
+    SOURCE is a folder with x.txt beside x.wav, at any depth (the name of a sound's folder is its
+    speaker), with metadata.csv, or with Kaldi's wav.scp and text; or a table in tabs, commas
+    (x.csv) or JSON lines (x.jsonl), as NeMo, Hugging Face and Common Voice have them. Training
+    reads all of these itself; here they are checked once, and the sound is measured. Entries
+    without sound or text are left out, counted and named.
 
     Args:
         source: The folder or file.
         out: The manifest.
-        audio_out: Folder for segments of longer sound, as FLAC: those of a Kaldi directory, or
-            of NeMo's offset and duration.
+        audio_out: Folder for segments of longer sound, as FLAC: those of a Kaldi directory, or of
+            NeMo's offset and duration.
     """
     if out.exists():
         check_output(out, [source, *(source / name for name in TABLES)])
@@ -160,7 +164,7 @@ def manifest(
 
 
 def _usable(rows: Iterable[tuple[str, Row]], pieces: Path | None = None) -> Iterator[Recording]:
-    """The rows that have sound and text; how many lack something, and which, is printed."""
+    """Yield the rows that have sound and text; print how many lack something, and which."""
     left_out = defaultdict[str, list[str]](list)
     ids = set[str]()
     for place, row in rows:
@@ -193,19 +197,19 @@ def _checked(row: Row, pieces: Path | None) -> Row:
     if not audio.is_file():
         raise InputError("no sound")
     if SPAN in row:
-        audio = _cut(audio, row.pop(SPAN), row["id"], pieces)
+        audio = _write_segment(audio, row.pop(SPAN), row["id"], pieces)
     seconds = seconds_of(audio)
     if not seconds:
         raise InputError("a sound that is empty or cannot be read")
     return {**row, "audio": str(audio), "text": text, "seconds": str(seconds)}
 
 
-def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
-    """Write a segment as FLAC, sample for sample where the sound has whole numbers of at most 24
-    bits; its file.
+def _write_segment(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
+    """Write a segment as FLAC and return its path; lossless if samples are integers of at most 24
+    bits.
 
     Raises:
-        InputError: it cannot be cut, or its file has other sound.
+        InputError: it is not a valid segment, or its file exists with other sound.
     """
     import soundfile
 
@@ -227,16 +231,17 @@ def _cut(audio: Path, segment: str, name: str, pieces: Path | None) -> Path:
         )
         if not len(samples) or not np.isfinite(samples).all():
             raise ValueError
-        if not whole:  # of sound beyond full scale, too
+        if not whole:  # floats may exceed full scale
             samples /= max(1.0, np.abs(samples).max())
         flac = BytesIO()
         bits = "PCM_24" if info.subtype in ("PCM_24", "PCM_32") else "PCM_16"
         soundfile.write(flac, samples, rate, format="FLAC", subtype=bits)
     except (ValueError, OverflowError, soundfile.SoundFileError) as error:
         raise InputError(
-            "a segment that is not START END in seconds, inside its sound, or is none for FLAC"
+            "a segment that is not START END in seconds, inside its sound, or that FLAC cannot "
+            "store"
         ) from error
-    path = pieces / f"{os.path.normpath(f'/{name}')[1:]}.flac"  # in this folder, whatever the name
+    path = pieces / f"{os.path.normpath(f'/{name}')[1:]}.flac"  # never outside this folder
     if path.exists() and path.read_bytes() != flac.getvalue():
         raise InputError(f"a segment whose file in {pieces} has other sound; name another folder")
     write_file(path, flac.getvalue(), durable=False)
@@ -294,7 +299,7 @@ cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6  test_2016_flic
 """The files of Multi30k, as sha256sum writes them."""
 
 RUNTIME = "onnxruntime-web-1.30.0.tgz"
-"""What runs ONNX in a browser, as npm's registry has it."""
+"""The ONNX runtime for browsers, as named in npm's registry."""
 
 CORPORA: dict[Name, Corpus] = {
     "multi30k": Corpus(

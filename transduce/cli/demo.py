@@ -1,4 +1,4 @@
-"""`transduce demo`: train on the corpus that ships, then talk to the models."""
+"""`transduce demo`: train on the bundled corpus, then try the models."""
 
 import sys
 import webbrowser
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transduce.tasks.translate import Translator
 
 EXAMPLES = 3
-"""Sentences and recordings of the test data that are shown first."""
+"""Number of test sentences and of test recordings that are shown first."""
 
 
 def demo(
@@ -33,14 +33,14 @@ def demo(
 ) -> None:
     """Train a translator in a minute on two cores; then type English, and read German.
 
-    The corpus are spoken commands, such as "Did my sister delete the old letter?". The same
-    command again goes on where it was stopped, or begins with the prompt.
+    The corpus consists of spoken commands, such as "Did my sister delete the old letter?". The same
+    command again resumes a stopped training, or goes straight to the prompt.
 
     Args:
-        folder: Where the runs are; runs/demo if not named.
+        folder: Folder of the runs; runs/demo by default.
         speech: Train a speech recognizer too, three minutes more, and translate what you say into
-            the microphone, or recordings that ship.
-        serve: Open the models in a browser, in place of the prompt.
+            the microphone, or bundled recordings.
+        serve: Open the models in a browser instead of the prompt.
     """
     if serve:
         serving.require_server("--serve")
@@ -62,7 +62,7 @@ def _show(text_run: Path, speech_run: Path | None = None) -> None:
 
     corpus = DATA / "commands"
     translator = load_translator(text_run)
-    print("== English in, German out; below each German word the one that it was written from")
+    print("== English in, German out; below each German word its English word")
     for line in (corpus / "test.en").read_text(encoding="utf-8").splitlines()[:EXAMPLES]:
         print(f"> {line}")
         _show_translation(translator, line)
@@ -80,10 +80,10 @@ def _translator(run: Path) -> Path:
     from transduce.recipes import translation
 
     setting = translation.COMMANDS
-    # learns in fewer updates
+    # Muon needs fewer updates
     optim = replace(setting.training.optim, optimizer="muon", warmup_steps=60)
     training = replace(setting.training, optim=optim, max_updates=300)
-    # it reads what the recognizer writes, too
+    # it also translates what the recognizer writes
     setting = replace(setting, run=run, training=training, transcripts=True)
     name = "a translator of spoken commands, English to German: a minute on two cores"
     return _trained(name, translation, setting)
@@ -112,7 +112,7 @@ def _recognizer(run: Path) -> Path:
 
 
 def _trained(name: str, recipe: Any, setting: Any) -> Path:
-    """The run of a recipe's setting, which is trained unless it has a score."""
+    """Train a recipe's setting, unless its run has a score already; return the run."""
     run: Path = setting.run
     if not (run / "test.json").is_file():
         print(f"== training {name}")
@@ -129,14 +129,14 @@ def _show_translation(translator: "Translator", line: str) -> None:
 
 
 def _two_rows(alignment: "WordAlignment") -> list[str]:
-    """The words of the target, and below each the one that it was written from."""
+    """The target words, and below each the source word that it is aligned with."""
     pairs = [(alignment.target[i], alignment.source[k]) for k, i in alignment.pairs]
     columns = [[word.ljust(max(map(len, pair))) for word in pair] for pair in pairs]
     return [f"  {'  '.join(row).rstrip()}" for row in zip(*columns, strict=True)]
 
 
 def _sounds(recordings: list[Path]) -> Iterator[tuple[str, Any]]:
-    """Recordings of the microphone where somebody can speak into one, else these files."""
+    """Yield a recording from the microphone if there is one and a terminal, else these files."""
     from transduce.data.audio import record
 
     if sys.stdin.isatty():
@@ -144,6 +144,6 @@ def _sounds(recordings: list[Path]) -> Iterator[tuple[str, Any]]:
             yield "you", record(lambda: input("speak a command; Enter ends it "))
             return
         except (InputError, OSError) as error:
-            print(f"no microphone ({error}), so recordings that ship are transcribed")
+            print(f"no microphone ({error}), so bundled recordings are transcribed")
     for path in recordings:
         yield path.name, path

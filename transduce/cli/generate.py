@@ -1,4 +1,4 @@
-"""`transduce generate`: prompts in, texts out that go on from them."""
+"""`transduce generate`: continue prompts with a language model."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ from transduce.cli.common import (
     local,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
-from transduce.cli.large_files import Division, carry_out
+from transduce.cli.large_files import OutputOptions, carry_out
 from transduce.config import Common, Json
 from transduce.errors import InputError, errors_of
 from transduce.tasks.config import LONGEST, GenerationConfig
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transduce.tasks.generate import Generator
 
 RULE = "-" * 20 + "\n"
-"""Between two texts: they may hold line breaks."""
+"""Separates two texts, which may contain line breaks."""
 
 
 class GenerationSettings(Overrides):
@@ -49,18 +49,18 @@ class GenerationSettings(Overrides):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How to go on, where the run's own way does not suit."""
+    """Settings of the generation that replace the run's own."""
 
     forbid: OptionalFile = None
-    """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at
-    either end of one is also the beginning or end of the text."""
+    """Phrases, one a line, that outputs must not contain, such as wrong or unwanted words; a space
+    at either end of a phrase also matches the beginning or end of the text."""
     settings: Group[GenerationSettings]
 
     def overrides(self, files: Sequence[Path]) -> Json:
-        """The settings that the command line names, beside files of the input.
+        """The settings that the command line gives; `files` are those of the input.
 
         Raises:
-            InputError: no run can have them, or - stands for two files.
+            InputError: a setting is invalid for every run, or - is given for two files.
         """
         check_stdin([*files, self.forbid])
         GenerationConfig(max_length=LONGEST).changed(**self.settings)
@@ -69,34 +69,35 @@ class GenerationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationInput:
-    """Prompts that are in no file."""
+    """Prompts that do not come from files."""
 
     prompt: Common[Annotated[tuple[str, ...] | None, arg(metavar="STR [STR ...]")]] = None
-    """Texts to go on from, instead of files; what a text shall begin with is its prompt. "" begins
-    from nothing."""
+    """Prompts to continue, instead of files; an output begins with its prompt. "" is an empty
+    prompt."""
     interactive: Common[bool] = False
-    """Ask for a prompt, go on from it at once, and ask again; Ctrl-D ends."""
+    """Ask for a prompt, continue it at once, and ask again; Ctrl-D ends."""
 
     def __post_init__(self) -> None:
         if self.prompt == ():
             raise InputError(
-                '--prompt takes texts, but nothing follows it; --prompt "" begins from nothing'
+                '--prompt takes texts, but nothing follows it; --prompt "" is an empty prompt'
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOutput:
-    """What is written of texts."""
+    """How texts are written."""
 
     stream: Common[bool] = False
-    """Print text as it comes, one text after the other; not in beam search."""
+    """Print text as it is generated, one text after the other; not in beam search."""
     stop: UseAppendAction[tuple[str, ...]] = ()
-    """Strings that end a text, as its last part: --stop . --stop END; not in beam search."""
+    """Strings that end a text, and remain as its last part: --stop . --stop END; not in beam
+    search."""
     format: Common[Literal["text", "json"]] = "text"
-    """text: prompt and text, a rule between any two. json: an object per text and line."""
+    """text: each prompt with its text, separated by rules. json: an object per text, one a line."""
     token_scores: bool = False
     """Put the log-probability of every token, and a confidence of every word, into json, to see
-    where the model was unsure. The model's own, without temperature."""
+    where the model was unsure. They are the model's own, without temperature."""
 
 
 def generate(
@@ -107,21 +108,21 @@ def generate(
     output: Group[GenerationOutput],
     generation: Group[GenerationOptions],
     machine: Group[Machine],
-    division: Group[Division],
+    destination: Group[OutputOptions],
 ) -> None:
-    """Go on from prompts: each is printed with its text, a rule between any two.
+    """Continue prompts: each is printed with its text, separated by rules.
 
     The same seed gives the same texts, whatever the batch.
 
     Args:
-        files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank
-            line begins from nothing.
+        files: Prompts, one a line, plain or .gz; - is standard input, which is also the default. A
+            blank line is an empty prompt.
     """
     at_once = output.stream or source.interactive
-    if at_once and (output.format == "json" or division != Division()):
+    if at_once and (output.format == "json" or destination != OutputOptions()):
         raise InputError(
-            "text comes on standard output piece by piece, so leave out --format json, --output, "
-            "--workers and --part with --stream and --interactive"
+            "text is printed to standard output piece by piece, so leave out --format json, "
+            "--output, --workers and --part with --stream and --interactive"
         )
     check_token_scores(output.token_scores, output.format)
     if files and source.prompt:
@@ -131,26 +132,26 @@ def generate(
     if source.interactive:
         check_interactive({"FILE": files, "--prompt": source.prompt})
     texts = files or (STDIN,)
-    # what no run can do is refused before one is loaded
+    # invalid settings are refused before a run is loaded
     settings = generation.overrides(() if source.prompt else texts)
     job = Generation(run=local(run), machine=machine, settings=settings, output=output)
     if source.interactive:
         generator = job.load()
         return interact(lambda prompt, number: job.print_texts(generator, [prompt], number))
     prompts: Iterable[str | InputError] = lines_or_errors(STDIN)
-    if source.prompt or files or division.output:
+    if source.prompt or files or destination.output:
         prompts = source.prompt or Lines(*texts)
         for prompt in prompts:
             checked(prompt)  # refused before anything is written
     if output.stream:
         return job.print_texts(job.load(), map(checked, prompts))
     read = [*files, *filter(None, [generation.forbid])]
-    carry_out(job, prompts, division, inputs=read)
+    carry_out(job, prompts, destination, inputs=read)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(SearchJob):
-    """Prompts to go on from."""
+    """Prompts to continue."""
 
     TASK = "Generator"
     UNIT = "prompt"
@@ -161,7 +162,7 @@ class Generation(SearchJob):
     def rows(
         self, generator: "Generator", start: int, items: list[str | InputError], progress: Progress
     ) -> Rows:
-        """Go on from prompts."""
+        """Continue prompts."""
         prompts = [_encodable(generator, checked(item), start + i) for i, item in enumerate(items)]
         texts = generator.generate(
             prompts,
@@ -184,15 +185,15 @@ class Generation(SearchJob):
     def print_texts(
         self, generator: "Generator", prompts: Iterable[str], first_prompt: int = 0
     ) -> None:
-        """Print what follows each prompt, as it comes.
+        """Print the continuation of each prompt as it is generated.
 
         Raises:
-            InputError: there is a beam, which knows no text before its end.
+            InputError: beam_size is above 1: beam search has no text before it ends.
         """
         if (beam_size := generator.decoding.beam_size) > 1:
             raise InputError(
-                f"a text is shown as it is sampled, but beam_size={beam_size}; set it to 1, or "
-                "leave out --stream and --interactive"
+                "a text can be shown as it comes only if it is sampled, but "
+                f"beam_size={beam_size}; set it to 1, or leave out --stream and --interactive"
             )
         rule = ""
         for number, prompt in enumerate(prompts, start=first_prompt):

@@ -1,4 +1,4 @@
-"""What commands do with every input of a list, in this process or in several."""
+"""Jobs: what commands do with each input of a list, in this process or in several."""
 
 import logging
 import os
@@ -29,16 +29,16 @@ from transduce.config import Json, to_dict
 from transduce.errors import InputError, logger
 
 Progress = Callable[[int, int], object]
-"""Called with how much is done, and how much more there is to do than was known."""
+"""Called with the number of units done, and the number by which the total grew."""
 
 Chunk = tuple[int, list[Any]]
-"""How many inputs came before it, and its inputs."""
+"""The number of inputs before it, and its inputs."""
 
 SHOWN = 5
-"""Messages of one kind that are shown."""
+"""Maximum number of messages of one kind that are shown."""
 
 VARIES = re.compile(r"(['\"]).*?\1|\S*[./]\S+|\d+")
-"""What differs between two messages of one kind: what is quoted, paths and numbers."""
+"""The parts in which messages of one kind differ: quoted text, paths and numbers."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,11 @@ class Job(ABC):
     lm: Path | None = None
 
     UNIT: ClassVar[str]
-    """What progress counts."""
+    """The unit of the progress bar."""
     UNUSABLE: ClassVar[str] = "inputs could not be used"
     CHUNK: ClassVar[int]
-    """How much is done, and then written, at a time, as `cost` counts it."""
+    """The cost (see `cost`) of a chunk: the inputs that are processed, and then written, at a
+    time."""
 
     @property
     def model_files(self) -> list[Path]:
@@ -75,19 +76,19 @@ class Job(ABC):
 
     @abstractmethod
     def rows(self, task: Any, start: int, items: list[Any], progress: Progress) -> Rows:
-        """Turn inputs into rows; `start` came before the first one."""
+        """Turn inputs into rows; `start` is the number of inputs before them."""
 
     def name(self, item: Any) -> str:
-        """The identity of an input, with what may change of it."""
+        """A string that identifies an input and its content."""
         return str(item)
 
     def cost(self, item: Any) -> int:
-        """How much work an input is."""
+        """How much work an input takes."""
         return 1
 
     def key(self, items: Iterable[Any]) -> tuple[Json, int, int]:
-        """All that decides the output: settings, hashes of the run and of the inputs; how many
-        inputs there are, and their cost."""
+        """Everything that determines the output (settings, hashes of the run and of the inputs),
+        the number of inputs, and their total cost."""
         n = 0
         cost = 0
         digest = sha256()
@@ -97,7 +98,7 @@ class Job(ABC):
             digest.update(ascii(self.name(item)).encode() + b"\n")
         key = to_dict(self)
         del key["machine"]["device"]
-        for name in ("batch_tokens", "batch_size"):  # not the output
+        for name in ("batch_tokens", "batch_size"):  # these do not change the output
             key.get("settings", {}).pop(name, None)
         key |= {
             "kind": type(self).__name__,
@@ -110,12 +111,12 @@ class Job(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchJob(Job):
-    """A job that searches with settings of its own."""
+    """A job that runs a search, with settings from the command line."""
 
     TASK: ClassVar[str]
-    """The class in tasks/ that does it."""
+    """The name of its class in tasks/."""
     settings: Json
-    """Those that the command line names, instead of the run's."""
+    """Settings of the command line, which replace the run's."""
 
     def load(self) -> Any:
         """Load the run as a task with these settings.
@@ -140,11 +141,10 @@ class SearchJob(Job):
 
 @contextmanager
 def first_few() -> Iterator[Callable[[str], bool]]:
-    """Decide which messages are shown: the first few of one kind; in the end stderr counts the
-    others.
+    """Yield a function that decides whether a message is shown: the first few of each kind are. At
+    the end, stderr says how many others there were.
 
-    The same message again is neither shown nor counted. Warnings that are logged meanwhile are
-    counted, too.
+    A repeated message is neither shown nor counted. Logged warnings are limited in the same way.
     """
     counts = Counter[str]()
     last: dict[str, str] = {}
@@ -178,12 +178,12 @@ def results(
 ) -> Generator[tuple[int, Rows], None, None]:
     """Yield the number of inputs and the rows of every chunk, in order.
 
-    On stderr are a bar, if that is a terminal, and the first few errors and warnings.
+    stderr gets a progress bar, if it is a terminal, and the first few errors and warnings.
 
     Args:
-        n_workers: 1 is this process; more are processes of their own.
+        n_workers: 1: this process does the work; more: the number of worker processes.
         total: the number of inputs, if it is known.
-        done: how many of them were done before.
+        done: how many of them were done earlier.
     """
     from torch import get_num_threads
 
@@ -218,11 +218,11 @@ def results(
 def by_workers(
     job: Job, chunks: Iterable[Chunk], progress: Progress, n_workers: int, n_threads: int
 ) -> Generator[tuple[int, Rows], None, None]:
-    """Yield the number of inputs and the rows of every chunk, in order, done by processes of n
-    threads, which end when the generator is closed or fails.
+    """Yield the number of inputs and the rows of every chunk, in order, computed by processes of
+    `n_threads` threads each, which end when the generator is closed or fails.
 
     Raises:
-        InputError, OSError: as the job raised it; ChildProcessError if a process was ended from
+        InputError, OSError: as the job raised it; ChildProcessError if a process was killed from
             outside.
     """
     chunks = iter(chunks)
@@ -244,7 +244,7 @@ def worker_pool(
     """Processes that end with the `with`; `start` is called in each, and calls `end_with_parent`.
 
     Raises:
-        ChildProcessError: one was ended from outside.
+        ChildProcessError: one was killed from outside.
     """
     others = active_children()
     with ProcessPoolExecutor(n, get_context("spawn"), start, arguments) as pool:
@@ -252,8 +252,8 @@ def worker_pool(
             yield pool
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                "workers must live until all is done, but one was killed, mostly for lack of "
-                "memory; take fewer of them, and run it again"
+                "workers must run until all is done, but one was killed, probably for lack of "
+                "memory; use fewer --workers or --processes, and run the command again"
             ) from error
         finally:
             for process in active_children():
@@ -264,8 +264,8 @@ def worker_pool(
 def submit(
     pool: ProcessPoolExecutor, call: Callable[..., Any], arguments: Iterable[Iterable[Any]]
 ) -> list[Future[Any]]:
-    """Submit calls; processes that start for them inherit that they ignore Ctrl-C, which a terminal
-    sends to the whole group."""
+    """Submit calls. Worker processes that start for them ignore Ctrl-C, which a terminal sends to
+    the whole process group."""
     all_arguments = list(arguments)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -287,7 +287,7 @@ def _start_worker(job: Job, n_threads: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended, by SIGKILL too."""
+    """End this process as soon as the one that started it has ended, even by SIGKILL."""
     Thread(target=_wait_for_parent, daemon=True).start()
 
 
@@ -304,17 +304,18 @@ def _task() -> Any:
 
 
 def _work(start: int, items: list[Any]) -> tuple[int, Rows, list[str]]:
-    """The number of inputs of a chunk, their rows, and the warnings that came with them."""
+    """The number of inputs of a chunk, their rows, and the warnings that were logged for them."""
     rows = _job.rows(_task(), start, items, lambda *_: None)
     warnings = [record.getMessage() for record in _warnings.buffer]
     _warnings.flush()  # empties the buffer
     return len(items), rows, warnings
 
 
-def cut(
+def split_chunks(
     items: Iterable[Any], cost: Callable[[Any], int], limit: int, start: int = 0
 ) -> Iterator[Chunk]:
-    """Cut inputs into chunks that reach a cost; at least one chunk, which may be empty.
+    """Split inputs into chunks whose cost reaches `limit`; there is at least one chunk, which may
+    be empty.
 
     Args:
         start: the number of inputs before the first one.
@@ -336,7 +337,8 @@ def cut(
 
 
 def default_workers(job: Job, n_chunks: int) -> int:
-    """One process per core of a CPU, if there are two chunks for each, and memory for all."""
+    """One worker process per core of a CPU, as far as there are two chunks and enough memory for
+    each; 1 on a GPU."""
     import torch
 
     from transduce.device import default_device, memory

@@ -1,4 +1,4 @@
-"""Large inputs: in chunks, by one process or several, as a whole or in parts, which merge joins."""
+"""Large inputs: processed in chunks, by one process or several, as a whole or in parts to merge."""
 
 import fcntl
 import json
@@ -16,19 +16,19 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, OptionalFile, to_stderr
-from transduce.cli.jobs import Chunk, Job, cut, default_workers, results
+from transduce.cli.jobs import Chunk, Job, default_workers, results, split_chunks
 from transduce.config import Common, Json, at_least, differences, from_dict, to_dict
 from transduce.errors import InputError
 
 
-class Share(NamedTuple):
+class Part(NamedTuple):
     """Part `number`, counted from 1, of `total`."""
 
     number: int = 1
     total: int = 1
 
     def span(self, n: int) -> tuple[int, int]:
-        """Its inputs, of n: the index of the first and that behind the last."""
+        """The range of its inputs out of n: the index of the first, and that after the last."""
         return n * (self.number - 1) // self.total, n * self.number // self.total
 
     def file(self, output: Path) -> Path:
@@ -37,34 +37,34 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
-    """Where the output goes, and who does the work; see docs/large_files.md."""
+class OutputOptions:
+    """Where the output is written, and by how many processes; see docs/large_files.md."""
 
     output: Common[OptionalFile] = None
-    """The file that the output becomes once it is whole; standard output if not given. Until then
-    what is done is kept in FILE.unfinished, and the same command goes on from there."""
+    """The output file; standard output by default. Until all is done, finished rows are kept in
+    FILE.unfinished, and the same command resumes from there."""
     workers: Common[Count] = None
-    """Processes on this machine, each with the model and its share of the cores. If not given: one
-    per core where a CPU computes and the input is large, else one."""
+    """Processes on this machine, each with the model and an equal part of the cores. By default,
+    one per core for a large input on a CPU, else one."""
     part: Common[Annotated[str | None, arg(metavar="I/N")]] = None
-    """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. In a SLURM array:
-    --part $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT."""
+    """Process only part I of N, and write FILE.part-I-of-N; transduce merge FILE joins them. In a
+    SLURM array: --part $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT."""
 
-    def share(self) -> Share:
-        """The part of the input to do, which without --part is all of it.
+    def selected_part(self) -> Part:
+        """The part of the input to process; without --part, all of it.
 
         Raises:
-            InputError: there is no such part, or it would have no name.
+            InputError: there is no such part, or no --output.
         """
         if self.part is None:
-            return Share()
+            return Part()
         if self.output is None:
             raise InputError(
                 f"a part is a file, but --part {self.part} has no --output; add --output FILE"
             )
         match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", self.part)
         if match and 1 <= int(match[1]) <= int(match[2]):
-            return Share(int(match[1]), int(match[2]))
+            return Part(int(match[1]), int(match[2]))
         raise InputError(
             f"--part must be I/N with 1 <= I <= N, such as 3/8, but it is {self.part!r}"
         )
@@ -72,27 +72,27 @@ class Division:
 
 @dataclass
 class Done:
-    """How much of a job stands in a file of rows, as JSON beside it."""
+    """The progress of a job: how much of it a file of rows has, as JSON in a file beside it."""
 
     job: Json
-    """All that decides the output: settings, hashes of the run and of the whole input."""
+    """Everything that determines the output: settings, hashes of the run and of the whole input."""
     n_total: int
-    """The inputs of all parts."""
-    part: Share
+    """The number of inputs of all parts."""
+    part: Part
     n_inputs: int = 0
     n_bytes: int = 0
     n_errors: int = 0
 
 
 def progress_file(rows: Path) -> Path:
-    """The file that says how much of a job stands in a file of rows."""
+    """The file with the progress of a file of rows."""
     return rows.with_name(f"{rows.name}.progress")
 
 
 @contextmanager
 def open_unfinished(path: Path, done: Done) -> Iterator[tuple[BinaryIO, Done]]:
-    """Open or begin the rows of a job, which no other process writes meanwhile, and say how much of
-    it they are; they stay where their progress is known in the end.
+    """Open or create the file of a job's rows, locked against other processes, and yield it with
+    its progress. It is removed at the end if it has no progress file.
 
     Raises:
         InputError: another process writes them, or they are those of another job.
@@ -101,7 +101,7 @@ def open_unfinished(path: Path, done: Done) -> Iterator[tuple[BinaryIO, Done]]:
 
     progress = progress_file(path)
     foreign = InputError(
-        f"{path} must be as this command has left it, but it is not; move it, or name another "
+        f"{path} must be as this command left it, but it was changed; move it, or name another "
         "--output"
     )
     if path.is_symlink():  # rows would be written into another file
@@ -117,12 +117,12 @@ def open_unfinished(path: Path, done: Done) -> Iterator[tuple[BinaryIO, Done]]:
         except OSError:  # a file system without locks
             pass
         size = file.seek(0, os.SEEK_END)
-        if size and progress.exists():  # without rows it is that of an output which became whole
+        if size and progress.exists():  # without rows, the progress is that of a finished output
             before = from_dict(Done, read_json(progress), str(progress))
             if changed := differences(before.job, done.job):
                 raise InputError(
-                    f"an output is made with the same input and settings from beginning to end, "
-                    f"but {path} was begun with others: {'; '.join(changed)}; remove it and "
+                    "an output must be made with the same input and settings from beginning to "
+                    f"end, but {path} was begun with others: {'; '.join(changed)}; remove it and "
                     f"{progress.name}, or name another --output"
                 )
             done = before
@@ -137,11 +137,11 @@ def open_unfinished(path: Path, done: Done) -> Iterator[tuple[BinaryIO, Done]]:
 
 
 def check_output(output: Path, inputs: Sequence[Path] = (), *, option: str = "--output") -> None:
-    """Check that the file of an option has a folder, is none, and is no input, standard input among
-    them.
+    """Check that the output file of an option is in an existing folder, is not a folder, and is not
+    an input or standard input.
 
     Raises:
-        InputError: it has none, or it is one.
+        InputError: one of these does not hold.
     """
     if output.is_dir():
         raise InputError(
@@ -166,49 +166,49 @@ def check_output(output: Path, inputs: Sequence[Path] = (), *, option: str = "--
 
 
 def carry_out(
-    job: Job, items: Iterable[Any], division: Division, inputs: Sequence[Path] = ()
+    job: Job, items: Iterable[Any], destination: OutputOptions, inputs: Sequence[Path] = ()
 ) -> None:
-    """Do a job on all inputs, or on this process's part of them, and write rows in their order.
+    """Do a job for all inputs, or for one part of them, and write rows in the order of the inputs.
 
-    A file appears once it is whole: until then FILE.unfinished has what is done, and the same
-    command goes on from there.
+    The output file appears once it is complete: until then FILE.unfinished has the finished rows,
+    and the same command resumes from there.
 
     Args:
-        items: read several times from the beginning, so that memory holds a few chunks of them; an
-            iterator is done chunk by chunk as it comes, on standard output.
-        inputs: the files that the items are of, none of which the output may replace.
+        items: read several times from the beginning, so that only a few chunks are in memory; an
+            iterator is read once, and its rows are printed to standard output chunk by chunk.
+        inputs: the files that the items come from, none of which the output may replace.
 
     Raises:
-        InputError: the inputs have changed while they were read.
+        InputError: the inputs or the run changed meanwhile.
         SystemExit: with 1, at the end, if some inputs could not be used.
     """
-    at_least(1, workers=division.workers)
-    share = division.share()
+    at_least(1, workers=destination.workers)
+    part = destination.selected_part()
     if isinstance(items, Iterator):
         size = 1 if sys.stdin.isatty() else job.CHUNK
-        return _print(job, cut(items, lambda _: 1, size), None, division.workers or 1)
-    output = division.output
+        return _print(job, split_chunks(items, lambda _: 1, size), None, destination.workers or 1)
+    output = destination.output
     if output is not None:
         check_output(output, [*inputs, *job.model_files])
     key, n, cost = job.key(items)
-    cost //= share.total
-    limit = max(1, min(job.CHUNK, -(-cost // (division.workers or 1))))
+    cost //= part.total
+    limit = max(1, min(job.CHUNK, -(-cost // (destination.workers or 1))))
     n_chunks = max(1, -(-cost // limit))
-    n_workers = min(division.workers or default_workers(job, n_chunks), n_chunks)
+    n_workers = min(destination.workers or default_workers(job, n_chunks), n_chunks)
     if output is None or (output.exists() and not output.is_file()):  # a pipe or a device
-        return _print(job, cut(items, job.cost, limit), output, n_workers, n)
+        return _print(job, split_chunks(items, job.cost, limit), output, n_workers, n)
     output = Path(os.path.realpath(output)) if output.is_symlink() else output
     unfinished = output.with_name(f"{output.name}.unfinished")
-    path = share.file(output) if division.part else unfinished
-    with open_unfinished(path, Done(key, n, share)) as (file, done):
+    path = part.file(output) if destination.part else unfinished
+    with open_unfinished(path, Done(key, n, part)) as (file, done):
         _complete(job, items, file, done, limit, n_workers)
         if changed := differences(key, job.key(items)[0]):
             progress_file(path).unlink(missing_ok=True)
             raise InputError(
-                "an output is made with the same input and run from beginning to end, but this "
-                f"changed meanwhile: {'; '.join(changed)}; run the same command again"
+                "an output must be made with the same input and run from beginning to end, but "
+                f"this changed meanwhile: {'; '.join(changed)}; run the same command again"
             )
-        if not division.part:
+        if not destination.part:
             path.replace(output)
             progress_file(path).unlink()
     end(done.n_errors, done.n_inputs, job.UNUSABLE)
@@ -217,7 +217,7 @@ def carry_out(
 def _complete(
     job: Job, items: Iterable[Any], file: BinaryIO, done: Done, limit: int, n_workers: int
 ) -> None:
-    """Do what is missing of an output, or of a part of one; wait for the disk after every chunk."""
+    """Do the rest of an output, or of a part of one; sync it to disk after every chunk."""
     from transduce.files import write_file
 
     start, stop = done.part.span(done.n_total)
@@ -232,7 +232,7 @@ def _complete(
     if done.n_inputs or done.part.total > 1:
         report()
     first = start + done.n_inputs
-    chunks = cut(islice(items, first, stop), job.cost, limit, first)
+    chunks = split_chunks(islice(items, first, stop), job.cost, limit, first)
     try:
         with closing(results(job, chunks, n_workers, n, done.n_inputs)) as finished:
             for n_inputs, rows in finished:
@@ -244,7 +244,7 @@ def _complete(
                 done.n_errors += len(rows.errors)
                 write_file(progress_file(Path(file.name)), json.dumps(to_dict(done)))
     except KeyboardInterrupt:
-        report("; the same command goes on from there")
+        report("; the same command resumes from there")
         raise
 
 
@@ -255,7 +255,7 @@ def _print(
     n_workers: int,
     total: int | None = None,
 ) -> None:
-    """Write rows to standard output, a pipe or a device as they come."""
+    """Write rows to standard output, a pipe or a device as they are finished."""
     n = 0
     n_errors = 0
     with (
@@ -270,7 +270,7 @@ def _print(
                 out.flush()
         except KeyboardInterrupt:
             if n:
-                to_stderr(f"{n} inputs are done, and their lines are whole")
+                to_stderr(f"{n} inputs are done, and their lines are complete")
             raise
     end(n_errors, n, job.UNUSABLE)
 
@@ -283,13 +283,11 @@ def end(n_errors: int, n: int, unusable: str) -> None:
 
 
 def merge(
-    output: Positional[
-        Annotated[Path, arg(metavar="OUTPUT", help="As --output of the parts was.")]
-    ],
+    output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="The --output of the parts.")]],
 ) -> None:
     """Join the parts of an output, OUTPUT.part-00001-of-00004 and so on, in the order of the input.
 
-    The parts stay; the exit code is 1 if some of the input could not be used.
+    The parts are kept; the exit code is 1 if some of the input could not be used.
     """
     from transduce.files import replacing
 
@@ -315,8 +313,8 @@ def _parts(output: Path) -> dict[Path, Done]:
     paths = sorted(path for path in output.parent.iterdir() if named.fullmatch(path.name))
     if not paths:
         raise InputError(
-            f"merge joins files such as {Share(1, 4).file(output).name}, but there is none in "
-            f"{output.parent}; name what --output named"
+            f"merge joins files such as {Part(1, 4).file(output).name}, but there is none in "
+            f"{output.parent}; give the --output of the parts"
         )
     parts = {path: _read_done(path) for path in paths}
     first = parts[paths[0]]
@@ -326,10 +324,10 @@ def _parts(output: Path) -> dict[Path, Done]:
         ):
             raise InputError(
                 f"parts must belong to one job, but {path} and {paths[0]} do not: "
-                f"{'; '.join(changed)}; remove those that are of no use"
+                f"{'; '.join(changed)}; remove those of another job"
             )
     total = first.part.total
-    missing = [str(i) for i in range(1, total + 1) if Share(i, total).file(output) not in parts]
+    missing = [str(i) for i in range(1, total + 1) if Part(i, total).file(output) not in parts]
     if missing:
         raise InputError(
             f"merge needs all {total} parts of {output}, but these are missing: "
@@ -340,10 +338,10 @@ def _parts(output: Path) -> dict[Path, Done]:
 
 
 def _read_done(rows: Path) -> Done:
-    """What is known of the rows of a part.
+    """Read the progress of a part, and check that its rows are complete.
 
     Raises:
-        InputError: they are not complete.
+        InputError: they are incomplete.
     """
     from transduce.files import read_json
 
@@ -353,6 +351,6 @@ def _read_done(rows: Path) -> Done:
     if done.n_inputs != stop - start or rows.stat().st_size != done.n_bytes:
         raise InputError(
             f"{rows} must have the rows of {stop - start} inputs, but it has those of "
-            f"{done.n_inputs}, or was cut; fetch it again, or run the same command for it"
+            f"{done.n_inputs}, or was cut; copy it again, or run the same command for it"
         )
     return done

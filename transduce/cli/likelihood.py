@@ -1,4 +1,4 @@
-"""`transduce score likelihood` and `score perplexity`: scores of texts by a run."""
+"""`transduce score likelihood` and `score perplexity`: score texts with a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from transduce.cli.common import (
     side_name,
 )
 from transduce.cli.jobs import Job, Progress, Rows
-from transduce.cli.large_files import Division, carry_out
+from transduce.cli.large_files import OutputOptions, carry_out
 from transduce.cli.recordings import version_of
 from transduce.data.manifest import manifest_audio
 from transduce.errors import InputError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Languages:
-    """Languages of the texts, in a model of many languages."""
+    """Languages of the texts, for a multilingual model."""
 
     source_language: str = ""
     """The language of SRC: en, eng_Latn ..."""
@@ -42,7 +42,7 @@ class Languages:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Those that are named, as settings of a search."""
+        """The given languages, as settings of a search."""
         return {name: code for name, code in vars(self).items() if code}
 
 
@@ -55,18 +55,18 @@ def score_likelihood(
     format: Literal["text", "json"] = "text",
     languages: Group[Languages],
     machine: Group[Machine],
-    division: Group[Division],
+    destination: Group[OutputOptions],
 ) -> None:
     """Write the log-probability of each text by a run, and its number of tokens.
 
-    The logarithm is natural. Parallel text can be filtered by it.
+    The logarithm is natural. Log-probabilities can be used to filter parallel text.
 
     A text that cannot be scored is named on stderr and gives a blank line, in json an error; the
     exit code is then 1.
 
     Args:
-        files: What the texts come from, and the texts, line by line: files, plain or .gz, or -. Of
-            sound, SRC is a manifest (.tsv), or has names of files, one a line. A language model
+        files: The sources, and the texts to score, line by line: files, plain or .gz, or -. For
+            sound, SRC is a manifest (.tsv), or a list of sound files, one a line. A language model
             takes HYP alone.
         format: text: log-probability and number of tokens, a tab between. json: an object per line,
             with the log-probability of every token.
@@ -79,13 +79,13 @@ def score_likelihood(
     stacks = [name for name in ("encoder", "decoder") if getattr(contents.model, name)]
     if "decoder" not in stacks or len(files) != len(stacks):
         raise InputError(
-            "likelihood takes SRC and HYP of a run with encoder and decoder, or HYP alone of a "
+            "likelihood takes SRC and HYP for a run with encoder and decoder, or HYP alone for a "
             f"decoder, but got {len(files)} files, and {run} has {' and '.join(stacks)}; name "
             "other files, or another run"
         )
     if languages.settings and "encoder" not in stacks:
         raise InputError(
-            f"languages are those of a run with an encoder, but {run} is a language model, and got "
+            f"languages are for a run with an encoder, but {run} is a language model, and got "
             f"{languages.settings}; leave them out"
         )
     job = Likelihood(
@@ -95,7 +95,7 @@ def score_likelihood(
         languages=languages.settings,
         format=format,
     )
-    carry_out(job, job.items(*files), division, inputs=files)
+    carry_out(job, job.items(*files), destination, inputs=files)
 
 
 def score_perplexity(
@@ -112,10 +112,9 @@ def score_perplexity(
     """Perplexity per token, nats per token and bits per byte of a text, lower is better.
 
     Args:
-        window: Tokens that a prediction can look back on at most; by default the model's
-            max_positions.
-        stride: Tokens between the beginnings of two windows; by default half a window.
-        batch_tokens: Positions in one go: speed and memory, never the figures.
+        window: Maximum number of tokens of context; by default the model's max_positions.
+        stride: Tokens from the start of one window to the next; by default half a window.
+        batch_tokens: Positions per batch; changes speed and memory, not the result.
     """
     from transduce.tasks.generate import Generator
     from transduce.tasks.outputs import measure_perplexity
@@ -123,7 +122,7 @@ def score_perplexity(
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = machine.load(Generator, run)
     if (n := len(generator.engines)) > 1:
-        raise InputError(f"perplexity is that of one run, but {run} are {n}; name one of them")
+        raise InputError(f"perplexity is measured for one run, but {run} are {n}; name one of them")
     perplexity = measure_perplexity(
         generator.engine,
         generator.tokenizer,
@@ -136,13 +135,12 @@ def score_perplexity(
 
 
 Item = tuple[Any, str | InputError]
-"""An input, None for a language model, and its text; an error stands for a line that is not
-UTF-8."""
+"""An input (None for a language model) and its text; an InputError if a line is not UTF-8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihood(Job):
-    """Given texts to score, one for each input."""
+    """Scores given texts, one for each input."""
 
     CHUNK = 2000
     UNIT = "line"
@@ -172,7 +170,7 @@ class Likelihood(Job):
         return list(zip(inputs, lines, strict=True))
 
     def cost(self, item: Item) -> int:
-        """Texts; the frames of a sound need the memory of twenty."""
+        """1 for a text; 20 for a sound, whose frames need the memory of twenty texts."""
         return 20 if self.is_speech else 1
 
     def name(self, item: Item) -> str:
@@ -180,13 +178,13 @@ class Likelihood(Job):
         return f"{item} {version_of(str(item[0])) if self.is_speech else ''}"
 
     def load(self) -> Any:
-        """Load the run, and check it with no text at all."""
+        """Load the run, and check it by scoring an empty list of texts."""
         task = self.machine.load(object, self.run)
         self._scored(task, [])
         return task
 
     def rows(self, task: Any, start: int, items: list[Item], progress: Progress) -> Rows:
-        results = self._each(task, items)
+        results = self._scores_or_errors(task, items)
         progress(len(items), 0)
         return Rows(
             "".join(map(self._row, results)),
@@ -197,16 +195,18 @@ class Likelihood(Job):
             ),
         )
 
-    def _each(self, task: Any, items: list[Item]) -> "list[TokenScores | InputError]":
-        """The scores of every text, or its error: texts with an error among them are halved and
-        tried again."""
+    def _scores_or_errors(self, task: Any, items: list[Item]) -> "list[TokenScores | InputError]":
+        """The score of every text, or its error. If a text has an error, each half of the list is
+        tried separately."""
         try:
             return [*self._scored(task, items)]
         except InputError as error:
             if len(items) < 2:
                 return [error] * len(items)
             half = len(items) // 2
-            return self._each(task, items[:half]) + self._each(task, items[half:])
+            return self._scores_or_errors(task, items[:half]) + self._scores_or_errors(
+                task, items[half:]
+            )
 
     def _scored(self, task: Any, items: list[Item]) -> "list[TokenScores]":
         from transduce.tasks.generate import Generator

@@ -28,15 +28,15 @@ COMMANDS = {
         "main:_train",
         "Train sound to text: recordings and their texts in, WER out.",
     ),
-    "train language-model": ("main:_train", "Train a decoder alone on any text."),
+    "train language-model": ("main:_train", "Train a decoder-only model on any text."),
     "train masked-language-model": ("main:_train", "Train a masked language model."),
-    "translate": ("translate:translate", "Translate lines: as many out as in, in the same order."),
+    "translate": ("translate:translate", "Translate text line by line, in the same order."),
     "transcribe": (
         "transcribe:transcribe",
         "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles.",
     ),
-    "generate": ("generate:generate", "Go on from prompts with a language model."),
-    "serve": ("serve:serve", "Answer over HTTP, as OpenAI, LibreTranslate and whisper.cpp do."),
+    "generate": ("generate:generate", "Continue prompts with a language model."),
+    "serve": ("serve:serve", "Serve runs over HTTP, as OpenAI, LibreTranslate and whisper.cpp do."),
     "score bleu": ("score:score_bleu", "BLEU of translations, with interval and paired test."),
     "score chrf": ("score:score_chrf", "chrF of translations."),
     "score ter": ("score:score_ter", "Translation edit rate."),
@@ -57,45 +57,47 @@ COMMANDS = {
         "data:manifest",
         "Make a manifest of a folder of recordings or of another tool's list.",
     ),
-    "data clean": ("text:clean", "Leave out pairs of parallel text that teach nothing."),
-    "data shards": ("text:shards", "Make shards of token ids of a text that memory cannot hold."),
+    "data clean": ("text:clean", "Remove pairs of parallel text that are useless for training."),
+    "data shards": (
+        "text:shards",
+        "Make shards of token ids of a text that is larger than memory.",
+    ),
     "tokenize": (
         "runs:tokenize",
-        "Write lines as a run's tokens: the text of n-gram models for --lm.",
+        "Write lines as a run's tokens, to train n-gram models for --lm.",
     ),
     "merge": ("large_files:merge", "Join the parts of an output that several machines made."),
     "describe": (
         "runs:describe",
-        "Tell what a run directory holds: model, tokenizers, training, scores.",
+        "Describe a run directory: model, tokenizers, training, scores.",
     ),
     "watch": (
         "serve:watch",
-        "Show a training in a browser while it goes on: curves, samples, scores.",
+        "Show a training in a browser as it runs: curves, samples, scores.",
     ),
     "average": (
         "runs:average_checkpoints",
-        "Make the mean of checkpoints the run's finished model.",
+        "Average checkpoints into the run's finished model.",
     ),
-    "import": ("runs:import_run", "Make a run directory of a model as transformers saves it."),
+    "import": ("runs:import_run", "Make a run directory from a model saved by transformers."),
     "publish": (
         "runs:publish",
         "Put a finished run on the Hugging Face hub, with its model card.",
     ),
     "export": (
         "runs:export",
-        "Write a run's model for other programs, or as a page that translates.",
+        "Export a run's model for other programs, or as a web page that translates.",
     ),
     "completion": (
         "main:completion",
         "Let the Tab key complete commands and flags in bash, zsh or fish.",
     ),
 }
-"""By name: where the function is, and a line of help. This is the order in which --help lists
-them."""
+"""Each command's function and line of help, in the order of --help."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; 0 if it went well, 2 if the input was at fault, 130 after Ctrl-C."""
+    """Run one command; return 0 on success, 2 for unusable input, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else arguments
     n_words = 2 if " ".join(words[:2]) in COMMANDS else 1
     name = " ".join(words[:n_words])
@@ -135,8 +137,9 @@ def _without_command(word: str, rest: list[str]) -> None:
         width = max(map(len, names)) + 2
         lines = [f"  {name:<{width}}{COMMANDS[name][1]}\n" for name in names]
         page = (
-            f"usage: transduce {group}COMMAND ...\n\nOne Transformer, many transductions.\n\n"
-            f"{''.join(lines)}\ntransduce {group}COMMAND --help says what a command takes."
+            f"usage: transduce {group}COMMAND ...\n\nOne Transformer, many "
+            f"transductions.\n\n{''.join(lines)}\ntransduce {group}COMMAND --help lists the "
+            "arguments of a command."
         )
         if second:
             return print(page)
@@ -170,11 +173,11 @@ def train(task: str, arguments: list[str]) -> None:
 def completion(
     shell: Positional[Annotated[Literal["bash", "zsh", "fish"], arg(metavar="SHELL")]],
 ) -> None:
-    """Print what lets a shell complete commands and flags: eval "$(transduce completion bash)" in
-    ~/.bashrc.
+    """Print a script that makes a shell complete commands and flags: eval "$(transduce completion
+    bash)" in ~/.bashrc.
 
     Args:
-        shell: bash, zsh, where the file is ~/.zshrc, or fish.
+        shell: bash, zsh (in ~/.zshrc) or fish.
     """
     app = SubcommandApp()
     groups: dict[str, SubcommandApp] = defaultdict(SubcommandApp)
@@ -194,7 +197,7 @@ def completion(
             config=(FlagCreatePairsOff, DisallowNone),
         )
     finally:
-        if shell == "bash":  # names of files, where nothing else can stand
+        if shell == "bash":  # complete file names where nothing else fits
             print("complete -o bashdefault -o default -F _tyro_transduce transduce")
 
 

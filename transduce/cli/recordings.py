@@ -1,4 +1,4 @@
-"""What `transduce transcribe` reads: sound files, folders, manifests, lists, sound itself."""
+"""The inputs of `transduce transcribe`: sound files, folders, manifests, lists, standard input."""
 
 import codecs
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transduce.tasks.sound import Audio
 
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Bytes that no line of names holds, and every sound file within its first ones."""
+"""Bytes that lists of file names do not contain, and that every sound file has near its start."""
 
 
 class NamedSound(io.BytesIO):
@@ -34,11 +34,11 @@ class NamedSound(io.BytesIO):
 
 
 def sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
-    """The sounds of files: a manifest stands for the sound that it names, a folder for all in it, -
-    for standard input.
+    """Yield the sounds of files: a manifest gives the sound files that it lists, a folder all in
+    it; - is standard input.
 
     Raises:
-        InputError: a folder has none.
+        InputError: a folder has no sound.
     """
     for file in files:
         for audio in _standard_input() if file == STDIN else [file]:
@@ -60,7 +60,7 @@ def sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
 
 
 def stems_of(sounds: "Sequence[Audio]", files: Sequence[Path], directory: Path) -> dict[str, str]:
-    """Where the files of every sound lie in a directory, without their endings.
+    """The path of each sound's output files in a directory, without suffix, by the sound's path.
 
     Raises:
         InputError: a sound has no name, or two have the same.
@@ -82,7 +82,7 @@ def stems_of(sounds: "Sequence[Audio]", files: Sequence[Path], directory: Path) 
 
 
 def same_name(one: Path | str, other: Path | str, stem: str) -> InputError:
-    """The error of two sounds whose files would be the same."""
+    """The error for two sounds whose output files would be the same."""
     return InputError(
         f"recordings must have different names, but {one} and {other} would both become "
         f"{stem}{ENDINGS['text']}; name another --output-dir for one of them"
@@ -90,7 +90,7 @@ def same_name(one: Path | str, other: Path | str, stem: str) -> InputError:
 
 
 def listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
-    """The lines of lists of sound with columns.
+    """Yield the lines of lists of sound files with columns.
 
     Raises:
         InputError: a line is not UTF-8, names no sound, or has too many columns.
@@ -122,8 +122,8 @@ def _standard_input() -> "Iterator[Audio]":
 
 
 def version_of(path: str) -> str:
-    """The length of a sound file, and a checksum of its middle and end, which copies on other
-    machines have, too; "" where none can be read."""
+    """The length of a sound file, and a checksum of its middle and end, so that copies on other
+    machines are equal; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

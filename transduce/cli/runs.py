@@ -1,4 +1,4 @@
-"""What commands do with a run directory: describe, average, publish, tokenize, import, export."""
+"""Commands for run directories: describe, average, publish, tokenize, import, export."""
 
 import re
 from itertools import chain
@@ -34,7 +34,10 @@ BEFORE = "model.before.safetensors"
 
 Name = Annotated[
     str,
-    arg(metavar="USER/NAME[@BRANCH]", help="The repository and branch, made where there is none."),
+    arg(
+        metavar="USER/NAME[@BRANCH]",
+        help="The repository and branch, created if they do not exist.",
+    ),
 ]
 
 
@@ -74,15 +77,15 @@ def describe(run: Run, *, all: Flag = False) -> None:
 def average_checkpoints(
     run: OwnRun, *, last: Count = None, best: Count = None, output: OptionalFile = None
 ) -> None:
-    """Make the mean of checkpoints the run's finished model; the one before becomes
+    """Average checkpoints into the run's finished model; the previous one becomes
     model.before.safetensors, and its scores test.before.json.
 
-    The training's command again scores the mean.
+    Run the training command again to score the new model.
 
     Args:
         last: Average this many newest checkpoints.
         best: Average this many checkpoints with the best validation score.
-        output: Write the weights there, and leave the run's finished model alone.
+        output: Write the weights there, and keep the run's finished model as it is.
     """
     from transduce.files import write_file
     from transduce.report.documents import write_reports
@@ -91,18 +94,18 @@ def average_checkpoints(
 
     if (last is None) == (best is None):
         raise InputError(
-            f"name --last N or --best N, one of them, but {'neither' if last is None else 'both'} "
-            "is given"
+            f"name either --last N or --best N, but {'neither' if last is None else 'both'} is "
+            "given"
         )
     load_run(run)
     validated = validated_checkpoints(run)
     count = last or best or 0
     if not 1 <= count <= len(validated):
         raise InputError(
-            f"an average takes 1 to all checkpoints, but --last or --best is {count}, and {run} "
-            f"has {len(validated)}"
+            "an average takes at least 1 and at most all validated checkpoints, but --last or "
+            f"--best is {count}, and {run} has {len(validated)}"
         )
-    if best is not None:  # of equal ones the latest
+    if best is not None:  # the sort is stable: of equal ones the latest is last
         validated.sort(key=lambda each: each[1])
     paths = [path / WEIGHTS for path, _ in validated[-count:]]
     if output is not None:
@@ -119,7 +122,7 @@ def average_checkpoints(
     )
     if is_replaced:
         write_reports(run)
-        print(f"the model before is in {run / BEFORE}")
+        print(f"the previous model is in {run / BEFORE}")
 
 
 def publish(
@@ -132,13 +135,14 @@ def publish(
     """Put a finished run on the Hugging Face hub, where commands and td.load find it as
     hub:USER/NAME.
 
-    All that the run is used with goes there, with its scores, and MODEL_CARD.md as README.md. Needs
-    a token (hf auth login, or HF_TOKEN), and huggingface_hub (pip install '.[hub]' in a clone).
+    Uploads all files that are needed to use the run, its scores, and MODEL_CARD.md as README.md.
+    Needs a token (hf auth login, or HF_TOKEN), and huggingface_hub (pip install '.[hub]' in a
+    clone).
 
     Args:
         private: Only you see the repository.
-        benchmark: The benchmark on the hub whose test the run has scores on: the first score of its
-            last search goes into .eval_results, which the hub shows and ranks.
+        benchmark: The benchmark on the hub on which the run was tested: the first score of its last
+            search is written to .eval_results, which the hub shows and ranks.
     """
     from transduce.hub import CARD, repository, upload
     from transduce.report.documents import is_unchanged, write_card
@@ -147,10 +151,10 @@ def publish(
     identifier, branch = repository(name)
     if not (run / WEIGHTS).is_file():
         raise InputError(
-            f"a finished run has {WEIGHTS}, but {run} has none; let its training end, or make it "
-            f"of checkpoints: transduce average {run} --best 1"
+            f"a finished run has {WEIGHTS}, but {run} has none; finish its training, or average "
+            f"its checkpoints: transduce average {run} --best 1"
         )
-    load_model(run)  # so that nothing goes there that cannot be loaded
+    load_model(run)  # to publish only what can be loaded
     files = {each: run / each for each in PUBLISHED if each != CARD and (run / each).is_file()}
     files[CARD] = write_card(run)
     if benchmark:
@@ -160,7 +164,7 @@ def publish(
     def keeps(card: str) -> bool:
         keep = is_generated and not is_unchanged(card)
         if keep:
-            print(f"  {CARD} was changed there, and stays as it is", flush=True)
+            print(f"  {CARD} was edited on the hub, and is kept", flush=True)
         return keep
 
     address = f"{PREFIX}{name.removeprefix(PREFIX)}"
@@ -172,7 +176,7 @@ def publish(
 
 
 def _write_benchmark(run: Path, benchmark: str) -> Path:
-    """Write a score of a test as the hub reads it.
+    """Write a test score in the hub's format.
 
     Raises:
         InputError: the benchmark's name has not three parts, or there is no score.
@@ -203,14 +207,14 @@ def _write_benchmark(run: Path, benchmark: str) -> Path:
 
 
 def tokenize(run: Run, files: Files = (), *, source: Flag = False) -> None:
-    """Write lines as the tokens of a run, with a space between: what n-gram models for --lm are
-    made of.
+    """Write lines as the tokens of a run, separated by spaces, to train n-gram models for --lm.
 
     For example: transduce tokenize RUN text.de | lmplz -o 5 > de.arpa
 
     Args:
-        files: Text, plain or .gz, one after the other; - is standard input, as is none.
-        source: Take the tokens of what the run reads, not of what it writes.
+        files: Text, plain or .gz, one after the other; - is standard input, which is also the
+            default.
+        source: Use the source tokenizer instead of the target tokenizer.
     """
     from transduce.run import load_run
 
@@ -243,14 +247,15 @@ def export(
     """Write the model of a run, with its tokenizers, as a directory that another library loads.
 
     Args:
-        to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator
-            (pip install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2,
-            llama, which gives a Qwen2, Qwen3 or Mistral where their parts are needed, or marian.
-            onnx (the extra onnx) for onnxruntime: the encoder and a step of the decoder; web (also
-            onnx) for a page that translates in the browser, whose runtime (33 MB) is fetched once.
-            argos for Argos Translate and LibreTranslate: one file, *.argosmodel. whisper for
-            from_pretrained, too, and so for the converters of faster-whisper and whisper.cpp.
-        languages: Codes of the source and the target language, en de: for argos, and for web.
+        to: ctranslate2 for ctranslate2.Translator, or, if it is a language model,
+            ctranslate2.Generator (pip install '.[ctranslate2]' in a clone). gpt2, llama or marian
+            for from_pretrained of transformers; llama makes a Qwen2, Qwen3 or Mistral if the model
+            needs their parts. onnx (the extra onnx) for onnxruntime: the encoder and a step of the
+            decoder; web (also onnx) for a page that translates in the browser, whose runtime (33
+            MB) is fetched once. argos for Argos Translate and LibreTranslate: one file,
+            *.argosmodel. whisper for from_pretrained of transformers, and so for the converters of
+            faster-whisper and whisper.cpp.
+        languages: Codes of the source and the target language, such as en de; for argos and web.
     """
     from transduce.run import load_run
 
@@ -261,17 +266,17 @@ def export(
     if to == "argos":
         check_output(directory)
         if not all(languages):
-            raise InputError("argos must know the languages; add --languages SOURCE TARGET (en de)")
+            raise InputError("argos needs the languages; add --languages SOURCE TARGET (en de)")
         if others := [code for code in languages if not code.replace("-", "").isalnum()]:
             raise InputError(f"a language is a code such as en or pt-BR, but not {others[0]!r}")
     if not _exported(contents, directory, to, languages):
         kind = type(contents.target_tokenizer).__name__
-        to_stderr(f"{to} has no place for a {kind}, which was not written")
+        to_stderr(f"{to} cannot store a {kind}, so the tokenizer was not written")
     print(directory)
 
 
 def _exported(run: "Contents", directory: Path, to: Format, languages: tuple[str, str]) -> bool:
-    """Write a run as another library reads it; False where that has no place for its tokenizer."""
+    """Write a run for another library; return False if that cannot store its tokenizer."""
     from transduce.cli.web import export_page
     from transduce.config import to_dict
     from transduce.interop import ctranslate2, encoder_decoder, language_models, onnx, whisper
@@ -309,8 +314,7 @@ def import_run(
     directory: Positional[Annotated[Path, arg(metavar="HF_DIRECTORY")]],
     run: Positional[Annotated[Path, arg(metavar="RUN")]],
 ) -> None:
-    """Make a run directory from a model as transformers saves it: config.json, weights and its
-    tokenizer.
+    """Make a run directory from a model saved by transformers: config.json, weights and tokenizer.
 
     Args:
         directory: The model, of the type gpt2, llama (also SmolLM2), qwen2, qwen3, mistral, gemma,
@@ -334,14 +338,13 @@ def import_run(
     contents = Run(model.config, experiment, source, target, features)
     check_sizes(directory / "preprocessor_config.json", contents)
     run.mkdir(parents=True, exist_ok=True)
-    save_weights(run / WEIGHTS, model)  # before config.json, without which this is no run yet
+    save_weights(run / WEIGHTS, model)  # config.json comes last, as it makes this a run
     save_run(run, contents)
     print(f"{run}: {model.n_parameters:,} parameters, {target.vocab_size} tokens")
 
 
 def check_new(directory: Path) -> None:
-    """Raise InputError where a directory already holds a model, of whatever library, or is a
-    file."""
+    """Raise InputError if a directory already has a model of any library, or is a file."""
     path = directory if directory.is_file() else directory / "config.json"
     if path.exists():
         raise InputError(f"{path} is there already; name another directory, or remove this one")

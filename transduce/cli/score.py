@@ -39,8 +39,8 @@ References = Positional[
         tuple[Path, ...],
         arg(
             metavar="REF [REF2 ...]",
-            help="The right translations, line by line, or a manifest (.tsv, .csv or .jsonl); more "
-            "files are more references.",
+            help="Reference translations, line by line, or a manifest (.tsv, .csv or .jsonl); "
+            "more files are more references.",
             help_behavior_hint="(required)",
         ),
     ]
@@ -50,7 +50,7 @@ Reference = Positional[
         Path,
         arg(
             metavar="REF",
-            help="The right texts, line by line: a text file or a manifest (.tsv, .csv or .jsonl).",
+            help="Reference texts, line by line: a text file or a manifest (.tsv, .csv or .jsonl).",
         ),
     ]
 ]
@@ -65,7 +65,7 @@ class Options:
     resamples: int = 1000
     """Bootstrap draws for the interval and for --paired; 0 for no interval."""
     column: str = TEXT
-    """The column of REF that has the text, if REF is a manifest."""
+    """The column of REF with the text, if REF is a manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +83,9 @@ class BleuOptions(TranslationOptions):
     tokenize: Annotated[
         Tokenization | None, arg(help_behavior_hint="(default: by the script of REF)")
     ] = None
-    """How words are separated: 13a where spaces do it, zh for Chinese, char for any script without
-    spaces; ja-mecab and ko-mecab need pip install 'sacrebleu[ja]' and 'sacrebleu[ko]'. The
-    signature says which."""
+    """How text is split into words: 13a for languages with spaces, zh for Chinese, char for any
+    script without spaces; ja-mecab and ko-mecab need pip install 'sacrebleu[ja]' and
+    'sacrebleu[ko]'. The signature names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class ChrfOptions(TranslationOptions):
     """Options of chrF."""
 
     word_order: int = 0
-    """Longest word n-grams that count beside characters; 2 gives chrF++."""
+    """Longest word n-grams that count besides character n-grams; 2 gives chrF++."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,19 +101,19 @@ class TranscriptOptions(Options):
     """Options of error rates."""
 
     normalize: bool = False
-    """Ignore case, punctuation (but for apostrophes inside words) and the width of letters and
+    """Ignore case, punctuation (except apostrophes inside words) and the width of letters and
     spaces: lower case, Unicode NFKC."""
     english: bool = False
     """Whisper's normalization of English instead: numbers, contractions and spelling too; needs
     pip install whisper-normalizer."""
     by: Annotated[str | None, arg(metavar="COLUMN[:WIDTH]")] = None
-    """A table of the rates by a column of the manifest, such as speaker; age:10 puts ages into
-    tens."""
+    """Print a table of the rates by a column of the manifest, such as speaker; age:10 groups ages
+    by tens."""
     manifest: Annotated[Path | None, arg(metavar="M.tsv")] = None
-    """Where --by finds its column, if REF is a text file."""
+    """The manifest with the column of --by, if REF is a text file."""
     report: OptionalFile = None
-    """Write there every utterance with errors, aligned, the worst first, and the frequent
-    errors."""
+    """Write a report to this file: every utterance with errors, aligned, the worst first, and the
+    frequent errors."""
 
 
 def score_bleu(hypotheses: Hypotheses, references: References, scoring: Group[BleuOptions]) -> None:
@@ -151,9 +151,9 @@ def _score_translations(
             f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]"
         )
     systems = _systems(hypotheses, scoring, [*references, *sources])
-    rights = [_read_reference(path, scoring.column)[0] for path in references]
-    warn_without_words(measure.name, rights[0])
-    _print_score(measure, systems, references, rights, scoring.resamples)
+    reference_texts = [_read_reference(path, scoring.column)[0] for path in references]
+    warn_without_words(measure.name, reference_texts[0])
+    _print_score(measure, systems, references, reference_texts, scoring.resamples)
 
 
 def score_comet(
@@ -199,16 +199,16 @@ def _score_transcripts(
     systems = _systems(hypotheses, scoring, tables)
     if scoring.report is not None:
         check_output(scoring.report, [*systems, *tables], option="--report")
-    right, table = _read_reference(reference, scoring.column)
-    warn_without_words(measure.name, right)
+    texts, table = _read_reference(reference, scoring.column)
+    warn_without_words(measure.name, texts)
     if scoring.manifest is not None:
         table = _read_table(scoring.manifest)
         check_lines(
-            {side_name(reference): right, side_name(scoring.manifest): next(iter(table.values()))}
+            {side_name(reference): texts, side_name(scoring.manifest): next(iter(table.values()))}
         )
     labels = [] if scoring.by is None else _labels(table, scoring.by)
     measure = replace(measure, normalize=scoring.normalize, english=scoring.english)
-    rate = _print_score(measure, systems, [reference], [right], scoring.resamples)
+    rate = _print_score(measure, systems, [reference], [texts], scoring.resamples)
     assert isinstance(rate, ErrorRate)
     if scoring.by is not None:
         print("\n" + rate.table(scoring.by, labels))
@@ -223,8 +223,8 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
     """The file to score, and the one to compare it with, if any.
 
     Raises:
-        InputError: - stands for more than one of these and the `others`, or a file is named as one
-            of the formats of `transcribe` that are not a text a line.
+        InputError: - is given for more than one of these and the `others`, or a file has the suffix
+            of a format of `transcribe` that is not one text a line.
     """
     systems = [*filter(None, (hypotheses, scoring.paired))]
     check_stdin([*systems, *others])
@@ -243,11 +243,11 @@ def _print_score(
     measure: Measure,
     systems: Sequence[Path],
     references: Sequence[Path],
-    rights: Sequence[Lines],
+    reference_texts: Sequence[Lines],
     resamples: int,
 ) -> Score:
     """Score one system, or compare two; print and return the score of the first."""
-    sides = [*map(read_side, systems), *rights]
+    sides = [*map(read_side, systems), *reference_texts]
     check_lines(dict(zip(map(side_name, [*systems, *references]), sides, strict=True)))
     if len(systems) == 1:
         score = measure(*sides, resamples=resamples)
@@ -283,7 +283,7 @@ def _read_table(path: Path) -> Table:
 
 
 def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
-    """The text, and the table that it stands in: an empty one for a text file."""
+    """The text, and the table that contains it; an empty table for a text file."""
     if LIST.fullmatch(path.name):
         table = _read_table(path)
         return _cells(table, column, "--column"), table
@@ -296,7 +296,7 @@ def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
 
 
 def _cells(table: Table, column: str, option: str) -> list[str]:
-    """A column, which other tools may call otherwise."""
+    """A column, under its own name or the names that other tools use."""
     for name in (column, *NAMES.get(column, ())):
         if name in table:
             return table[name]
@@ -307,7 +307,7 @@ def _cells(table: Table, column: str, option: str) -> list[str]:
 
 
 def _labels(table: Table, by: str) -> list[str]:
-    """The cells of a column; of "age:10" the spans of ten that its numbers lie in, as "30-39"."""
+    """The cells of a column; for "age:10" the spans of ten years, such as "30-39"."""
     column, _, width = (by, "", "") if by in table else by.partition(":")
     cells = _cells(table, column, "--by")
     if not width:

@@ -1,6 +1,6 @@
-"""`transduce serve RUN [RUN ...]`: runs over HTTP, in the APIs of existing clients.
+"""`transduce serve RUN [RUN ...]`: serve runs over HTTP, with the APIs of existing clients.
 
-`transduce watch RUN` is its page, with the training of one run.
+`transduce watch RUN`: show the training of one run on the server's page.
 """
 
 import errno
@@ -30,56 +30,57 @@ if TYPE_CHECKING:
 LIBRARIES = ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometheus_client")
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-"""Names that only this machine reaches."""
+"""Host names that only this machine can reach."""
 
 SPARE_DESCRIPTORS = 64
-"""File descriptors that are no connections."""
+"""File descriptors that are reserved for other uses than connections."""
 
 MAX_CONNECTIONS = 1000
-"""Even if more descriptors are allowed."""
+"""Maximum number of connections, even if more descriptors are allowed."""
 
 LOG_PERIOD = 60.0
-"""Seconds in which MAX_RECORDS are written."""
+"""Seconds in which at most MAX_RECORDS log records are written."""
 
 MAX_RECORDS = 50
 
 KEEP_ALIVE = 75
-"""Seconds of an idle connection: clients keep theirs for less, so none asks while it is closed."""
+"""Seconds before an idle connection is closed; clients close theirs earlier, so that no request
+meets a connection that is being closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Where the server listens, and whom it lets in."""
+    """Where the server listens, and who may use it."""
 
     host: Common[str] = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: Common[int] = 8000
     """Port to listen at; 0: any free one."""
     token_file: Common[OptionalFile] = None
-    """A file with the token that requests must show."""
+    """A file with the token that requests must have."""
     wyoming_port: Count = None
-    """Port for clients of the Wyoming protocol, such as Home Assistant; it knows no token."""
+    """Port for clients of the Wyoming protocol, such as Home Assistant; it has no tokens."""
     cors: Annotated[tuple[str, ...], arg(metavar="ORIGIN [ORIGIN ...]")] = ()
-    """Origins whose pages may ask, such as http://localhost:3000; * for all."""
+    """Origins whose pages may send requests, such as http://localhost:3000; * for all."""
 
     def token(self) -> str:
         """The token in the file, or "".
 
         Raises:
-            InputError: a header cannot hold it, or there is a port without it.
+            InputError: the token is invalid in a header, or --wyoming-port is given, too.
         """
         if self.token_file is None:
             return ""
         if self.wyoming_port is not None:
             raise InputError(
-                "--wyoming-port goes without --token-file, as the protocol knows no token; leave "
-                "one of them out"
+                "--wyoming-port excludes --token-file, as the protocol has no tokens; leave one "
+                "of them out"
             )
         token = self.token_file.read_bytes().decode("ascii", "replace").strip()
         if not re.fullmatch("[!-~]+", token):
             raise InputError(
                 f"{self.token_file} must hold a token of ASCII characters without spaces, but it "
-                f"{'has others' if token else 'is empty'}; write one into it"
+                f"{'has other characters' if token else 'is empty'}; write one into it"
             )
         return token
 
@@ -97,13 +98,13 @@ def serve(
     limits: Group[ServeConfig],
     machine: Group[Machine],
 ) -> None:
-    """Answer over HTTP, as OpenAI, LibreTranslate and whisper.cpp do, until Ctrl-C.
+    """Serve runs over HTTP, as OpenAI, LibreTranslate and whisper.cpp do, until Ctrl-C.
 
     Args:
-        runs: Run directories; clients ask for them by the names of these directories.
-        languages: The languages of each run that translates, where it does not know them; of a
-            model of many languages, pairs with commas between them.
-        beam_size: Beam of all searches; the runs' own if not given.
+        runs: Run directories; clients choose a run by the name of its directory.
+        languages: The languages of each translation run whose configuration does not name them; for
+            a multilingual model, pairs separated by commas.
+        beam_size: Beam size of all searches; by default each run's own.
     """
     require_server("a server")
     if not runs:
@@ -123,7 +124,9 @@ def serve(
         served = load_served(runs, languages, beam_size, limits, machine)
         hosts = () if token or host not in (*LOOPBACK, "::1") else LOOPBACK
         if not (token or hosts):
-            logger.warning("whoever reaches %s may ask, for there is no --token-file", host)
+            logger.warning(
+                "anyone who can reach %s may send requests, as there is no --token-file", host
+            )
         app = create_app(
             served, limits, token=token, cors=access.cors, hosts=hosts, wyoming=wyoming
         )
@@ -131,13 +134,13 @@ def serve(
 
 
 def require_server(feature: str) -> None:
-    """Raise InputError unless the libraries of a server, which a feature needs, are installed."""
+    """Raise InputError unless the libraries of a server are installed, which a feature needs."""
     for library in LIBRARIES:
         require(library, feature, "serve")
 
 
 def watch(run: OwnRun, *, port: int = 8080) -> None:
-    """Show the training of a run in a browser of this machine, as it goes on, until Ctrl-C.
+    """Show the training of a run, as it goes on, in a browser on this machine, until Ctrl-C.
 
     Args:
         port: Port of 127.0.0.1 to listen at; 0: any free one.
@@ -154,13 +157,13 @@ def watch(run: OwnRun, *, port: int = 8080) -> None:
 
 
 def listening_on(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Open a socket that listens there.
+    """Open a socket that listens at an address and port.
 
     Args:
         option: the flag that names the port.
 
     Raises:
-        InputError: nothing can.
+        InputError: that is not possible.
     """
     try:
         return socket.create_server(
@@ -179,7 +182,7 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
     """Serve an application until Ctrl-C, SIGTERM or SIGHUP; accepted requests are answered.
 
     Args:
-        names: of its runs, for a line on standard error.
+        names: names of the runs, for a line on standard error.
     """
     import uvicorn
 
@@ -211,8 +214,9 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
 
 
 def connection_limit() -> int:
-    """Raise the limit of descriptors as far as needed; return how many connections it allows."""
-    # no limit is a large number on a Mac; Linux always has one, fs.nr_open
+    """Raise the limit of file descriptors as far as needed; return how many connections it
+    allows."""
+    # without a limit, macOS gives a large number; Linux always has a limit, fs.nr_open
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + SPARE_DESCRIPTORS
     if soft < wanted:
@@ -222,7 +226,7 @@ def connection_limit() -> int:
 
 
 class LogRate(logging.Filter):
-    """Lets MAX_RECORDS pass in a period, and counts those that it held back."""
+    """Lets at most MAX_RECORDS pass in a period, and counts those that are left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,10 +253,10 @@ def load_served(
     limits: ServeConfig,
     machine: Machine,
 ) -> "list[Served]":
-    """The runs, ready to be served.
+    """Load the runs for serving.
 
     Raises:
-        InputError: one of them cannot be, or names or languages are wrong.
+        InputError: a run cannot be served, or names or languages are wrong.
     """
     from transduce.run import load_run
     from transduce.serve.app import serve_run
@@ -267,15 +271,15 @@ def load_served(
         name = ",".join(os.path.basename(os.path.realpath(each)) for each in directories)
         if name in [each.name for each in served]:
             raise InputError(
-                f"runs are asked for by their names, but two are called {name}; rename one "
+                f"clients choose runs by their names, but two are called {name}; rename one "
                 "directory"
             )
         task = machine.load(object, run)
         contents = load_run(directories[0])
         if weight := getattr(getattr(task, "decoding", None), "lm_weight", 0.0):
             raise InputError(
-                f"a server has no language model beside a run, but {run} has lm_weight={weight}; "
-                f"set it to 0 in {directories[0]}/config.json"
+                f"a server cannot add a language model to a run, but {run} has "
+                f"lm_weight={weight}; set it to 0 in {directories[0]}/config.json"
             )
         if beam_size is not None and isinstance(task, Translator | Transcriber):
             task.decoding = task.decoding.changed(beam_size=beam_size)
@@ -285,7 +289,7 @@ def load_served(
         served.append(serve_run(name, task, limits, pairs, contents.directory))
     if codes:
         raise InputError(
-            f"--languages are those of runs that translate, but {', '.join(codes)} are too many; "
-            "leave them out"
+            f"--languages are for translation runs, one for each, but {', '.join(codes)} are too "
+            "many; leave them out"
         )
     return served

@@ -1,4 +1,4 @@
-"""`transduce data clean` and `transduce data shards`: text made ready for training."""
+"""`transduce data clean` and `transduce data shards`: prepare text for training."""
 
 import hashlib
 import io
@@ -43,10 +43,10 @@ from transduce.errors import InputError
 from transduce.process import Bar
 
 FIRST = 10_000
-"""Pairs that show the script of each side."""
+"""Number of first pairs that determine the usual script of each side."""
 
 ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "HALFWIDTH": "CJK", "FULLWIDTH": "LATIN"}
-"""Scripts that one text mixes, or that have letters of another width."""
+"""Scripts that count as another one: texts mix them, or they are its letters in another width."""
 
 WIDE = re.compile(
     "[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60\U00020000-\U0003fffd]"
@@ -54,7 +54,7 @@ WIDE = re.compile(
 """A character of Chinese, Japanese or Korean, which says about as much as three letters."""
 
 TOKENIZER_BYTES = 200_000_000
-"""Text from which a tokenizer is trained: the beginning of the training text."""
+"""Bytes from the beginning of the training text from which a tokenizer is trained."""
 
 Texts = Annotated[tuple[Path, ...], arg(metavar="FILE ...", help_behavior_hint="(required)")]
 
@@ -68,23 +68,23 @@ def clean(
     max_ratio: float = 3.0,
     max_words: int = 200,
 ) -> None:
-    """Leave out pairs that teach nothing; each that goes is counted, and kept in a file.
+    """Remove pairs that are useless for training; they are counted, and kept in a file.
 
     FILE is two files, a TSV of source, tab, target, a TMX file or a Moses zip of OPUS as it comes,
     or a table (.csv, .jsonl, .parquet, .arrow) with a column named `source`, and one `target`.
-    PREFIX.en and PREFIX.de get the pairs that stay, PREFIX.removed.tsv the others and why: a blank
-    side, the same text on both, another pair again, a longer side than `max_words`, sides whose
-    lengths differ by more than `max_ratio`, a wrong encoding (Ã¼ for ü, or �), or mostly letters
-    of another script than the text has, as of another language.
+    PREFIX.en and PREFIX.de get the pairs that are kept, PREFIX.removed.tsv the others with the
+    reason: a blank side, the same text on both sides, a duplicate of another pair, a side longer
+    than `max_words`, sides whose lengths differ by more than `max_ratio`, a wrong encoding (Ã¼ for
+    ü, or �), or mostly letters of another script than the text usually has.
 
     Args:
         files: The parallel text.
-        source: The language that goes in, such as en: the ending of its file.
-        target: The language that comes out, such as de.
-        output: What the names of the new files begin with.
-        max_ratio: The characters of the longer side for each of the shorter one, of which those of
-            Chinese, Japanese and Korean count three times.
-        max_words: Words of a side.
+        source: The source language, such as en, which becomes the suffix of its file.
+        target: The target language, such as de.
+        output: The prefix of the names of the new files.
+        max_ratio: Maximum ratio of the lengths of the two sides in characters; Chinese, Japanese
+            and Korean characters count three times.
+        max_words: Maximum number of words of a side.
     """
     from transduce.files import replacing
 
@@ -108,19 +108,19 @@ def clean(
     counts = ", ".join(f"{n:,} {reason}" for reason, n in counted.most_common()) or "none"
     print(f"{names[0]} and {names[1]}: {n_pairs:,} pairs; {names[2]}: {counts}")
     if not n_pairs:
-        raise InputError(f"a training needs pairs, but none stays; {names[2]} says why")
+        raise InputError(f"training needs pairs, but none is left; {names[2]} has the reasons")
 
 
 def _new_files(output: Path, endings: Sequence[str], inputs: Sequence[Path]) -> list[Path]:
-    """The names of new files, which replace none that is read.
+    """The names of the new files, none of which may be an input.
 
     Raises:
         InputError: two of them would be one, or one is an input.
     """
     if len({*endings}) < len(endings):
         raise InputError(
-            f"files come out that are named by {', '.join(endings)}, but two are the same; give "
-            f"one another name, such as {endings[1]}-2"
+            f"the new files are named by {', '.join(endings)}, but two are the same; give one "
+            f"another name, such as {endings[1]}-2"
         )
     output.parent.mkdir(parents=True, exist_ok=True)
     names = [Path(f"{output}.{ending}") for ending in endings]
@@ -130,7 +130,7 @@ def _new_files(output: Path, endings: Sequence[str], inputs: Sequence[Path]) -> 
 
 
 def _usual_scripts(pairs: Sequence[Pair]) -> list[str]:
-    """The script that most texts of each side have."""
+    """The most frequent script of each side."""
     sides = zip(*pairs, strict=True)
     return [mode([*filter(None, map(script_of, side))] or [""]) for side in sides]
 
@@ -149,22 +149,22 @@ def pair_files(files: Sequence[Path], source: str, target: str) -> PairFiles:
 
 
 def _decoded(pairs: PairFiles) -> tuple[list[Pair], Iterator[Pair]]:
-    """The first pairs, and an iterator of the others, with U+FFFD for bytes that are not UTF-8;
-    such lines go. All are read once, as a pipe can be.
+    """The first pairs, and an iterator of the others, with U+FFFD for bytes that are not UTF-8,
+    which are removed later. All are read only once, as a pipe can be.
 
     Raises:
-        InputError: of the first pairs more than a tenth have such bytes, as in another encoding.
+        InputError: more than a tenth of the first pairs have such bytes, as in another encoding.
     """
     more = pairs.decoded("replace")
     first = [*islice(more, FIRST)]
     if 10 * sum(any("\ufffd" in text for text in pair) for pair in first) > len(first):
-        list(islice(pairs, FIRST))  # whose errors name the line
+        list(islice(pairs, FIRST))  # raises an error that names the line
     return first, more
 
 
 @dataclass
 class Filters:
-    """What a pair must be to stay; `scripts` are those of both sides."""
+    """Conditions for keeping a pair; `scripts` are the usual ones of both sides."""
 
     max_ratio: float
     max_words: int
@@ -172,7 +172,7 @@ class Filters:
     seen: set[int] = field(default_factory=set)
 
     def reason(self, pair: Pair) -> str:
-        """Why this pair goes; "" if it stays."""
+        """Why this pair is removed; "" if it is kept."""
         lengths = sorted(len(text) + 2 * len(WIDE.findall(text)) for text in pair)
         if not has_text(pair):
             return "blank"
@@ -225,7 +225,7 @@ class Piece:
     shard: Path
 
     def read(self) -> tuple[str, str]:
-        """The text, whose lines all end alike, and the SHA-256 of its bytes."""
+        """The text, with the same line end everywhere, and the SHA-256 of its bytes."""
         if self.file.suffix == ".gz":
             text = read_text(self.file)
             return text, hashlib.sha256(text.encode()).hexdigest()
@@ -250,19 +250,19 @@ def shards(
     """Make shards of token ids of any text, for transduce train language-model gpt2 --data DIR.
 
     DIR gets train-00000.bin, its header train-00000.json and so on, valid-..., and the tokenizer.
-    The same command again goes on: a shard stays where it is whole, and its header names the same
-    text and tokenizer. A file is cut where a line begins; a .gz becomes one shard. Every file is a
-    text of its own; with byte-level BPE, write <|endoftext|> between the documents of a file.
+    The same command again resumes: a shard is kept if it is complete and its header names the same
+    text and tokenizer. Files are split at the start of a line; a .gz becomes one shard. Every file
+    is a separate text; with byte-level BPE, write <|endoftext|> between the documents of a file.
 
     Args:
         train: Text to train on, plain or .gz.
         valid: Text to validate on.
         output: Folder for the shards.
         tokenizer: A tokenizer's file, a run, or GPT-2's directory; by default one is trained.
-        kind: What is trained.
-        vocab_size: Its tokens.
-        shard_bytes: Text of a shard; a process takes up to six times as much memory.
-        processes: Shards that are made at a time.
+        kind: Kind of the tokenizer to train.
+        vocab_size: Number of tokens of the tokenizer to train.
+        shard_bytes: Bytes of text per shard; a process takes up to six times as much memory.
+        processes: Number of shards that are made at a time.
     """
     at_least(1, shard_bytes=shard_bytes, processes=processes)
     pieces = _pieces(output, {"train": train, "valid": valid}, shard_bytes)
@@ -305,7 +305,7 @@ def _pieces(output: Path, texts: dict[str, Sequence[Path]], shard_bytes: int) ->
 
 
 def pieces_of(file: Path, size: int) -> Iterator[tuple[int, int]]:
-    """Begins and ends of pieces of about `size` bytes, at places where CUT allows it."""
+    """Yield the start and end of pieces of about `size` bytes, split only where CUT matches."""
     if file.suffix == ".gz":
         yield 0, file.stat().st_size
         return
@@ -322,13 +322,13 @@ def pieces_of(file: Path, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _may_be_cut(line: bytes, after: bytes) -> bool:
-    """Whether CUT fits between two lines; a character has four bytes at most."""
+    """Whether CUT matches between two lines; a character has four bytes at most."""
     border = (line[-6:] + after[:4]).replace(b"\r\n", b"\n")
     return CUT.search(border.decode(errors="ignore")) is not None
 
 
 def write(piece: Piece, *, tokenizer: Path) -> bool:
-    """Write a shard; False where it is there already, and whole."""
+    """Write a shard; return False if it exists already and is complete."""
     text, source = piece.read()
     loaded = load_tokenizer(tokenizer)
     with suppress(InputError, OSError):
@@ -337,7 +337,7 @@ def write(piece: Piece, *, tokenizer: Path) -> bool:
             return False
     ids = encode_text(loaded, text)
     if piece.start and loaded.bos_id is not None and loaded.bos_id == loaded.eos_id:
-        ids = ids[1:]  # no text begins here
+        ids = ids[1:]  # a text does not begin in its middle
     write_shard(
         piece.shard, ids, vocab_size=loaded.vocab_size, tokenizer=loaded.model, source=source
     )
@@ -347,10 +347,10 @@ def write(piece: Piece, *, tokenizer: Path) -> bool:
 def _write_tokenizer(
     output: Path, file: Path | None, kind: TokenizerKind, vocab_size: int, train: Sequence[Path]
 ) -> Path:
-    """The file of the tokenizer in the folder: copied there, trained, or that of last time.
+    """The tokenizer file in the folder: copied there, trained, or left from last time.
 
     Raises:
-        InputError: that of last time is of another kind, or larger.
+        InputError: the one from last time is of another kind, or larger.
     """
     from transduce.files import write_file
 
@@ -364,7 +364,7 @@ def _write_tokenizer(
                 f"{type(last).__name__} of {last.vocab_size} tokens, and now it is {kind} with "
                 f"{vocab_size}; name another --output, or remove {output}"
             )
-        print(f"{existing[0]} is there, with {last.vocab_size} tokens: it is taken")
+        print(f"{existing[0]} exists, with {last.vocab_size} tokens, and is used")
         return existing[0]
     if file:
         tokenizer = load_tokenizer(file)

@@ -21,7 +21,7 @@ from transduce.cli.common import (
     to_stderr,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob, first_few
-from transduce.cli.large_files import Division, carry_out, end
+from transduce.cli.large_files import OutputOptions, carry_out, end
 from transduce.cli.recordings import (
     NamedSound,
     listed,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class TranscriptionSettings(Overrides):
-    """Settings of a search among those of a transcription."""
+    """Settings of the search for transcripts."""
 
     CONFIG = SearchConfig
     WITHOUT = (
@@ -64,32 +64,33 @@ class TranscriptionSearch(SearchOptions):
     """How to search for transcripts."""
 
     language: Common[str] = ""
-    """The language of the speech, of an imported Whisper: de; auto detects that of each
+    """The language of the speech, for an imported Whisper, such as de; auto detects that of each
     recording."""
     settings: Group[TranscriptionSettings]
 
     def overrides(self, files: Sequence[Path] = ()) -> Json:
-        """See SearchOptions; with the language."""
+        """As in SearchOptions, with the language."""
         known = {"target_language": self.language} if self.language else {}
         return super().overrides(files) | known
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptionOutput:
-    """What is written of a transcript."""
+    """How transcripts are written."""
 
     format: Common[UseAppendAction[tuple[Literal["text", "tsv", "json", "srt", "vtt"], ...]]] = ()
-    """text, if none is named: a line per file. tsv: audio, start, end (seconds), score and text, a
-    line per segment, none for a file that cannot be used. json: an object per file and line. srt,
-    vtt: subtitles of one file. With --output-dir several: --format srt --format json."""
+    """text (the default): a line per file. tsv: audio, start, end (seconds), score and text, a line
+    per segment, none for a file that cannot be used. json: an object per file, one a line. srt,
+    vtt: subtitles of one file. With --output-dir, several can be given: --format srt --format
+    json."""
     output_dir: Common[Annotated[Path | None, arg(metavar="DIR")]] = None
-    """Write a file for each recording: DIR/talk.txt (.tsv, .json, .srt, .vtt) of talk.wav, and of a
-    folder DIR/day/talk.txt of FOLDER/day/talk.wav. The same command again transcribes only what has
-    no file yet, or is another recording by now."""
+    """Write a file for each recording: DIR/talk.txt (.tsv, .json, .srt, .vtt) for talk.wav, and,
+    for a folder, DIR/day/talk.txt for FOLDER/day/talk.wav. The same command again transcribes only
+    recordings that have no file yet, or that have changed."""
     word_times: Common[bool] = False
-    """When every word was said, and how sure the model is of it, for captions that follow the voice
-    or for finding what to check: in json; in srt a subtitle is then one word, in vtt words light
-    up. Needs a model with CTC, or an imported Whisper."""
+    """Add the time of every word, and the model's confidence in it, for captions that follow the
+    voice or to find words to check: in json; in srt each subtitle is then one word, and in vtt
+    words are highlighted in turn. Needs a model with CTC, or an imported Whisper."""
     token_scores: bool = False
     """Put the log-probability of every token into json, to see where the model was unsure."""
 
@@ -98,7 +99,7 @@ class TranscriptionOutput:
         check_token_scores(self.token_scores, named)
         if self.word_times and not {"json", "srt", "vtt"} & {*self.formats}:
             raise InputError(
-                f"times of words need --format json, srt or vtt, but it is {named}; add one of them"
+                f"word times need --format json, srt or vtt, but it is {named}; add one of them"
             )
         if len(self.formats) > 1 and self.output_dir is None:
             raise InputError(
@@ -119,7 +120,7 @@ class TranscriptionOutput:
         return Details(token_scores=self.token_scores, word_times=self.word_times)
 
     def check(self, n_files: int, n_best: int) -> None:
-        """Raise InputError where the format does not suit the outputs."""
+        """Raise InputError if the format cannot hold the outputs."""
         if self.formats[0] in ("srt", "vtt") and n_files != 1 and self.output_dir is None:
             raise InputError(
                 f"subtitles belong to one file, but {n_files} were named; add --output-dir DIR for "
@@ -137,8 +138,8 @@ class Live:
     """Transcription of speech as it comes."""
 
     stream: Common[bool] = False
-    """Print every segment as soon as it is transcribed, in the order of the sound, to follow a long
-    recording: in text a line each, in json an object each. The texts are the same."""
+    """Print every segment as soon as it is transcribed, in the order of the sound: in text a line
+    each, in json an object each. The texts are the same as without."""
     microphone: bool = False
     """Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install
     '.[microphone]' in a clone)."""
@@ -148,10 +149,10 @@ class Live:
         files: Sequence[Path],
         output: TranscriptionOutput,
         columns: Columns,
-        division: Division,
+        destination: OutputOptions,
     ) -> None:
-        """Raise InputError where other flags or files do not go with these."""
-        others = (self.stream, self.microphone, columns, division.output, division.part)
+        """Raise InputError if other flags or files conflict with these."""
+        others = (self.stream, self.microphone, columns, destination.output, destination.part)
         if output.output_dir and any(others):
             raise InputError(
                 "--output-dir writes files for each recording that is named, so leave out "
@@ -167,10 +168,10 @@ class Live:
                 "--prefix and --require are for lists of sound, but --microphone records; record "
                 "to a file, and name that in one"
             )
-        if self.stream and division != Division():
+        if self.stream and destination != OutputOptions():
             raise InputError(
-                "segments come on standard output, so leave out --output, --workers and --part "
-                "with --stream"
+                "segments are printed to standard output, so leave out --output, --workers and "
+                "--part with --stream"
             )
 
 
@@ -183,21 +184,21 @@ def transcribe(
     columns: Group[Columns],
     search: Group[TranscriptionSearch],
     machine: Group[Machine],
-    division: Group[Division],
+    destination: Group[OutputOptions],
 ) -> None:
     """Transcribe sound files: a text for each, in the same order.
 
-    A file that cannot be used is named on stderr and gives a blank text; the others are transcribed
-    all the same, and the exit code is 1. A file of nothing but digital silence gives a blank text
-    and a warning.
+    A file that cannot be used is named on stderr and gives a blank text; the others are still
+    transcribed, and the exit code is 1. A file with only digital silence gives a blank text and a
+    warning.
 
     Args:
         files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, .npy of vectors, and with FFmpeg M4A, MP4,
-            WebM; a folder stands for all sound in it, a list such as a manifest (.tsv, .csv,
-            .jsonl) for the sound that it names. - is standard input: one sound file, or names of
-            files, one a line.
+            WebM; a folder gives all sound files in it, and a list such as a manifest (.tsv, .csv,
+            .jsonl) those that it names. - is standard input: one sound file, or names of files, one
+            a line.
     """
-    live.check(files, output, columns, division)
+    live.check(files, output, columns, destination)
     if live.microphone:
         require("sounddevice", "a microphone", "microphone")
     sounds = list(listed(files, columns) if columns else sounds_of(files))
@@ -217,17 +218,17 @@ def transcribe(
     elif output.output_dir is None:
         named = [sound for sound in sounds if not isinstance(sound, NamedSound)]
         paths = [Path(job.path(sound)) for sound in named]
-        carry_out(job, sounds, division, inputs=[*files, *paths, *search.files])
+        carry_out(job, sounds, destination, inputs=[*files, *paths, *search.files])
     else:
         job = replace(job, stems=stems_of(sounds, files, output.output_dir))
         key, _, _ = job.key(())
         del key["inputs"], key["stems"], key["output"]["format"], key["output"]["output_dir"]
         if left := unfinished(output.output_dir, key, job.stems, job.files):
-            carry_out(job, left, division)
+            carry_out(job, left, destination)
 
 
 def _stream(job: "Transcription", files: "Sequence[Audio]") -> None:
-    """Print every segment as soon as it is there.
+    """Print every segment as soon as it is transcribed.
 
     Raises:
         SystemExit: with 1, at the end, if some files could not be used.
@@ -266,29 +267,29 @@ class Transcription(SearchJob):
     output: TranscriptionOutput
     columns: Columns
     stems: dict[str, str] = field(default_factory=dict)
-    """By path of a sound, the path of its files without their endings; {}: they have none."""
+    """By the path of each sound, the path of its files without suffix; {}: no files are written."""
 
     def name(self, item: "Audio") -> str:
-        """Its path and version; what has no path is its content."""
+        """The path and version of a sound, or the hash of sound without a path."""
         if isinstance(item, NamedSound):
             return sha256(item.getvalue()).hexdigest()
         return f"{item} {version_of(self.path(item))}"
 
     def cost(self, item: "Audio") -> int:
-        """Its bytes; 0 where there are none."""
+        """The number of bytes of a sound; 0 if there is no file."""
         if isinstance(item, NamedSound):
             return item.getbuffer().nbytes
         path = self.path(item)
         return os.path.getsize(path) if os.path.isfile(path) else 0
 
     def path(self, item: "Audio") -> str:
-        """The path of a sound, or that of a line of a list."""
+        """The path of a sound, or the path in a line of a list."""
         return str(self.columns.split(item, 0)[0])
 
     def read(
         self, transcriber: "Transcriber", files: "Sequence[Audio]", start: int = 0
     ) -> "Iterator[Sound]":
-        """Read sounds one after the other; `start` came before the first one."""
+        """Read sounds one after the other; `start` is the number of sounds before them."""
         parts = [self.columns.split(line, i) for i, line in enumerate(files, 1)]
         return transcriber.read(
             [sound for sound, _, _ in parts],
@@ -300,7 +301,7 @@ class Transcription(SearchJob):
     def rows(
         self, transcriber: "Transcriber", start: int, files: "list[Audio]", progress: Progress
     ) -> Rows:
-        """Transcribe sounds; of those that have files of their own, write these."""
+        """Transcribe sounds; write their files if they have any."""
 
         def read() -> "Iterator[Sound]":
             for sound in self.read(transcriber, files, start):

@@ -1,4 +1,4 @@
-"""The --output-dir of `transduce transcribe`: which of its files are there, and of which sounds."""
+"""The --output-dir of `transduce transcribe`: which files it has, and for which sounds."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,8 +11,8 @@ from transduce.errors import InputError
 from transduce.tasks.formats import ENDINGS
 
 RECORD = ".transduce.json"
-"""In an --output-dir: the settings and the hash of the run that its files were made with, and of
-which sounds they are."""
+"""A file in an --output-dir: the settings and the hash of the run with which the files were made,
+and their sounds."""
 
 
 def unfinished(
@@ -21,13 +21,13 @@ def unfinished(
     stems: Mapping[str, str],
     files: Callable[[Path], Mapping[str, Path]],
 ) -> list[Path]:
-    """The sounds whose files are missing, or of what another sound has replaced: those go, in all
-    formats.
+    """The sounds whose files are missing or outdated, because the sound has changed; outdated files
+    are removed, in all formats.
 
     Args:
         key: the settings and the hash of the run.
-        stems: by path of a sound, the path of its files without their endings.
-        files: gives the files of a sound, by their formats.
+        stems: by the path of each sound, the path of its files without suffix.
+        files: gives the files of a sound, by format.
 
     Raises:
         InputError: the directory has other files, or was begun with other settings, or with other
@@ -58,7 +58,7 @@ def unfinished(
 
 
 def _known(directory: Path, key: Json) -> dict[str, list[str]]:
-    """By name in the directory, the sounds that it has files of: their path and version.
+    """The sounds for which the directory has files, by name in it: path and version of each sound.
 
     Raises:
         InputError: see `unfinished`.

@@ -27,7 +27,7 @@ from transduce.cli.common import (
     side_name,
 )
 from transduce.cli.jobs import Progress, Rows, SearchJob
-from transduce.cli.large_files import Division, carry_out
+from transduce.cli.large_files import OutputOptions, carry_out
 from transduce.config import Common
 from transduce.errors import InputError, errors_of
 from transduce.tasks.config import SearchConfig
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class TranslationSettings(Overrides):
-    """Settings of a search among those of a translation."""
+    """Settings of the search for translations."""
 
     CONFIG = SearchConfig
     WITHOUT = (
@@ -66,19 +66,19 @@ class TranslationSearch(SearchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOutput:
-    """What is written of a translation."""
+    """How translations are written."""
 
     scores: Common[bool] = False
     """Put its score and a tab before each translation: log-probability, with the bonuses of a
-    glossary and of biases, over length penalty."""
+    glossary and of biases, divided by the length penalty."""
     format: Common[Literal["text", "json", "html", "srt", "vtt"]] = "text"
     """text: a line per translation. json: an object per line, with its source and its n best
-    outputs. html, srt, vtt: what comes in and out, with its tags, carried over by alignment, and
-    its times."""
+    outputs. html, srt, vtt: the format of input and output; tags are carried over by alignment, and
+    times are kept."""
     alignments: Common[bool] = False
-    """Put a tab and pairs such as 0-0 1-2 behind each translation, or them into json: the number of
-    a source word, and that of the word written from it; for carrying markup over, or for seeing
-    what was left out."""
+    """Put a tab and word alignments such as 0-0 1-2 after each translation, or put them into json:
+    the index of a source word, and that of its target word. They help to carry markup over, or to
+    see what was left out."""
     token_scores: bool = False
     """Put the log-probability of every token, and a confidence of every word, into json, to see
     where the model was unsure."""
@@ -87,7 +87,7 @@ class TranslationOutput:
         check_token_scores(self.token_scores, self.format)
 
     def row(self, line: str, outputs: "list[Output]") -> str:
-        """What is written of a line and its outputs."""
+        """The text that is written for a line and its outputs."""
         if self.format == "json":
             return json_line({"source": line, "outputs": [plain_output(each) for each in outputs]})
         return "".join(
@@ -108,19 +108,19 @@ def translate(
     columns: Group[Columns],
     search: Group[TranslationSearch],
     machine: Group[Machine],
-    division: Group[Division],
+    destination: Group[OutputOptions],
 ) -> None:
-    """Translate lines: as many out as in, in order, a blank line for a blank one.
+    """Translate text line by line, in order; a blank line gives a blank line.
 
     A line that is not UTF-8 is named on stderr and gives a blank line; the exit code is then 1.
 
     Args:
-        files: Text to translate, plain or .gz, one after the other; - is standard
-            input, which is read where none is named.
+        files: Text to translate, plain or .gz, one after the other; - is standard input, which is
+            also the default.
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
     """
     if interactive:
-        output_flags = {f"--{name}": value for name, value in vars(division).items()}
+        output_flags = {f"--{name}": value for name, value in vars(destination).items()}
         check_interactive({"FILE": files} | output_flags)
     texts = files or (STDIN,)
     job = Translation(
@@ -134,22 +134,22 @@ def translate(
     if output.format in ("html", "srt", "vtt"):
         alone = TranslationOutput(format=output.format)
         others = interactive, columns, search.settings.get("n_best", 1) > 1
-        if output != alone or division != Division() or any(others):
+        if output != alone or destination != OutputOptions() or any(others):
             raise InputError(
-                f"a text in {output.format} is translated in one piece to standard output, so give "
-                "--format alone or with settings of the search"
+                f"a text in {output.format} is translated in one piece to standard output, so "
+                "give --format alone, or with settings of the search"
             )
         return job.print_markup(texts)
     if interactive:
         return interact(partial(job.answer, job.load()))
-    # to go on where it was stopped takes the whole input
-    lines = Lines(*texts) if files or division.output else lines_or_errors(STDIN)
-    carry_out(job, lines, division, inputs=[*files, *search.files])
+    # resuming needs the whole input
+    lines = Lines(*texts) if files or destination.output else lines_or_errors(STDIN)
+    carry_out(job, lines, destination, inputs=[*files, *search.files])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(SearchJob):
-    """Lines to translate, each a text or the error that there is in place of one."""
+    """Lines to translate, each a text or the InputError of a line that cannot be read."""
 
     TASK = "Translator"
     UNIT = "line"
@@ -160,7 +160,7 @@ class Translation(SearchJob):
     columns: Columns
 
     def print_markup(self, files: Sequence[Path]) -> None:
-        """Translate files of HTML or subtitles; InputError names one that is none."""
+        """Translate files of HTML or subtitles; an InputError names a file that is invalid."""
         from transduce.tasks.markup import translate_markup
 
         translator = self.load()
@@ -197,7 +197,7 @@ class Translation(SearchJob):
             try:
                 line, prefix, phrases = self.columns.split(checked(item), number)
                 with errors_of(f"line {number}"):
-                    required(translator.tokenizer, [phrases])  # which checks the phrases
+                    required(translator.tokenizer, [phrases])  # raises for invalid phrases
                     text_prefix(translator.tokenizer, prefix)
                 parts.append((line, prefix, phrases))
             except InputError as error:

@@ -21,40 +21,42 @@ RUNTIME_FILES = {
     "ort.js": "package/dist/ort.wasm.bundle.min.mjs",
     "ort.wasm": "package/dist/ort-wasm-simd-threaded.wasm",
 }
-"""The names of what runs ONNX in a browser, beside `ANSWERS` and in its archive."""
+"""Files of the ONNX runtime: their names in page/browser/, and in the runtime's archive."""
 
 SEARCH = (
     *("beam_size", "alpha", "length_offset", "length_ratio", "length_extra", "max_length"),
     *("min_length", "max_source_length", "split_length", "suppress", "batch_tokens", "n_best"),
 )
-"""Fields of SearchConfig that page/browser/search.js knows, or that change nothing there."""
+"""Fields of SearchConfig that page/browser/search.js supports, or that have no effect there."""
 
 
 def export_page(parts: Parts, directory: Path, about: tuple[str, str, str]) -> None:
-    """Write a model in ONNX, the page of `transduce serve`, and what runs both in a browser.
+    """Write a model in ONNX, the page of `transduce serve`, and a runtime for the model in a
+    browser.
 
     Args:
         about: the name of the run, and the codes of the source and the target language, or "".
 
     Raises:
-        InputError: the page cannot read the run's tokenizers, search as it does, or write in this
-            language; or what runs a model cannot be fetched.
+        InputError: the page does not support the run's tokenizers, its search or the target
+            language, or the runtime cannot be downloaded.
     """
     model, source, target, search, _ = parts
     kind = SentencePieceTokenizer
     if not isinstance(source, kind) or not isinstance(target, kind):
         raise InputError(
-            "a page in the browser turns text into text by SentencePiece; take transduce serve"
+            "a page in the browser needs a translation run with SentencePiece tokenizers, but "
+            "this run has others; use transduce serve"
         )
     for name, value in to_dict(SearchConfig()).items():
         if search[name] != value and name not in SEARCH:
             raise InputError(
                 f"a page in the browser searches with {name}={value!r}, but this run has "
-                f"{search[name]!r}; take transduce serve"
+                f"{search[name]!r}; use transduce serve"
             )
     if source.tagged_languages:
-        source.with_tag(about[2])  # which refuses another one
-    require("onnx", "this export", "onnx")  # before 33 MB are fetched
+        source.with_tag(about[2])  # raises for an unknown language
+    require("onnx", "this export", "onnx")  # checked before 33 MB are downloaded
     get("onnxruntime-web", cache_folder())
     export_onnx(parts, directory)
     page = directory / "page"
@@ -66,7 +68,7 @@ def export_page(parts: Parts, directory: Path, about: tuple[str, str, str]) -> N
             archive.makefile(archive.getmember(member), page / "browser" / name)
     shared = (directory / "tokenizer.model").exists()
     config = model.config
-    # the tables of positions that are in ONNX end there
+    # the position tables in the ONNX model end there
     for name, stack in (("max_source_length", config.encoder), ("max_length", config.decoder)):
         bound = config.for_stack(stack).max_positions
         search[name] = min(search[name] or bound, bound)

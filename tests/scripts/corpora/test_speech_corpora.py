@@ -82,7 +82,7 @@ def test_what_is_not_a_digit_is_left_out(digits, capsys):
     broken.write_bytes(b"RIFF and no more")
     assert main(["data", "get", "fsdd", str(home)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{home / 'recordings'} is there: nothing is fetched",
+        f"{home / 'recordings'} exists: nothing is downloaded",
         f"{home / 'train.tsv'}: 18 recordings, 0:00:02 in all, 2 speakers",
         "left out 1: a sound that is empty or cannot be read: 3_george_1",
         f"{home / 'test.tsv'}: 12 recordings, 0:00:01 in all, 2 speakers",
