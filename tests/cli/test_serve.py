@@ -41,10 +41,10 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for words, message in [
-            ([run], "a run that translates needs its languages, such as en-de, but there is ' and '; add --languages en-de, "
-             "one for each run that translates"),
-            ([run, "--languages", "english"], "a run that translates needs its languages, such as en-de, but there is "
-             "'english'; add --languages en-de, one for each run that translates"),
+            ([run], "a translation run needs its languages, such as en-de, but there is ' and '; add --languages en-de, "
+             "one for each translation run"),
+            ([run, "--languages", "english"], "a translation run needs its languages, such as en-de, but there is "
+             "'english'; add --languages en-de, one for each translation run"),
             ([other, "--languages", "en-de"], "--languages are for translation runs, one for each, but en-de are too many; leave "
              "them out"),
             ([other, run], "clients choose runs by their names, but two are called mt; rename one directory"),

@@ -185,7 +185,7 @@ def expect(locator) -> object:
 def translate(page, text: str) -> None:
     """Have a text translated."""
     page.get_by_role("tab", name="Translate").click()
-    page.get_by_label("Text, each line by itself").fill(text)
+    page.get_by_label("Text (lines are translated one by one)").fill(text)
     page.get_by_role("button", name="Translate").click()
     expect(said(page, "translate")).to_contain_text("Translated:")
 
@@ -210,7 +210,7 @@ def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
     assert cells.count() == weights.numel()
     n_places = len(look.source)
     cells.nth(n_places + 2).hover()
-    told = r" looks at {}: (\d+) %"
+    told = r" attends to {}: (\d+) %"
     shown = look.source[2].replace("\u2581", "") or "\u2423"
     expect(readout).to_have_text(re.compile(told.format(re.escape(shown))))
     percent = int(re.search(r"(\d+) %", readout.text_content())[1])
@@ -236,7 +236,7 @@ def test_texts_begin_on_the_side_of_their_letters(page):
 def test_what_one_types_is_translated_in_the_next_pause(page, offline):
     """And again when one goes on; nothing is said aloud, as nobody has asked."""
     page.get_by_role("tab", name="Translate").click()
-    text, found = page.get_by_label("Text, each line by itself"), page.locator("#translate .ranked")
+    text, found = page.get_by_label("Text (lines are translated one by one)"), page.locator("#translate .ranked")
     text.press_sequentially("Print it")
     expect(page.locator("#translate .source")).to_have_text("Print it")
     expect(found.get_by_role("button").first).to_have_text(offline["mt"].translate(["Print it"], n_best=3)[0][0].text)
@@ -254,7 +254,7 @@ def test_what_one_types_is_translated_in_the_next_pause(page, offline):
 def test_an_example_is_translated_and_copied(page, offline):
     """A sentence of the run's held-out data, which is there while there is no text."""
     (source, *_), *_ = SAMPLES.values()
-    text, example = page.get_by_label("Text, each line by itself"), page.get_by_role("button", name=source)
+    text, example = page.get_by_label("Text (lines are translated one by one)"), page.get_by_role("button", name=source)
     expect(page.get_by_role("button", name="Copy").first).to_be_disabled()
     example.click()
     expect(text).to_have_value(source)
@@ -289,7 +289,7 @@ def test_errors_name_the_file_and_the_server_that_has_ended(browser, runs):
         for tab in ("Translate", "Training"):
             page.get_by_role("tab", name=tab).click()
             if tab == "Translate":
-                page.get_by_label("Text, each line by itself").fill("Print it.")
+                page.get_by_label("Text (lines are translated one by one)").fill("Print it.")
             expect(said(page, tab.lower().replace("training", "runs"))).to_contain_text("The server cannot be reached")
 
 
@@ -340,7 +340,7 @@ def test_one_records(page):
     assert (sound.format, sound.subtype, sound.samplerate, sound.channels) == ("WAV", "PCM_16", 16000, 1)
     assert sound.duration > 0.3
     expect(said(page, "transcribe")).to_have_text(re.compile("Transcript: .* Translated: |There are no words"))
-    expect(page.get_by_role("img", name="Wave form")).to_be_visible()
+    expect(page.get_by_role("img", name="Waveform")).to_be_visible()
 
 
 @pytest.mark.long
@@ -396,7 +396,7 @@ def test_a_token_is_asked_for_in_the_page(browser, runs):
         page = context.new_page()
         page.goto(url)
         for token in ("wrong", "sesame"):
-            page.get_by_label("This server needs its token").fill(token)
+            page.get_by_label("This server requires a token").fill(token)
             page.get_by_role("button", name="Open").click()
             expect(page.locator("#trouble")).to_be_visible(visible=token == "wrong")
         translate(page, "Print it.")

@@ -72,7 +72,7 @@ def prompts(**fields: object) -> dict[str, object]:
         ("/inference", upload(wav(601, rate=1000)), 400,
          "sound may last 600 s, but file 'a.wav' lasts longer; send it in parts"),
         ("/translate", {"json": {**ASKED, "source": "auto", "target": "xx"}}, 400,
-         "a language is known where the server reads one alone, but it reads []; send it as source"),
+         "the source language is known only if the server has a single one, but it has []; send it as source"),
         ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file: Value error, Expected UploadFile, "
          "received: <class 'str'>, but it is '../../etc/passwd'; correct it"),
         ("/inference", upload(wav(), model="../mt"), 404, "to transcribe, this server has asr, but not '../mt'; see /v1/models"),
@@ -105,7 +105,7 @@ def prompts(**fields: object) -> dict[str, object]:
         ("/v1/completions", prompts(prompt=[1, 2]), 400,
          "prompt.str: Input should be a valid string, but it is [1, 2]; correct it"),
         ("/v1/completions", {"content": b"{}", "headers": {"content-type": "text/plain; a=application/json"}}, 415,
-         "the body must be application/json or a form, but its Content-Type is 'text/plain'; name it"),
+         "the body must be application/json or a form, but its Content-Type is 'text/plain'; send the right one"),
         ("/v1/chat/completions", {"json": {}}, 404, "Not Found"),
         ("/languages", {"json": {}}, 405, "Method Not Allowed"),
         ("/translate", {"json": {**ASKED, "q": ""}}, 400, "q must not be empty, but it is ''; send a text"),

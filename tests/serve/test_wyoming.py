@@ -74,7 +74,7 @@ def test_the_server_says_what_it_has(port):
     [
         (said(np.zeros(3 * RATE, np.int16)), "sound may last 2 s, but the sound lasts longer; send it in parts"),
         ([Transcribe(name="mt").event(), AudioStop().event()], "to transcribe, this server has asr, but not 'mt'; see /v1/models"),
-        ([Event("audio-chunk", {"rate": 1})], "an event lacks 'width', or has it wrong; correct it"),
+        ([Event("audio-chunk", {"rate": 1})], "an event has a missing or wrong field ('width'); correct it"),
         (said(np.zeros(10, np.int8), width=1), "sound must be whole samples of 2 or 4 bytes, all in one format, but a chunk has "
          "2 bytes, rate 8000, width 1 and channels 1; send 16 bits at 16000 Hz"),
     ],

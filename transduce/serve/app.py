@@ -66,7 +66,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
-"""Tell a browser: nothing from elsewhere, no script in the page itself, no frames around it."""
+"""Tell browsers to load nothing from other hosts, to run no inline scripts, and to allow no
+frames."""
 
 FILES = {
     file.name: (file.read_bytes(), TYPES[file.suffix])
@@ -89,7 +90,7 @@ WORK_PATHS = {
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
 }
-"""What waits for a model."""
+"""Paths whose requests wait for a model."""
 
 router = APIRouter(tags=["server"])
 page = APIRouter(tags=["page"], responses=responses(PlainError))
@@ -102,10 +103,10 @@ def serve_run(
     languages: Sequence[Languages] = (),
     directory: Path | None = None,
 ) -> Served[Any]:
-    """A run with an engine of its own; see `Served`.
+    """A run with its own engine; see `Served`.
 
     Raises:
-        InputError: it fills masks, or takes vectors, or knows no such languages.
+        InputError: the run fills masks, takes vectors, or does not support the languages.
     """
     if type(task) not in WORK:
         raise InputError(
@@ -117,7 +118,7 @@ def serve_run(
     if isinstance(task, Translator):
         computes = {pair: translation.in_languages(task, pair) for pair in languages}
     if isinstance(task, SearchTask) and task.decoding.sample:
-        # samples depend on the number of an input in its batch, so each has one of its own
+        # samples depend on an input's index in its batch, so each batch has one input
         config = replace(config, batch=1, queue=config.queue * config.batch)
     engine = Engine(name, partial(WORK[type(task)], computes), config)
     return Served(name, task, engine, tuple(languages), directory)
@@ -136,15 +137,15 @@ def create_app(
     """The application that serves these runs; it starts and stops their engines.
 
     Args:
-        token: what requests must show, if it is not empty.
+        token: the bearer token that requests must send, if it is not empty.
         cors: origins whose pages may send requests.
-        hosts: names of the server that requests may have in their header Host; any, if empty. A
-            page that reaches this machine by a name of its own (DNS rebinding) is refused.
+        hosts: host names that requests may have in their Host header; any, if empty. This refuses
+            pages that reach this machine under their own host name (DNS rebinding).
         wyoming: a listening socket for clients of the Wyoming protocol.
         records: directories of further runs, whose training the page shows, by name.
     """
     state = ServerState(runs, config or ServeConfig(), token, records or {})
-    app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
+    app = FastAPIOffline(  # serves the scripts of /docs itself, which FastAPI loads from a CDN
         redoc_url=None,
         title="transduce",
         version=version("transduce"),
@@ -172,7 +173,7 @@ def create_app(
 async def _lifespan(
     state: ServerState, wyoming: socket.socket | None, app: FastAPI
 ) -> AsyncIterator[None]:
-    """Start the engines, and stop them when the requests that wait are answered."""
+    """Start the engines; at the end, stop them after the waiting requests are answered."""
     engines = [run.engine for run in state.runs]
     for engine in engines:
         engine.start()
@@ -196,9 +197,11 @@ async def _answer_error(request: Request, exception: Exception) -> Response:
 
 @router.get("/health")
 async def health(state: State) -> dict[str, str]:
-    """Whether the server and its models run; it answers at once, however many requests wait."""
+    """Whether the server and its models run; answers at once, even if many requests wait."""
     if not all(run.engine.is_alive() for run in state.runs):
-        raise HTTPException(503, "a model has ended, and the log says why; start the server again")
+        raise HTTPException(
+            503, "a model has ended, see the log for the reason; start the server again"
+        )
     return {"status": "ok"}
 
 
@@ -211,7 +214,7 @@ async def metrics(state: State) -> Response:
 def _measure_engines(runs: Sequence[Served[Any]], registry: CollectorRegistry) -> None:
     waiting = Gauge(
         "transduce_waiting",
-        "Texts that wait; a segment of sound counts as four.",
+        "Waiting texts; a segment of sound counts as four.",
         ["model"],
         registry=registry,
     )
@@ -228,10 +231,11 @@ def _measure_engines(runs: Sequence[Served[Any]], registry: CollectorRegistry) -
 
 
 class _MeasureRequests:
-    """Middleware that counts requests and their seconds.
+    """Middleware that counts requests and measures their durations.
 
-    It also answers HEAD as GET, whose body uvicorn leaves out, and refuses what would wait while
-    all queues are full before its body is read: under load, most requests are refused.
+    It also answers HEAD as GET, whose body uvicorn leaves out. While all queues are full, it
+    refuses requests that would wait before their bodies are read: under load, most requests are
+    refused.
     """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
@@ -254,7 +258,7 @@ class _MeasureRequests:
             scope = {**scope, "method": "GET"}
         began = monotonic()
         refused = self._is_refused(scope)
-        status = 499  # nginx's status of a client that left before its answer
+        status = 499  # nginx's status for a client that disconnected before its answer
 
         async def send_measured(message: Message) -> None:
             nonlocal status
@@ -275,14 +279,15 @@ class _MeasureRequests:
                 self.seconds.labels(path).observe(monotonic() - began)
 
     def _is_refused(self, scope: Scope) -> bool:
-        """Whether it would wait, but all queues are full; a token is checked first."""
+        """Whether a request would wait, but all queues are full; not if a token must be checked
+        first."""
         is_work = not self.state.token and scope.get("path") in WORK_PATHS
         runs = self.state.runs
         return is_work and bool(runs) and all(run.engine.is_full() for run in runs)
 
 
 class RunInfo(BaseModel):
-    """A run that is served, and its task; one that translates, with a pair of languages."""
+    """A run that is served, its task, and a language pair if it translates."""
 
     name: str
     does: Literal["translate", "transcribe", "generate"]
@@ -290,11 +295,11 @@ class RunInfo(BaseModel):
     """The language that it translates from, if it translates text."""
     target: str = ""
     word_times: bool = False
-    """Whether it knows the times of words."""
+    """Whether it gives word times."""
 
 
 class PageInfo(BaseModel):
-    """The runs that the page offers, and their bounds."""
+    """The runs that the page offers, and the limits of requests."""
 
     runs: list[RunInfo]
     records: list[str]
@@ -338,7 +343,8 @@ async def run(state: State, name: str) -> Record:
 @page.get("/", include_in_schema=False)
 @page.get("/page/{name}", include_in_schema=False)
 async def part(name: str = "index.html") -> Response:
-    """The page, or a file of it; they were read before, so none is opened by a name."""
+    """The page, or one of its files; all were read at the start, so no request opens a file by
+    name."""
     if name not in FILES:
         raise HTTPException(404)
     content, media_type = FILES[name]

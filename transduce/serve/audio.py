@@ -37,7 +37,7 @@ from transduce.tasks.outputs import Segment, Transcript, between
 from transduce.tasks.transcribe import Transcriber
 
 SEGMENT_COST = 4
-"""Texts that cost as much as a segment of sound."""
+"""The cost of a segment of sound, in texts."""
 
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependencies=TOKEN)
 whisper = APIRouter(tags=["whisper.cpp"], responses=responses(PlainError), dependencies=TOKEN)
@@ -56,7 +56,7 @@ class Samples(tuple[torch.Tensor, int]):
 
 
 class AudioBody(BaseModel):
-    """A sound file, and the form of its text; other fields are ignored."""
+    """A sound file, and the format of its transcript; unknown fields are ignored."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -64,15 +64,15 @@ class AudioBody(BaseModel):
     model: str = ANY_SPEECH_MODEL
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     language: str = ""
-    """Of the speech, for a run of several languages, as an imported Whisper: de, or auto, which
-    finds it out. Other runs ignore it, and it is returned as it is."""
+    """The language of the speech, for a multilingual run such as an imported Whisper: de, or auto
+    to detect it. Other runs ignore it, and return it unchanged."""
     granularities: list[Literal["word", "segment"]] = Field([], alias="timestamp_granularities[]")
-    """word: with the times of words, in verbose_json, srt and vtt."""
+    """word: add word times, in verbose_json, srt and vtt."""
     stream: bool = False
 
     @property
     def word_times(self) -> bool:
-        """Whether the times of words are wanted."""
+        """Whether word times are requested."""
         return "word" in self.granularities
 
 
@@ -97,8 +97,8 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
         run = state.find(body.model, Transcriber)
         if body.word_times and not run.task.has_word_times:
             raise InputError(
-                "times of words come from CTC, or from a Whisper's alignment_heads, but "
-                f"{run.name} has neither; leave them out"
+                f"word times come from CTC, or from a Whisper's alignment_heads, but {run.name} "
+                "has neither; leave them out"
             )
         if run.engine.is_full():
             raise Busy
@@ -121,7 +121,7 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
 
 
 def _verbose(transcript: Transcript, body: AudioBody) -> Json:
-    """Language, segments and words, as far as they are wanted."""
+    """Language, segments and, if requested, words."""
     segments = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
     outputs = [segment.outputs[0] for segment in transcript.segments]
     detected = next((output.language for output in outputs if output.language), "")
@@ -137,10 +137,10 @@ def _verbose(transcript: Transcript, body: AudioBody) -> Json:
 
 
 class _File(io.BytesIO):
-    """A file that stays where it is if a damaged header leads libsndfile before its beginning."""
+    """A file that keeps its position if a damaged header makes libsndfile seek before its start."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """The new place."""
+        """Return the new position."""
         try:
             return super().seek(offset, whence)
         except ValueError:
@@ -148,10 +148,10 @@ class _File(io.BytesIO):
 
 
 def _decode(file: UploadFile, transcriber: Transcriber, config: ServeConfig) -> Samples:
-    """Decode a sound file, no further than sound may last.
+    """Decode a sound file, but not beyond the maximum duration.
 
     Raises:
-        InputError: it is no sound, or too long.
+        InputError: the file is not sound, or too long.
     """
     rate = transcriber.feature_extractor.config.sample_rate  # type: ignore[union-attr]
     blocks = list[torch.Tensor]()
@@ -191,7 +191,7 @@ def _request(
 
 
 async def _deltas(pieces: AsyncIterator[tuple[int, list[Segment]]]) -> AsyncIterator[Json]:
-    """Yield the events of a stream: one for each segment, and the whole text."""
+    """Yield the events of a stream: one for each segment, then the full text."""
     whole = ""
     async for _, (segment,) in pieces:
         if text := segment.outputs[0].text.strip():
@@ -219,15 +219,15 @@ def _segment(i: int, segment: Segment) -> Json:
 
 
 def speech_languages(transcriber: Transcriber) -> list[str]:
-    """The languages that a request may choose from; none where the run's begin_with names one."""
+    """The languages that a request may choose from; none if the run's begin_with names one."""
     return [] if transcriber.decoding.begin_with else [*transcriber.tokenizer.languages]
 
 
 def transcribe_sounds(
     transcriber: Transcriber, request: TranscriptionRequest, sounds: list[Samples]
 ) -> Pieces:
-    """Yield lists of the segments of every sound; those of a single sound as soon as they are
-    there."""
+    """Yield lists of the segments of every sound; each segment of a single sound as soon as it is
+    transcribed."""
     decoding = transcriber.decoding
     details = request.details
     if request.language and speech_languages(transcriber):

@@ -36,7 +36,7 @@ from transduce.tasks.outputs import Output
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependencies=TOKEN)
 
 STARTED = int(time())
-"""When the server began, in seconds of Unix."""
+"""When the server started, in Unix seconds."""
 
 TOKENS_PER_TEXT = 128
 """Tokens to generate that cost as much as a text to translate."""
@@ -45,7 +45,7 @@ TOKENS_PER_TEXT = 128
 class CompletionBody(BaseModel):
     """Prompts, and how to continue them.
 
-    What the server does not know, such as penalties, may only have values that change nothing.
+    Fields that the server does not support, such as penalties, may only have neutral values.
     """
 
     model: str
@@ -57,22 +57,22 @@ class CompletionBody(BaseModel):
     top_k: int = 0
     repetition_penalty: float = 1.0
     min_length: int = Field(0, alias="min_tokens", ge=0)
-    """These four as vLLM has them, where a top_k of -1 is off, too; the run's own where they are
-    left out."""
+    """These four are as in vLLM, where a top_k of -1 is off, too; the run's own values are the
+    defaults."""
     n: int = Field(1, ge=1)
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=0)
     stop: str | list[str] = ""
-    """A text ends before it; at most four."""
+    """Strings before which a text ends; at most four."""
     stream: bool = False
     stream_options: dict[str, bool | None] | None = None
-    """Only with stream. include_usage: a last event, without choices, has the usage."""
+    """Only with stream. include_usage: a last event without choices reports the usage."""
     echo: bool = False
-    """Whether the prompt stands before its text."""
+    """Whether a text includes its prompt."""
     best_of: int | None = None
     frequency_penalty: float = Field(0.0, ge=0, le=0)
     presence_penalty: float = Field(0.0, ge=0, le=0)
     logit_bias: dict[str, float] = {}
-    """What is added to the logits of tokens, by their ids."""
+    """Values to add to the logits of tokens, by token id."""
     logprobs: None = None
     suffix: str = Field("", max_length=0)
     max_completion_tokens: None = None
@@ -96,22 +96,22 @@ class CompletionBody(BaseModel):
 
     @property
     def prompts(self) -> list[str]:
-        """One or several."""
+        """The prompts, one or several."""
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """None, one or several."""
+        """The stop strings, possibly none."""
         return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop))
 
     def generation(self, limits: ServeConfig, decoding: GenerationConfig) -> GenerationConfig:
-        """The configuration of the generation: the run's own, but for what OpenAI has defaults of,
-        and what is named.
+        """The configuration of the generation: the run's own, except for fields that have defaults
+        at OpenAI and fields that are given.
 
         Raises:
-            InputError: the request is too large, or its numbers do not go together.
+            InputError: the request is too large, or its numbers conflict.
         """
-        if self.best_of not in (None, self.n):  # of n texts, all are the best
+        if self.best_of not in (None, self.n):  # all n texts are returned
             raise InputError(f"best_of must be n, but it is {self.best_of}; leave it out")
         check_bound(sum(map(len, self.prompts)), limits.characters, "characters of prompts")
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
@@ -180,7 +180,7 @@ async def complete(http: fastapi.Request, state: State) -> Response:
 
 
 def _request(query: CompletionBody, config: GenerationConfig) -> Request:
-    """An input for every prompt and part of its n texts; as a stream, for every text."""
+    """Make inputs: one for each prompt and batch of its n texts; in a stream, one for each text."""
     size = 1 if query.stream else config.batch_size
     prompts = [
         Prompt(text, number, first, min(size, config.n - first))
@@ -197,7 +197,7 @@ def _count_tokens(generator: TextGenerator, prompts: list[str]) -> int:
     """The tokens of all prompts.
 
     Raises:
-        InputError: one has more than the model has positions.
+        InputError: a prompt has more tokens than the model has positions.
     """
     counts = [len(generator.encode_uncut(prompt)) for prompt in prompts]
     bound = last_position(*generator.engines)
@@ -223,7 +223,7 @@ def _choice(index: int, text: str, reason: str | None = None) -> Json:
 async def _chunks(
     head: Json, pieces: AsyncIterator[tuple[int, Any]], query: CompletionBody, n_read: int
 ) -> AsyncIterator[Json]:
-    """Yield the events of a stream: the pieces of each text with its reason to end, the usage."""
+    """Yield the events of a stream: the pieces of each text, its finish reason, and the usage."""
     with_usage = (query.stream_options or {}).get("include_usage")
     if with_usage:
         head = {**head, "usage": None}
@@ -244,7 +244,7 @@ async def _chunks(
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and which of its texts to generate; draws depend on all these numbers."""
+    """A prompt, and which of its texts to generate; samples depend on all these numbers."""
 
     text: str
     number: int
@@ -254,7 +254,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """How to continue prompts, up to the first stop string; as a stream: one text, in pieces."""
+    """How to continue prompts, up to the first stop string; a stream yields one text in pieces."""
 
     config: GenerationConfig
     stops: tuple[str, ...] = ()
@@ -263,20 +263,20 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a text ended, and its tokens, with those of the end or stop, as llama.cpp counts."""
+    """Why a text ended, and its number of tokens, including the end or stop, as in llama.cpp."""
 
     reason: str
     n_tokens: int
 
 
 def ending(output: Output, stops: Sequence[str]) -> Ending:
-    """The ending of an output whose text still holds its stop."""
+    """The ending of an output whose text still includes its stop string."""
     stopped = output.finished or truncate_at_stop(output.text, stops) != output.text
     return Ending("stop" if stopped else "length", len(output.tokens) + output.finished)
 
 
 def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stops."""
+    """The text before the first stop string."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)]
 
 
@@ -287,7 +287,7 @@ def generate_texts(
     config = request.config
     stops = request.stops
     generator = copy(generator)
-    generator.decoding = config  # not the config of a call, in which a default is the run's rule
+    generator.decoding = config  # as an argument of a call, its defaults would become the run's
     if request.stream:
         (prompt,) = prompts
         pieces = generator.stream(
@@ -312,8 +312,8 @@ def generate_texts(
 def _until_stop(
     pieces: Generator[str, None, Output], stops: Sequence[str]
 ) -> Iterator[str | Ending]:
-    """Yield the pieces before the first stop string, then the Ending; hold back its possible
-    start."""
+    """Yield the pieces before the first stop string, then the Ending; a possible start of a stop
+    string is held back."""
     text = ""
     n_sent = 0
     n_held = max((len(stop) - 1 for stop in stops), default=0)

@@ -1,4 +1,4 @@
-"""Connections of the server: heads and answers are bounded in time."""
+"""Connections of the server, with time limits for request heads and for reading answers."""
 
 import asyncio
 from collections import OrderedDict
@@ -8,39 +8,41 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
-"""The head of a connection's first request must come by then; see also timeout_keep_alive."""
+"""Time limit for the head of a connection's first request; see also timeout_keep_alive."""
 
 WRITE_SECONDS = 60.0
-"""A client must read some of an answer by then, if timeout_graceful_shutdown is not set."""
+"""Time in which a client must read some of an answer, if timeout_graceful_shutdown is not set."""
 
 
 class Connection(H11Protocol):
-    """A connection that ends if its request is late, or if others need its place before its request
-    is whole, and whose end cancels the work for an answer that has not begun.
+    """A connection that is closed if its request is late, or if other clients need its place before
+    its request is complete. Closing it cancels the work for an answer that has not begun.
 
-    uvicorn bounds the bytes of a head, but not its time: any byte ends the timer of an idle
+    uvicorn limits the bytes of a head, but not its time: any byte ends the timer of an idle
     connection.
     """
 
-    def connection_made(self, transport: Any) -> None:  # uvloop's is no asyncio.Transport
-        """Start the timer; where places run out, close the connection that has waited longest."""
+    def connection_made(self, transport: Any) -> None:  # uvloop's is not an asyncio.Transport
+        """Start the timer; if there are too many connections, close the one that has waited
+        longest."""
         super().connection_made(transport)
         self.application = self.app
         self.app = self._answer
         self.answering: asyncio.Task[None] | None = None
         self.by_age = self.app_state.setdefault("by_age", OrderedDict())
-        """All of this server, the one that has waited longest for its request first."""
+        """All connections of this server; the first has waited longest for its request."""
         self.by_age[self] = None
         self.timeout_keep_alive_task = self.loop.call_later(
             HEAD_SECONDS, self.timeout_keep_alive_handler
         )
         if self.limit_concurrency and len(self.connections) >= 0.9 * self.limit_concurrency:
             while not (oldest := self.by_age.popitem(last=False)[0]).unready:
-                pass  # it comes back with its answer
+                pass  # `on_response_complete` adds it again
             oldest.transport.abort()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application; close the connection if the body is not here by then."""
+        """Run the application; close the connection if the answer starts before the body is
+        complete."""
 
         async def send_answer(message: Any) -> None:
             if message["type"] == "http.response.start" and self.cycle.more_body:
@@ -52,7 +54,7 @@ class Connection(H11Protocol):
             await self.application(scope, receive, send_answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the work for a client that has left; a stream notices that by itself."""
+        """Cancel the work for a client that has disconnected; a stream detects that itself."""
         super().connection_lost(exc)
         self.by_age.pop(self, None)
         if self.answering and not self.cycle.response_started:
@@ -65,11 +67,11 @@ class Connection(H11Protocol):
 
     @property
     def unready(self) -> bool:
-        """Whether it is open, and waits for a request or for the rest of one."""
+        """Whether the connection is open, and waits for a request or for the rest of one."""
         return (self.idle or self.cycle.more_body) and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
-        """Let the timer run until the head of a request is whole."""
+        """Keep the timer running until the head of a request is complete."""
         timer = self.timeout_keep_alive_task
         self.timeout_keep_alive_task = None
         super().data_received(data)
@@ -79,7 +81,7 @@ class Connection(H11Protocol):
             timer.cancel()
 
     def pause_writing(self) -> None:
-        """Start a timer for a client that reads too little of an answer."""
+        """Start a timer for a client that reads an answer too slowly."""
         super().pause_writing()
         seconds = self.config.timeout_graceful_shutdown or WRITE_SECONDS
         self.write_timer = self.loop.call_later(seconds, self.transport.abort)
@@ -90,7 +92,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Begin to wait anew, as the youngest connection."""
+        """Wait for the next request, as the newest connection."""
         self.by_age[self] = None
         self.by_age.move_to_end(self)
         super().on_response_complete()

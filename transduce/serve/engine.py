@@ -1,4 +1,4 @@
-"""The thread of a model, which computes queued requests in batches, and streams beside them."""
+"""The thread of a model, which computes queued requests in batches, and streams in between."""
 
 import asyncio
 import threading
@@ -17,20 +17,20 @@ from transduce.errors import InputError, logger
 from transduce.serve import ServeConfig
 
 END = object()
-"""Comes to a client behind the last piece of an output."""
+"""Sent to a client after the last piece of an output."""
 
 MAX_STREAMS = 4
-"""Streams that take turns with the batch, a piece each."""
+"""Maximum number of streams that alternate with the batch, one piece at a time."""
 
 QUEUE_SHARE = 0.75
-"""Share of the queue that one client's inputs count as at most."""
+"""Largest share of the queue that one request's inputs count for."""
 
 COUNTED_FOR = 0.1
-"""Seconds until a full queue is counted again, as clients may have left."""
+"""Seconds until a full queue is counted again, as clients may have disconnected."""
 
 Pieces = Generator[tuple[int, Any], None, None]
-"""The number of an input with its output, or an exception; of a single input, with the pieces of
-it, one by one."""
+"""The index of an input with its output, or an exception; for a single input, with the pieces of
+its output, one by one."""
 
 Work = Callable[[Any, list[Any]], Pieces]
 """Computes inputs of one kind."""
@@ -54,7 +54,8 @@ class Late(HTTPException):
 
 @dataclass(eq=False)
 class Request:
-    """A client's request: inputs of one kind, which is computed together, and their outputs."""
+    """A client's request: its inputs, which can be batched with others of the same kind, and their
+    outputs."""
 
     inputs: Sequence[Any]
     kind: Hashable = None
@@ -66,8 +67,8 @@ class Request:
     def __post_init__(self) -> None:
         self.costs = self.costs or [1] * len(self.inputs)
         self.n_taken = 0
-        """Inputs that no longer wait."""
-        self.cancelled = not self.inputs  # nobody waits for the outputs of nothing
+        """The number of inputs that no longer wait."""
+        self.cancelled = not self.inputs  # there is nothing to compute
         self.arrived = monotonic()
         self._loop = asyncio.get_running_loop()
         self._messages = asyncio.Queue[tuple[int, Sequence[Any]]]()
@@ -83,29 +84,30 @@ class Request:
         return self.n_taken < len(self.inputs)
 
     def take(self) -> "Input":
-        """The next input, which waits no longer."""
+        """Take the next input from those that wait."""
         self.n_taken += 1
         return self, self.n_taken - 1
 
     def extend(self, seconds: float) -> None:
-        """Let the next piece be due in so many seconds, and each later one in as many after it."""
+        """Set the deadline of the next piece in seconds from now, and of each later one after
+        that."""
         self.seconds = seconds
         self.deadline = monotonic() + seconds
 
     def put(self, i: int, *pieces: Any) -> None:
         """Send pieces of an output, END or an exception from the thread of the model."""
         self.extend(self.seconds)
-        with suppress(RuntimeError):  # the loop is closed: nobody reads
+        with suppress(RuntimeError):  # the loop is closed, so there is no reader
             self._loop.call_soon_threadsafe(self._messages.put_nowait, (i, pieces))
 
     @property
     def expired(self) -> bool:
-        """Whether nobody waits for the outputs any more."""
+        """Whether the client no longer waits for the outputs."""
         return self.cancelled or monotonic() > self.deadline
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
-        """Yield the number of an input and a piece of its output, as they come; those of streams in
-        the order of the inputs. To close the iterator cancels the request.
+        """Yield the index of an input and a piece of its output, as they come; streams come in the
+        order of the inputs. Closing the iterator cancels the request.
 
         Raises:
             Late: the deadline passed.
@@ -130,7 +132,7 @@ class Request:
 
 
 Input = tuple[Request, int]
-"""A request, and the number of one of its inputs."""
+"""A request, and the index of one of its inputs."""
 
 
 class Engine(threading.Thread):
@@ -143,14 +145,15 @@ class Engine(threading.Thread):
         self.on_batch: Callable[[int], object] = lambda n: None
         """Called with the number of inputs of every batch."""
         self.capacity = config.queue * config.batch
-        """Texts that may wait."""
+        """Maximum cost of the inputs that wait, in texts."""
         self._queue: list[Request] = []
-        """Requests with inputs that wait for a batch, or to be computed beside it as streams, in
-        the order of their turns."""
+        """Requests with inputs that wait for a batch or as streams, in the order in which they are
+        served."""
         self._jobs: dict[Generator[None, None, None], Request] = {}
         """Batches and streams that are being computed, each with the request of its first input."""
         self._load = self._counted = 0.0
-        """What waited at most when it was counted and came since, and that moment."""
+        """Upper bound of the waiting cost (last count plus later requests), and the time of that
+        count."""
         self._changed = threading.Condition()
         self._stopping = False
 
@@ -164,7 +167,8 @@ class Engine(threading.Thread):
         return [each for each in self._queue if not each.expired]
 
     def is_full(self, cost: int = 1) -> bool:
-        """Whether so much more does not fit into the queue; an empty queue takes everything."""
+        """Whether inputs of this cost do not fit into the queue; an empty queue takes any
+        request."""
         if self._load + cost > self.capacity and monotonic() > self._counted + COUNTED_FOR:
             self._count()
         return 0 < self._load > self.capacity - cost
@@ -174,7 +178,8 @@ class Engine(threading.Thread):
         self._counted = monotonic()
 
     def _share(self, request: Request) -> float:
-        """What a request takes of the queue; a large one does not fill it for others."""
+        """What a request counts for in the queue; it is capped, so that a large one does not block
+        others."""
         return min(request.cost, QUEUE_SHARE * self.capacity)
 
     def submit(self, request: Request) -> AsyncIterator[tuple[int, Any]]:
@@ -200,7 +205,7 @@ class Engine(threading.Thread):
         return outputs
 
     def stop(self) -> None:
-        """Compute the inputs that wait, and end."""
+        """Compute the inputs that wait, then end."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -213,7 +218,7 @@ class Engine(threading.Thread):
                     del self._jobs[job]
 
     def _compute(self, inputs: list[Input]) -> Generator[None, None, None]:
-        """Hand over one piece a step; if one of several inputs fails, compute each by itself."""
+        """Send one piece per step; if one of several inputs fails, compute each one separately."""
         pending = dict(enumerate(inputs))
         request, i = inputs[0]
         is_single = len(inputs) == 1
@@ -240,7 +245,7 @@ class Engine(threading.Thread):
                     yield from self._compute([one])
 
     def _admit(self) -> bool:
-        """Wait for inputs, and begin those that fit beside the running jobs; False at the end."""
+        """Wait for inputs, and start those that fit beside the running jobs; False when stopped."""
         batch_runs = any(not request.stream for request in self._jobs.values())
         if batch_runs and not any(request.stream for request in self._queue):
             return True
@@ -253,7 +258,7 @@ class Engine(threading.Thread):
             waiting = self._waiting
             groups = self._take_streams(waiting) + ([] if batch_runs else self._take_batch(waiting))
             served = {request for inputs in groups for request, _ in inputs}
-            # whoever had a turn comes behind the others
+            # requests that were served go behind the others
             self._queue = sorted(filter(attrgetter("waits"), waiting), key=served.__contains__)
             self._count()
         for inputs in groups:
@@ -262,19 +267,19 @@ class Engine(threading.Thread):
         return True
 
     def _wait_for_more(self) -> None:
-        """Let a batch that is not full wait a few milliseconds for others."""
+        """Wait a few milliseconds for more inputs if a batch is not full."""
         first = min(each.arrived for each in self._queue)
         left = first + self.config.wait_ms / 1000 - monotonic()
         self._changed.wait_for(lambda: self._stopping or self.waiting >= self.config.batch, left)
 
     def _take_streams(self, waiting: list[Request]) -> list[list[Input]]:
-        """Take an input of each request for a stream that has none among the running jobs."""
+        """Take an input of each stream request that has none among the running jobs."""
         streams = {request for request in self._jobs.values() if request.stream}
         ready = [each for each in waiting if each.stream and each not in streams]
         return [[each.take()] for each in ready[: MAX_STREAMS - len(streams)]]
 
     def _take_batch(self, waiting: list[Request]) -> list[list[Input]]:
-        """Take a batch of one kind, one input of each request in turn."""
+        """Take a batch of inputs of one kind, from each request in turn."""
         batch: list[Input] = []
         ready = deque(each for each in waiting if not each.stream)
         cost = 0

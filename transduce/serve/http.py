@@ -1,6 +1,6 @@
-"""What endpoints share over HTTP: the server's state, its token, bodies, errors.
+"""What HTTP endpoints share: the server's state, its token, request bodies, errors.
 
-Bodies are bounded in size and time, and checked by pydantic.
+Bodies are limited in size and time, and validated by pydantic.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
 ANY_SPEECH_MODEL = "whisper-1"
-"""OpenAI's name of a model, which stands for the first run that transcribes."""
+"""OpenAI's name of a model, which selects the first speech run."""
 
 OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors; others below 500 are invalid requests."""
@@ -64,16 +64,16 @@ def responses(model: type[BaseModel]) -> dict[int | str, Json]:
 
 
 def http_error(error: Exception) -> StarletteHTTPException:
-    """An error with its status, message and headers; that of an InputError is 400."""
+    """Turn an error into one with status, message and headers; an InputError has status 400."""
     if isinstance(error, StarletteHTTPException):
         return error
     if isinstance(error, InputError):
         return HTTPException(400, str(error))
-    return HTTPException(500, "the server failed, and its log says why; please report it")
+    return HTTPException(500, "the server failed, see its log for the reason; please report it")
 
 
 def error_body(path: str, error: StarletteHTTPException) -> Json:
-    """An error as the clients of this path read it."""
+    """The body of an error, in the format for the clients of this path."""
     if not path.startswith("/v1/"):
         return {"error": error.detail}
     status = error.status_code
@@ -82,7 +82,7 @@ def error_body(path: str, error: StarletteHTTPException) -> Json:
 
 
 def events(items: AsyncIterator[Json], *, last: str = "") -> StreamingResponse:
-    """Send items as server-sent events, as OpenAI does; an error is the last of them."""
+    """Send items as server-sent events, as OpenAI does; after an error there are no more."""
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -108,7 +108,7 @@ TaskT = TypeVar("TaskT", bound=Translator | Transcriber | Generator)
 
 @dataclass(frozen=True)
 class Languages:
-    """The languages that a run translates from and into: codes of ISO 639, such as en."""
+    """The languages that a run translates from and to: ISO 639 codes, such as en."""
 
     source: str
     target: str
@@ -122,13 +122,13 @@ class Served(Generic[TaskT]):
     task: TaskT
     engine: Engine
     languages: tuple[Languages, ...] = ()
-    """The pairs that it translates."""
+    """The language pairs that it translates."""
     directory: Path | None = None
-    """Of the run, or of the first one of an ensemble."""
+    """Directory of the run, or of the first run of an ensemble."""
 
 
 MAX_DECODERS = 2
-"""Uploads that are decoded at a time, beside the threads of the models."""
+"""Maximum number of uploads that are decoded at the same time, beside the models' threads."""
 
 
 class ServerState:
@@ -155,7 +155,7 @@ class ServerState:
         self.decoders = asyncio.Semaphore(MAX_DECODERS)
 
     def find(self, name: str, kind: type[TaskT] | None = None) -> Served[TaskT]:
-        """The run of this name and kind of task. Names are only compared: no path is made of one.
+        """The run of this name and kind of task. Names are only compared, never used as paths.
 
         Raises:
             HTTPException: there is none.
@@ -194,7 +194,7 @@ async def _check_token(request: Request, state: State) -> None:
 
 
 TOKEN = [Depends(_check_token)]
-"""Dependencies of routes that need the token, before a body is read."""
+"""Dependencies of routes that check the token before a body is read."""
 
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -204,7 +204,7 @@ FORMS = (FORM, "multipart/form-data")
 
 
 def body_schema(model: type[BaseModel], *content_types: str) -> Json:
-    """The description of such a body in OpenAPI."""
+    """The description of a body in OpenAPI."""
     schema = model.model_json_schema()
     content = {content_type: {"schema": schema} for content_type in content_types}
     return {"requestBody": {"required": True, "content": content}}
@@ -213,11 +213,11 @@ def body_schema(model: type[BaseModel], *content_types: str) -> Json:
 async def read_body(
     request: Request, state: ServerState, model: type[BodyT], n_bytes: int = 0
 ) -> BodyT:
-    """Read JSON or a form of at most so many bytes; of a body of text, if they are 0.
+    """Read JSON or a form of at most `n_bytes`; 0: the limit for a body of text.
 
     Raises:
-        HTTPException: it lacks the token, or is neither, too large or too slow.
-        InputError: it cannot be read, or has wrong fields.
+        HTTPException: the token is missing, or the body is neither, too large, or too slow.
+        InputError: the body cannot be read, or has wrong fields.
     """
     fields: Any = None
     bounded = Request(request.scope, _bounded(request, n_bytes or state.config.text_bytes))
@@ -228,15 +228,15 @@ async def read_body(
     except Exception as error:
         await bounded.close()
         raise _refusal(error, state.config) from None
-    finally:  # whoever lacks the token learns nothing else
+    finally:  # without the token, a client gets no other error
         api_key = fields.get("api_key") if isinstance(fields, dict) else ""
         state.check_token(request, str(api_key or ""))
 
 
 def _refusal(error: Exception, config: ServeConfig) -> Exception:
-    """The answer to a body that could not be read."""
+    """The error for a body that could not be read."""
     if isinstance(error, TimeoutError):
-        message = f"an upload may take {config.deadline:g} s, but it is not here yet; try again"
+        message = f"an upload may take {config.deadline:g} s, but it is not complete; try again"
         return HTTPException(408, message)
     if isinstance(error, ValidationError):
         return InputError(_invalid_field(error))
@@ -249,7 +249,7 @@ def _refusal(error: Exception, config: ServeConfig) -> Exception:
 
 
 async def _read_fields(request: Request) -> Any:
-    """JSON, or the fields of a form; those that come several times, or are called NAME[], are
+    """Read JSON, or the fields of a form; fields that are repeated, or are named NAME[], are
     lists."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "application/json":
@@ -258,9 +258,9 @@ async def _read_fields(request: Request) -> Any:
         raise HTTPException(
             415,
             "the body must be application/json or a form, but its Content-Type is "
-            f"{content_type[:40]!r}; name it",
+            f"{content_type[:40]!r}; send the right one",
         )
-    if content_type == FORM:  # UTF-8, as curl -d sends it, where Starlette takes Latin-1
+    if content_type == FORM:  # UTF-8, which curl -d sends; Starlette decodes Latin-1
         body = (await request.body()).decode()
         pairs: Any = parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=100)
     else:
@@ -275,7 +275,7 @@ async def _read_fields(request: Request) -> Any:
 
 
 def _bounded(request: Request, n_bytes: int) -> Receive:
-    """Receive a body unless it is too large."""
+    """Receive a body, and raise HTTPException if it is too large."""
     size = 0
 
     async def receive() -> Message:
@@ -285,7 +285,7 @@ def _bounded(request: Request, n_bytes: int) -> Receive:
         if size <= n_bytes:
             return message
         if message.get("more_body") and size <= 3 * n_bytes:
-            return {**message, "body": b""}  # most clients read no answer before they have sent all
+            return {**message, "body": b""}  # most clients read an answer only after sending all
         raise HTTPException(
             413, f"a body may have {n_bytes} bytes, but this one has more; send it in parts"
         )
@@ -294,7 +294,7 @@ def _bounded(request: Request, n_bytes: int) -> Receive:
 
 
 def _invalid_field(errors: ValidationError) -> str:
-    """The rule for the first field that breaks one, and its value."""
+    """The rule that a field breaks, and its value, for the first such field."""
     error = errors.errors(include_context=False, include_url=False)[0]
     name = ".".join(map(str, error["loc"])) or "the body"
     if error["type"] == "missing":
@@ -305,6 +305,6 @@ def _invalid_field(errors: ValidationError) -> str:
 
 
 def check_bound(n: int, bound: int, noun: str) -> None:
-    """Raise InputError if a request has more than it may."""
+    """Raise InputError if a request exceeds a limit."""
     if n > bound:
         raise InputError(f"a request may have {bound} {noun}, but it has {n}; ask for less")

@@ -1,4 +1,4 @@
-"""Text from one language to another: the API of LibreTranslate, and what the page asks for."""
+"""Translation: the API of LibreTranslate, and the endpoints of the page."""
 
 import re
 from asyncio import to_thread
@@ -75,13 +75,13 @@ uk Ukrainian
 vi Vietnamese
 zh Chinese""".splitlines()
 )
-"""Languages by their codes of ISO 639; any other is called by its code."""
+"""Names of languages by ISO 639 code; for others, the code is shown."""
 
 LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z]{2,4})?")
-"""A code of ISO 639, with a script or region behind it."""
+"""An ISO 639 code, optionally with a script or region."""
 
 MAX_ATTENTION_CELLS = 10_000
-"""Source tokens times target tokens of an attention map."""
+"""Maximum number of source tokens times target tokens of an attention map."""
 
 router = APIRouter(tags=["LibreTranslate"], responses=responses(PlainError))
 page = APIRouter(tags=["page"], responses=responses(PlainError), dependencies=TOKEN)
@@ -95,7 +95,7 @@ class DetectionBody(BaseModel):
 
 
 class TranslationBody(BaseModel):
-    """One or several texts, and the languages to translate from and into."""
+    """One or several texts, and the languages to translate from and to."""
 
     q: str | list[str] = Field(min_length=1)
     source: str = "auto"
@@ -103,7 +103,7 @@ class TranslationBody(BaseModel):
     format: str = "text"
     alternatives: int = Field(0, ge=0, le=20)
     glossary: dict[str, str] = {}
-    """Terms and their translations, which are likelier where a term stands."""
+    """Terms and their translations, which become likelier where a term occurs."""
     api_key: str | None = None
 
 
@@ -113,7 +113,7 @@ class LineBody(BaseModel):
     model: str
     source: str = ""
     target: str = ""
-    """Which of the model's pairs; the first, if none is named."""
+    """Together with `source`, the model's language pair; by default, the first."""
     line: str = Field(min_length=1)
     n_best: int = Field(1, ge=1, le=10)
 
@@ -126,7 +126,7 @@ class Detection(BaseModel):
 
 
 class Language(BaseModel):
-    """A language, and those it is translated into."""
+    """A language, and the languages that it is translated to."""
 
     code: str
     name: str
@@ -134,16 +134,16 @@ class Language(BaseModel):
 
 
 def _only_source(state: ServerState, target: str = "") -> str:
-    """The language of a text for which none is named.
+    """The source language of a text if the request does not name it.
 
     Raises:
-        InputError: it could be one of several.
+        InputError: there are several source languages, or none.
     """
     sources = sorted({pair.source for pair in state.translators if target in ("", pair.target)})
     if len(sources) != 1:
         raise InputError(
-            f"a language is known where the server reads one alone, but it reads {sources}; send "
-            "it as source"
+            "the source language is known only if the server has a single one, but it has "
+            f"{sources}; send it as source"
         )
     return sources[0]
 
@@ -165,7 +165,7 @@ async def languages(state: State) -> list[Language]:
 
 @router.post("/detect", openapi_extra=body_schema(DetectionBody, "application/json"))
 async def detect(http: fastapi.Request, state: State) -> list[Detection]:
-    """The language of a text, where the server reads one language alone."""
+    """The language of a text, if the server has only one source language."""
     await read_body(http, state, DetectionBody)
     return [Detection(language=_only_source(state))]
 
@@ -177,8 +177,8 @@ async def detect(http: fastapi.Request, state: State) -> list[Detection]:
     ),
 )
 async def translate(http: fastapi.Request, state: State) -> Json:
-    """Translate a text or a list of texts, line by line: the field translatedText, and
-    alternatives and detectedLanguage where they are wanted; a list of texts has lists of them.
+    """Translate a text or a list of texts, line by line. The answer has translatedText and, if
+    requested, alternatives and detectedLanguage; each is a list for a list of texts.
     """
     query = await read_body(http, state, TranslationBody)
     texts = [query.q] if isinstance(query.q, str) else query.q
@@ -229,7 +229,7 @@ async def translate(http: fastapi.Request, state: State) -> Json:
 
 
 def _check_pair(pair: Languages, pairs: Collection[Languages]) -> None:
-    """Raise InputError unless it is one of these."""
+    """Raise InputError unless the pair is one of these."""
     if pair not in pairs:
         names = [f"{each.source} to {each.target}" for each in pairs]
         known = ", ".join(names[:8]) + ", ..." * (len(names) > 8) if names else "nothing"
@@ -264,7 +264,7 @@ async def translate_line(http: fastapi.Request, state: State) -> Json:
     """The n best translations of a line, the best first, with their scores and the decoder's
     attention: a row of weights per target token, which sum to 1.
 
-    The attention is null for a blank line, one that is too long to be drawn, and an ensemble.
+    The attention is null for a blank line, a line that is too long to be drawn, and an ensemble.
     """
     query = await read_body(http, state, LineBody)
     run = state.find(query.model, Translator)
@@ -290,11 +290,11 @@ def languages_of(experiment: Json, option: str = "") -> tuple[Languages, ...]:
     """The pairs of languages that a run translates.
 
     Args:
-        option: such pairs, "en-de" or "en-de,de-en"; without it, they are those that the run was
-            trained or tested on, or the endings of its files.
+        option: language pairs, "en-de" or "en-de,de-en"; by default, those that the run was trained
+            or tested on, or the suffixes of its files.
 
     Raises:
-        InputError: they are not known.
+        InputError: the languages are unknown.
     """
     corpus = experiment.get("corpus", {})
     files = [corpus.get(side) or corpus.get(f"train_{side}") or "" for side in ("source", "target")]
@@ -307,17 +307,17 @@ def languages_of(experiment: Json, option: str = "") -> tuple[Languages, ...]:
         if len(codes) != 2 or not all(LANGUAGE.fullmatch(code) for code in codes):
             value = option or " and ".join(codes)
             raise InputError(
-                "a run that translates needs its languages, such as en-de, but there is "
-                f"{value!r}; add --languages en-de, one for each run that translates"
+                f"a translation run needs its languages, such as en-de, but there is {value!r}; "
+                "add --languages en-de, one for each translation run"
             )
     return tuple(Languages(source, target) for source, target in pairs)
 
 
 def in_languages(translator: Translator, languages: Languages) -> Translator:
-    """Let a model of several languages translate between these, where its run names none.
+    """Make a multilingual model translate between these languages, unless its run names others.
 
     Raises:
-        InputError: it knows no such language.
+        InputError: the model does not have this language.
     """
     source = translator.source_tokenizer
     target = translator.tokenizer
@@ -337,14 +337,14 @@ def in_languages(translator: Translator, languages: Languages) -> Translator:
 
 @dataclass(frozen=True)
 class TranslationRequest:
-    """The n best translations between two languages, and the attention of each."""
+    """How to translate: the languages, the number of outputs, and what comes with them."""
 
     languages: Languages
     n_best: int = 1
     attention: bool = False
     alignments: bool = False
     glossary: Terms = ()
-    """Instead of the run's."""
+    """Replaces the run's glossary."""
 
 
 def translate_lines(
@@ -364,15 +364,15 @@ def translate_lines(
 
 
 def _attention(translator: Translator, line: str, output: Output) -> Json | None:
-    """The decoder's attention: tokens, a layer, from 0, and the means of its heads; None for a
-    blank line, one that is too long, and an ensemble."""
+    """The decoder's attention: tokens, a layer (from 0), and the mean over its heads; None for a
+    blank line, a line that is too long, and an ensemble."""
     (source,) = translator.sources([line])
     n_cells = len(source) * (len(output.tokens) + 1)
     if len(translator.engines) > 1 or not output.tokens or n_cells > MAX_ATTENTION_CELLS:
         return None
     try:
         (alignment,) = translator.align([line], [output])
-    except InputError:  # longer than learned positions
+    except InputError:  # the line is longer than the learned positions
         return None
     weights = alignment.weights[alignment.layer].mean(dim=0).tolist()
     return {

@@ -1,4 +1,5 @@
-"""The Wyoming protocol, by which Home Assistant and others send sound over TCP and get its text."""
+"""The Wyoming protocol, by which Home Assistant and others send sound over TCP for
+transcription."""
 
 import asyncio
 import socket
@@ -29,26 +30,27 @@ from transduce.serve.http import ANY_SPEECH_MODEL, ServerState, check_bound, htt
 from transduce.tasks.transcribe import Transcriber
 
 MAX_CONVERSATIONS = 16
-"""Connections at a time: one more takes the place of the oldest that waits for no answer."""
+"""Maximum number of connections; another one closes the oldest that does not wait for an answer."""
 
 SAMPLE_TYPES = {2: np.int16, 4: np.int32}
-"""By bytes of a sample."""
+"""Types of samples by their size in bytes."""
 
 
 class _BoundedReader(asyncio.StreamReader):
-    """A reader of events whose parts are no larger than an upload may be, and come in time."""
+    """A reader of events that limits the size of their parts to that of an upload, and their
+    time."""
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__()
         self.config = config
 
     async def readline(self) -> bytes:
-        """A line; TimeoutError ends the conversation."""
+        """Read a line; a TimeoutError ends the conversation."""
         with anyio.fail_after(self.config.deadline):
             return await super().readline()
 
     async def readexactly(self, n: int) -> bytes:
-        """So many bytes; ValueError, if there are too many, ends the conversation."""
+        """Read n bytes; ValueError, if n is too large, ends the conversation."""
         if n > self.config.upload_bytes:
             raise ValueError(n)
         with anyio.fail_after(self.config.deadline):
@@ -69,7 +71,7 @@ class _Conversation(AsyncEventHandler):
         self.language = ""
         self.audio = bytearray()
         self.format = (0, 0, 0)
-        """Rate, width and channels of the first chunk, which all have."""
+        """Rate, width and channels of the first chunk; all chunks must have the same."""
 
     async def handle_event(self, event: Event) -> bool:
         """Answer an event; after an error, the conversation ends."""
@@ -80,7 +82,9 @@ class _Conversation(AsyncEventHandler):
                     await self.write_event(answer)
             return True
         except (AttributeError, KeyError, TypeError) as error:
-            refusal = http_error(InputError(f"an event lacks {error}, or has it wrong; correct it"))
+            refusal = http_error(
+                InputError(f"an event has a missing or wrong field ({error}); correct it")
+            )
         except Exception as error:
             refusal = http_error(error)
         finally:
@@ -90,13 +94,13 @@ class _Conversation(AsyncEventHandler):
         return False
 
     async def _read_on(self) -> None:
-        """Read for a second what the client still sends: it may read only when it has sent all."""
+        """Read for a second what the client still sends: it may read the error only after that."""
         with anyio.move_on_after(1.0):
             while await self.reader.read(65_536):
                 pass
 
     async def _answer(self, event: Event) -> Event | None:
-        """The answer to an event, if it has one.
+        """The answer to an event, or None.
 
         Raises:
             Exception: the event cannot be used.
@@ -144,7 +148,7 @@ class _Conversation(AsyncEventHandler):
 
 
 def _info(state: ServerState) -> Info:
-    """The runs that transcribe."""
+    """Describe the speech runs."""
     author = Attribution("transduce", "")
     named = [state.config.speech_language] * bool(state.config.speech_language)
     models = [
@@ -167,7 +171,7 @@ def _info(state: ServerState) -> Info:
 
 @asynccontextmanager
 async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIterator[None]:
-    """Answer the clients of a socket; at the end, questions that are whole are still answered."""
+    """Answer the clients of a socket; at the end, complete requests are still answered."""
     conversations = dict[asyncio.Task[None], _Conversation]()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,7 +181,7 @@ async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIte
         task.add_done_callback(conversations.pop)
         if len(conversations) > MAX_CONVERSATIONS:
             next(each for each in conversations if not conversations[each].busy).cancel()
-        # the client has left, is late, or sends no event
+        # the client has disconnected, is late, or sends something else
         with suppress(Exception, asyncio.CancelledError):
             await conversations[task].run()
 

@@ -1,4 +1,4 @@
-// Requests to the server, and elements for its answers: a text becomes a text node, never markup.
+// Requests to the server, and HTML elements for its answers: text becomes a text node, never markup.
 
 let token = "";
 
@@ -6,7 +6,7 @@ export function useToken(text) {
   token = text;
 }
 
-/** The response to a request; an Error has the server's message and status. */
+/** Send a request and return the response; an Error has the server's message and status. */
 export async function ask(path, options = {}) {
   const headers = new Headers(options.headers);
   if (token) headers.set("Authorization", `Bearer ${token}`);
@@ -46,7 +46,7 @@ export async function* events(response) {
   }
 }
 
-/** An element with attributes (functions are listeners) and children, texts among them. */
+/** Make an element with attributes (functions become listeners) and children, which may be texts. */
 export function h(tag, attributes = {}, ...children) {
   const element = tag.startsWith("svg:")
     ? document.createElementNS("http://www.w3.org/2000/svg", tag.slice(4)) : document.createElement(tag);
@@ -58,7 +58,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** One stop for the Tab key among the items: arrows, Home and End go from one to the next. */
+/** Let the Tab key stop at one of the items only; arrow keys, Home and End move between them. */
 export function roving(container, items, columns = 1) {
   const stop = (item) => items.forEach((each) => { each.tabIndex = each === item ? 0 : -1; });
   stop(items[0]);
@@ -77,7 +77,7 @@ export function roving(container, items, columns = 1) {
   });
 }
 
-/** Ctrl+Enter in a text sends its form. */
+/** Ctrl+Enter in a text field submits its form. */
 export function sendByKey(form) {
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
@@ -85,8 +85,8 @@ export function sendByKey(form) {
 }
 
 /**
- * Run the work of a panel, one at a time: a new one aborts the last. The panel's status shows progress and errors
- * ("error"); a text of the kind "aloud" is for screen readers alone.
+ * Run the tasks of a panel, one at a time: a new one aborts the last. The panel's status shows progress and errors
+ * (kind "error"); a text of the kind "aloud" is for screen readers only.
  */
 export function worker(panel) {
   const status = panel.querySelector(".status");
@@ -111,7 +111,7 @@ export function worker(panel) {
   return { work, say, stop: () => last?.abort() };
 }
 
-/** A button that copies a text; hidden where the browser lets no page do so: beside https and localhost. */
+/** A button that copies a text; hidden where the browser forbids it: on pages other than https and localhost. */
 export function copier(text) {
   const show = (label) => { button.textContent = label; };
   const copy = () => navigator.clipboard.writeText(text()).then(() => show("Copied"), () => show("Not allowed"))
@@ -120,7 +120,7 @@ export function copier(text) {
   return button;
 }
 
-/** Offer runs, or pairs of their languages; a value is a number in the list. */
+/** Fill a select with runs, or with their language pairs; a value is an index into the list. */
 export function fill(select, runs) {
   select.replaceChildren(...runs.map((run, i) => h("option", { value: i }, title(run))));
 }

@@ -1,4 +1,4 @@
-// A language model: the text that continues a prompt, as it comes.
+// Text generation: shows the continuation of a prompt as it is generated.
 
 import { ask, copier, events, fill, h, sendByKey, worker } from "./ask.js";
 
@@ -42,7 +42,7 @@ export function start(panel, runs, limits) {
         }
         tell(reason === "stop" ? "The text ended by itself." : "Stopped at the token limit.");
       } finally {
-        if (!signal.aborted) halt.disabled = true; // else the next text may be on its way
+        if (!signal.aborted) halt.disabled = true; // else the next request may be running
       }
     });
   });

@@ -18,7 +18,7 @@ async function open() {
   } catch (error) {
     const locked = error.status === 401;
     trouble.hidden = locked && form.hidden; // at first the token is only requested
-    trouble.textContent = locked ? "This is not the server's token." : error.message;
+    trouble.textContent = locked ? "This token is wrong." : error.message;
     if (locked) form.hidden = false;
     if (locked) find("token-text").focus();
   }

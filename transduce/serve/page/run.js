@@ -1,11 +1,11 @@
-// The record of a training, also while it goes on: learning curves, scores, and samples over time.
+// The record of a training, which may still be running: learning curves, scores, and samples over time.
 
 import { askJSON, h, worker } from "./ask.js";
 
-const PAUSE = 5000; // milliseconds, after which the record is read again
+const PAUSE = 5000; // milliseconds until the record is read again
 const [WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP] = [400, 240, 46, 20, 34, 12];
 
-/** A function that shows the record of the chosen run, by the names of all and the runs that generate text. */
+/** Return a function that shows the record of the chosen run; takes the names of all runs, and the runs that generate text. */
 export function start(panel, names, writers) {
   const select = panel.querySelector("select");
   const results = panel.querySelector(".results");
@@ -16,7 +16,7 @@ export function start(panel, names, writers) {
     if (!shown) say("Reading ...");
     const record = await askJSON(`page/runs/${encodeURIComponent(select.value)}`, null, { signal });
     const state = JSON.stringify([select.value, record]);
-    if (state === shown) return say(""); // an error that has passed
+    if (state === shown) return say(""); // clears an earlier error
     shown = state;
     const { progress, curves, samples } = record;
     const scores = Object.entries(record.scores).flatMap(([data, rows]) => rows.map((row) => ({ data, ...row })));
@@ -39,7 +39,7 @@ function number(value) {
   return Math.abs(value) >= 10000 ? value.toLocaleString("en") : String(Number(value.toPrecision(3)));
 }
 
-/** About n round numbers, the first at low or below it and the last at high or above it. */
+/** About n round numbers; the first is at most low, and the last at least high. */
 function ticks(low, high, n) {
   const rough = (high - low) / n || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -66,7 +66,7 @@ function chart({ label, training, validation }) {
     ]),
     ...ticks(0, last, 5).filter((at) => at <= last).map((at) => text(at, { x: x(at), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" })),
   ];
-  const ends = validation.length ? `validation from ${number(validation[0][1])} to ${number(validation.at(-1)[1])}` : "training alone";
+  const ends = validation.length ? `validation from ${number(validation[0][1])} to ${number(validation.at(-1)[1])}` : "training only";
   const cursor = h("svg:line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const readout = h("p", { class: "readout" }, `${label} against updates`);
   const points = validation.length ? validation : training;
@@ -103,7 +103,7 @@ function scoreTable(scores) {
     h("thead", {}, header("data", "measure", "score", ...(bounded ? ["95 % interval"] : []))), h("tbody", {}, ...rows)));
 }
 
-/** A sample and its outputs; words that are not in the reference, in this order, are marked. */
+/** A sample and its outputs; words outside the longest common subsequence with the reference are marked. */
 function history({ source, reference, outputs }, compare) {
   const rows = outputs.map(([update, text]) => h("tr", {}, h("th", { scope: "row" }, number(update)),
     h("td", {}, ...(compare ? marked(text, reference) : [text]))));

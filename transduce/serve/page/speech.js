@@ -1,9 +1,9 @@
-// Speech to text: a recording or a file, its wave form, its words, and their translation.
+// Speech to text: a recording or a file, its waveform, its words, and their translation.
 
 import { ask, copier, fill, h, roving, title, worker } from "./ask.js";
 import { translated } from "./translate.js";
 
-const RATE = 16000; // hertz, of recordings and drawings
+const RATE = 16000; // hertz, for recordings and waveforms
 
 export function start(panel, runs, translators, limits) {
   const [run, onward, file] = ["run", "onward", "file"].map((name) => panel.querySelector(`#transcribe-${name}`));
@@ -27,9 +27,9 @@ export function start(panel, runs, translators, limits) {
     player.draw();
     const info = runs[run.value];
     const transcript = await transcribed(info, recorded && player.sound ? wav(player.sound) : blob, signal);
-    if (!player.sound) results.replaceChildren(h("div", { class: "card" }, ...player.parts)); // the server can read it
+    if (!player.sound) results.replaceChildren(h("div", { class: "card" }, ...player.parts)); // the server could decode it
     results.firstChild.append(...wordButtons(transcript, player));
-    tell(transcript.text ? `Transcript: ${transcript.text}` : "There are no words in it.", "aloud");
+    tell(transcript.text ? `Transcript: ${transcript.text}` : "The recording has no words.", "aloud");
     if (!onward.value || !transcript.text) return;
     const lines = transcript.segments.map((segment) => segment.text).join("\n");
     const best = await translated(translators[onward.value], lines, 1, signal, results, undefined, false);
@@ -49,7 +49,7 @@ export function start(panel, runs, translators, limits) {
   let recorder;
   record.addEventListener("click", async () => {
     if (recorder) return recorder.stop();
-    if (!navigator.mediaDevices) return say("A browser records on pages of https and of localhost alone; choose a file.", "error");
+    if (!navigator.mediaDevices) return say("Browsers record only on https pages and on localhost; choose a file.", "error");
     try {
       recorder = await recording(limits.seconds, (blob) => {
         recorder = undefined;
@@ -57,9 +57,9 @@ export function start(panel, runs, translators, limits) {
         transcribe(blob, true);
       });
       pressed(true);
-      say("Recording ... Stop it when you have spoken.");
+      say("Recording ... Press Stop when you have spoken.");
     } catch (error) {
-      say(`There is no microphone to hear (${error.message}).`, "error");
+      say(`No microphone is available (${error.message}).`, "error");
     }
   });
   const pressed = (on) => {
@@ -68,7 +68,7 @@ export function start(panel, runs, translators, limits) {
   };
 }
 
-/** A recorder of the microphone, until it is stopped or for so many seconds; then `done` gets the sound. */
+/** Record from the microphone until stopped, or for at most so many seconds; then `done` gets the sound. */
 async function recording(seconds, done) {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
   const recorder = new MediaRecorder(stream);
@@ -84,7 +84,7 @@ async function recording(seconds, done) {
   return recorder;
 }
 
-/** The sound as the browser reads it; null where it cannot. */
+/** The sound as the browser decodes it; null if it cannot. */
 async function decoded(blob) {
   try {
     return await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await blob.arrayBuffer());
@@ -120,11 +120,11 @@ async function transcribed(run, blob, signal) {
   return (await ask("v1/audio/transcriptions", { method: "POST", body, signal })).json();
 }
 
-/** Buttons that play each word; whole segments, where the times of words are unknown. */
+/** Buttons that play each word, or whole segments if word times are unknown. */
 function wordButtons({ words, segments, text }, player) {
   const parts = words?.length ? words : segments.map((each) => ({ ...each, word: each.text }));
   if (!text) return [h("p", { class: "hint" }, "(no words)")];
-  const readout = h("p", { class: "readout" }, "Choose a word to hear it; arrow keys go from one to the next.");
+  const readout = h("p", { class: "readout" }, "Choose a word to hear it; use the arrow keys to move between words.");
   const buttons = parts.map(({ word, start, end }) => h("button", { type: "button", class: "word", click: () => {
     readout.textContent = `${word}: ${start.toFixed(2)} to ${end.toFixed(2)} s`;
     player.play(start, end);
@@ -142,12 +142,12 @@ class Player {
     this.sound = sound;
     this.part = [0, 0];
     if (!sound) {
-      this.parts = [h("p", { class: "hint" }, "This browser cannot play this sound, so it is not drawn.")];
+      this.parts = [h("p", { class: "hint" }, "This browser cannot play this sound, so no waveform is shown.")];
       return;
     }
     const seconds = sound.duration;
     this.samples = mono(sound);
-    this.canvas = h("canvas", { role: "img", "aria-label": `Wave form of ${seconds.toFixed(1)} seconds` });
+    this.canvas = h("canvas", { role: "img", "aria-label": `Waveform of ${seconds.toFixed(1)} seconds` });
     const all = h("button", { type: "button", click: () => this.play(0, seconds) }, "Play all");
     this.parts = [h("div", { class: "row" }, all, h("span", { class: "hint" }, `${seconds.toFixed(1)} s`)), this.canvas];
   }

@@ -1,9 +1,9 @@
-// A translator: the n best translations of every line, and the decoder's attention.
+// Translation: the n best translations of every line, and the decoder's attention.
 
 import { askJSON, copier, fill, h, roving, sendByKey, worker } from "./ask.js";
 
 const AT_A_TIME = 4;
-const PAUSE = 500; // milliseconds without a key, after which the text is translated
+const PAUSE = 500; // milliseconds after the last key press until the text is translated
 
 export function start(panel, runs, records) {
   const form = panel.querySelector("form");
@@ -27,7 +27,7 @@ export function start(panel, runs, records) {
     const lines = await translated(runs[run.value], text.value, 1 + Number(n.value), signal, results, show);
     if (aloud) tell(`Translated: ${lines.join(" ")}`, "aloud");
   });
-  /** The empty state: sentences of the run's own held-out data, which one may try. */
+  /** Without text, offer examples from the run's held-out data. */
   const offer = async () => {
     clearTimeout(timer);
     stop();
@@ -60,8 +60,8 @@ export function start(panel, runs, records) {
 }
 
 /**
- * The best translation of every line, "" of a blank one; each is shown as soon as it comes, its attention map open or
- * folded. `show` gets them all whenever one comes, or another one is chosen.
+ * The best translation of every line, "" for a blank one; each is shown as soon as it arrives, with its attention map
+ * open or folded. `show` gets all of them whenever one arrives, or another one is chosen.
  */
 export async function translated(run, text, nBest, signal, results, show = () => {}, open = true) {
   const lines = text.split(/\r\n|\r|\n/);
@@ -104,14 +104,14 @@ function ranked(outputs, open, chosen) {
 
 /** Cross-attention as a table: a row for each target token, dark at source tokens with large weights. */
 function picture({ attention }) {
-  if (!attention) return h("p", { class: "hint" }, "There is no picture of this one: it is blank, very long, or of several runs.");
+  if (!attention) return h("p", { class: "hint" }, "There is no attention map for this translation: it is blank, very long, or made by an ensemble.");
   const { source, target, weights, layer } = attention;
   const columns = source.map((token) => h("th", { scope: "col" }, h("span", {}, shown(token))));
   const heads = target.map((token) => h("th", { scope: "row" }, shown(token)));
-  const readout = h("p", { class: "readout" }, "Point at a field, or go there with the arrow keys.");
+  const readout = h("p", { class: "readout" }, "Point at a cell, or move to it with the arrow keys.");
   const cells = [];
   const rows = weights.map((row, t) => h("tr", {}, heads[t], ...row.map((weight, s) => {
-    const label = `${shown(target[t])} looks at ${shown(source[s])}: ${Math.round(100 * weight)} %`;
+    const label = `${shown(target[t])} attends to ${shown(source[s])}: ${Math.round(100 * weight)} %`;
     const look = () => {
       heads.forEach((each, i) => each.classList.toggle("on", i === t));
       columns.forEach((each, i) => each.classList.toggle("on", i === s));
@@ -122,14 +122,14 @@ function picture({ attention }) {
     cells.push(cell);
     return cell;
   })));
-  const table = h("table", { role: "grid", "aria-label": "Where the decoder looked: a row for each token written" },
+  const table = h("table", { role: "grid", "aria-label": "Where the decoder looked: a row for each target token" },
     h("thead", {}, h("tr", {}, h("td", { role: "presentation" }), ...columns)), h("tbody", {}, ...rows));
   roving(table, cells, source.length);
   return h("div", {}, h("div", { class: "wide" }, table), readout,
-    h("p", { class: "hint" }, `Rows were written, columns were read; layer ${layer + 1}, mean over its heads.`));
+    h("p", { class: "hint" }, `Rows are target tokens, columns are source tokens; layer ${layer + 1}, mean over its heads.`));
 }
 
-/** A token without the marks that tokenizers put for spaces. */
+/** A token without the marks by which tokenizers show spaces. */
 function shown(token) {
   return token.replace(/^[\u2581\u0120 ]+(?=.)/u, "").replace(/^[\u2581\u0120 ]+$/u, "\u2423");
 }

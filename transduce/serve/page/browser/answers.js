@@ -1,4 +1,4 @@
-// What the page asks a server for, answered in this browser. No module: of a page opened as a file, those do not run.
+// Answers the page's requests in this browser, without a server. Not a module: modules do not run on pages opened as files.
 
 function answerLocally() {
   const footer = document.querySelector("footer");
@@ -7,15 +7,15 @@ function answerLocally() {
   const worker = new Worker("page/browser/worker.js", { type: "module" });
   const answered = () => new Promise((resolve) => {
     worker.onmessage = ({ data }) => resolve(data);
-    worker.onerror = () => resolve({ error: "This browser cannot run the model; take a newer one." });
+    worker.onerror = () => resolve({ error: "This browser cannot run the model; use a newer one." });
   });
   footer.textContent = "The model is being loaded ...";
   const loaded = answered();
   loaded.then(({ error }) => {
-    footer.textContent = error ?? "This browser translates by itself: what you write stays on this machine.";
+    footer.textContent = error ?? "This browser translates by itself: your text stays on this machine.";
   });
   let last = loaded;
-  /** The worker's answers, one after the other; a request that is aborted before its turn never gets there. */
+  /** Send requests to the worker one after the other; one that is aborted before its turn is never sent. */
   const translate = (body, signal) => {
     const turn = last.then(async () => {
       signal?.throwIfAborted();
@@ -36,7 +36,7 @@ function answerLocally() {
 
 if (location.protocol === "file:") {
   const trouble = document.getElementById("trouble");
-  trouble.textContent = "This page needs a web server, though the simplest: run python -m http.server in its folder, "
+  trouble.textContent = "This page needs a web server, but a simple one is enough: run python -m http.server in its folder, "
     + "then open http://localhost:8000.";
   trouble.hidden = false;
   document.querySelector("footer").remove();

@@ -1,6 +1,6 @@
-// Beam search, and what transduce translates in the end: by a line as one, or sentence by sentence.
+// Beam search, and the choice between translating a line as a whole and sentence by sentence.
 
-// Spaces are those of Python's \s and strip().
+// Spaces are the characters of Python's \s and strip().
 const SENTENCE_END = /[.!?…\u0589\u061f\u06d4\u0964\u0965\u104b\u1362\u1367\u17d4]["'”’»)\]]*[\t-\r\x1c-\x1f\x85\p{Z}]+|[。！？]["'”’」』）]*[\t-\r\x1c-\x1f\x85\p{Z}]*/gu;
 const OUTER_SPACES = /^[\t-\r\x1c-\x1f\x85\p{Z}]+|[\t-\r\x1c-\x1f\x85\p{Z}]+$/gu;
 const WIDE = "[\\u3001-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\uff01-\\uff9f\\u{20000}-\\u{3ffff}]"; // as in tasks/outputs.py
@@ -22,7 +22,7 @@ export class Translator {
   async translate(line, nBest) {
     if (!VISIBLE.test(line)) return Array.from({ length: nBest }, () => ({ text: "", log_prob: 0, score: 0 }));
     const { split_length: longest, max_source_length, beam_size: size } = this.search;
-    const limit = Math.max(0, max_source_length - this.opening.length - 1); // opening and end are positions, too
+    const limit = Math.max(0, max_source_length - this.opening.length - 1); // opening and end take positions, too
     const ids = this.source.encode(line);
     let ways = [[ids]];
     const parts = longest && longest < ids.length ? sentences(line) : [];
@@ -54,7 +54,7 @@ export class Translator {
       const { logits, new_keys, new_values } = await this.step.run({ tokens, keys, values, ...memory });
       const never = length <= this.search.min_length ? [...this.config.suppressed, eos] : this.config.suppressed;
       const penalty = this.#penalty(length);
-      const next = likeliest(logits, active, never, 2 * size).map(({ row, token, log_prob }) =>
+      const next = topK(logits, active, never, 2 * size).map(({ row, token, log_prob }) =>
         ({ row, tokens: [...active[row].tokens, token], log_prob, score: log_prob / penalty }));
       const ends = ({ tokens }) => tokens.at(-1) === eos;
       finished = best([...finished, ...next.slice(0, size).filter(ends)]).slice(0, size);
@@ -73,7 +73,7 @@ export class Translator {
     return new this.Tensor("int64", BigInt64Array.from(ids, BigInt), dims);
   }
 
-  /** Most tokens of a translation, its end included. */
+  /** Maximum number of tokens of a translation, including its end. */
   #bound(length) {
     const { length_ratio: ratio, length_extra: extra, max_length: most, min_length: least } = this.search;
     return Math.min(Math.max(1 + least, Math.trunc(Math.fround(length * ratio)) + extra), most || Infinity);
@@ -84,7 +84,7 @@ export class Translator {
     return ((offset + length) / (offset + 1)) ** alpha;
   }
 
-  /** Some rows of all layers' keys or values. */
+  /** Select rows of all layers' keys or values. */
   #rows({ data, dims: [layers, n, ...rest] }, rows) {
     const size = rest.reduce((a, b) => a * b);
     const chosen = new Float32Array(layers * rows.length * size);
@@ -96,7 +96,7 @@ export class Translator {
     return new this.Tensor("float32", chosen, [layers, rows.length, ...rest]);
   }
 
-  /** The best outputs of all texts as one, then the second ones. */
+  /** Join the best outputs of all texts, then the second best ones. */
   #joined(texts) {
     return texts[0].map((_, k) => {
       const parts = texts.map((each) => each[k]);
@@ -109,13 +109,13 @@ export class Translator {
   }
 }
 
-/** Texts as one, with a space between two, but nothing within Chinese and Japanese. */
+/** Join texts with spaces, but without any within Chinese and Japanese. */
 export function joined(texts) {
   return texts.map((text) => text.replace(OUTER_SPACES, "")).filter((text) => text)
     .reduce((whole, text) => whole + (whole && !(WIDE_END.test(whole) && WIDE_START.test(text)) ? " " : "") + text, "");
 }
 
-/** The mean log-probability of a token, ends included, in the best outputs of all texts. */
+/** The mean log-probability per token, including ends, of the best outputs of all texts. */
 function mean(texts) {
   return sum(texts.map(([{ log_prob }]) => log_prob)) / sum(texts.map(([{ tokens }]) => tokens.length + 1));
 }
@@ -128,8 +128,8 @@ function best(hypotheses) {
   return hypotheses.sort((a, b) => b.score - a.score);
 }
 
-/** The n likeliest continuations of the hypotheses, the likeliest first, without some tokens. */
-function likeliest({ data, dims: [, vocabulary] }, active, never, n) {
+/** The n likeliest continuations of the hypotheses, the likeliest first; some tokens are excluded. */
+function topK({ data, dims: [, vocabulary] }, active, never, n) {
   const found = [];
   active.forEach(({ log_prob }, row) => {
     const logits = data.subarray(row * vocabulary, (row + 1) * vocabulary);
@@ -150,7 +150,7 @@ function likeliest({ data, dims: [, vocabulary] }, active, never, n) {
   return found;
 }
 
-/** The sentences of a line. After a full stop, a small letter goes on with the same sentence. */
+/** The sentences of a line. After a full stop, a small letter continues the same sentence. */
 function sentences(line) {
   const ends = [...line.matchAll(SENTENCE_END)].map((match) => match.index + match[0].length);
   const starts = [0, ...ends.filter((end) => !GOES_ON.test(line.slice(end)))];

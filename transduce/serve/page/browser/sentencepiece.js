@@ -1,4 +1,4 @@
-// SentencePiece, BPE and unigram: text to ids and back, as the library does it, from the bytes of its model.
+// SentencePiece, BPE and unigram: text to ids and back, as in the library, from the bytes of a model.
 
 const [UNIGRAM, BPE] = [1, 2]; // types of models
 const [NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE] = [1, 2, 3, 4, 6]; // types of pieces
@@ -7,7 +7,7 @@ const SPACE = "\u2581";
 const utf8 = new TextEncoder();
 const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
-/** The numbers and values of the fields in a message of protocol buffers: a number, or bytes. */
+/** The field numbers and values of a protocol buffer message; a value is a number or bytes. */
 function* fields(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
   let at = 0;
@@ -36,7 +36,7 @@ function* fields(bytes) {
   }
 }
 
-/** The rules for characters: a trie of bytes (Darts), and the texts that replace its keys. */
+/** The normalization rules: a trie of bytes (Darts), and the texts that replace its keys. */
 class Rules {
   constructor(bytes) {
     const start = 4 + new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
@@ -44,7 +44,7 @@ class Rules {
     this.texts = bytes.subarray(start);
   }
 
-  /** Of the longest key at a place in a text: where it ends, and what replaces it; undefined if there is none. */
+  /** Where the longest key at a position of a text ends, and its replacement; undefined if there is none. */
   at(text, start) {
     const next = (unit) => (unit >>> 10) << ((unit & 512) >>> 6);
     let node = next(this.trie[0]);
@@ -83,7 +83,7 @@ export class SentencePiece {
     this.segment = kind === BPE ? this.#merged : this.#likeliest;
     this.rules = rules?.length ? new Rules(rules) : null;
     this.prefix = prefix; // whether a text begins with a space
-    this.trim = trim; // whether runs of spaces are one, and none at either end
+    this.trim = trim; // whether to merge runs of spaces, and remove them at both ends
     this.ids = new Map();
     this.bytes = [];
     this.pieces.forEach(({ text, type }, id) => {
@@ -96,14 +96,14 @@ export class SentencePiece {
     this.symbols = symbols.sort((a, b) => b.length - a.length);
   }
 
-  /** The ids of a text; without pieces for bytes, characters that have none are one unknown piece together. */
+  /** The ids of a text; without byte pieces, adjacent characters without a piece become one unknown piece. */
   encode(text) {
     const ids = this.segment(this.#normalized(text)).flatMap((piece) =>
       this.ids.get(piece) ?? (this.bytes.length ? [...utf8.encode(piece)].map((byte) => this.bytes[byte]) : this.unknown));
     return ids.filter((id, i) => id !== this.unknown || ids[i - 1] !== id);
   }
 
-  /** The symbol at a place in a text, whose characters neither change nor merge. */
+  /** The symbol at a position of a text; its characters are neither normalized nor merged. */
   #symbolAt(text, at) {
     return this.symbols.find((symbol) => text.startsWith(symbol, at));
   }
@@ -123,7 +123,7 @@ export class SentencePiece {
     return this.trim ? out.replace(/\u2581+$/, "") : out;
   }
 
-  /** The pieces of a text: again and again, the pair with the best score becomes one, the first of equal ones. */
+  /** The pieces of a text: the pair with the best score is merged repeatedly, the first of equal ones. */
   #merged(text) {
     const parts = [];
     const fixed = []; // whether a part is a symbol
@@ -155,7 +155,7 @@ export class SentencePiece {
     const least = scores.reduce((a, b) => Math.min(a, b));
     const most = scores.reduce((a, b) => Math.max(a, b), 0);
     const longest = this.pieces.reduce((n, { text: piece }) => Math.max(n, piece.length), 1);
-    const ends = [{ score: 0 }]; // by place in the text, the best way there: its score, and where its last piece starts
+    const ends = [{ score: 0 }]; // by position, the best segmentation up to there: its score, and where its last piece starts
     const reach = (start, end, cost) => {
       const score = ends[start].score + cost;
       if (!ends[end] || score > ends[end].score) ends[end] = { score: Math.fround(score), start };
@@ -205,7 +205,7 @@ export class SentencePiece {
   }
 }
 
-/** The characters of bytes in UTF-8; a byte that belongs to none becomes U+FFFD. */
+/** Decode UTF-8; a byte that belongs to no character becomes U+FFFD. */
 function characters(bytes) {
   let text = "";
   for (let at = 0; at < bytes.length;) {

@@ -1,4 +1,4 @@
-// The model, beside the page's thread: a message with a line gives one with its translations, or with an error.
+// The model, in a thread of its own: it answers a message with a line by its translations, or by an error.
 
 import * as ort from "./ort.js";
 import { Translator } from "./search.js";
@@ -6,7 +6,7 @@ import { SentencePiece } from "./sentencepiece.js";
 
 async function read(name) {
   const response = await fetch(new URL(`../../${name}`, import.meta.url));
-  if (!response.ok) throw new Error(`${name} must be beside index.html, but the server answers ${response.status}; export the run anew`);
+  if (!response.ok) throw new Error(`${name} must be beside index.html, but the server answers ${response.status}; export the run again`);
   return new Uint8Array(await response.arrayBuffer());
 }
 
@@ -16,9 +16,9 @@ async function load() {
   const tokenizers = web.shared ? ["tokenizer.model"] : ["source.model", "target.model"];
   const [encoder, step, ...models] = await Promise.all(["encoder.onnx", "step.onnx", ...tokenizers].map(read));
   ort.env.wasm.wasmBinary = binary.buffer;
-  ort.env.wasm.numThreads = 1; // more need headers that a plain server does not send
+  ort.env.wasm.numThreads = 1; // more threads need headers that a plain server does not send
   const [source, target = source] = models.map((model) => new SentencePiece(model));
-  const tag = `<2${web.about[2]}>`; // of a model of several languages, for the one to write
+  const tag = `<2${web.about[2]}>`; // selects the target language of a multilingual model
   return new Translator({
     opening: source.ids.has(tag) ? source.encode(tag) : [], search: web.search, config, source, target, Tensor: ort.Tensor,
     encoder: await ort.InferenceSession.create(encoder),
