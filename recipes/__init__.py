@@ -3,4 +3,4 @@
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parent / "data"
-"""The corpora that ship."""
+"""The bundled corpora."""

@@ -1,4 +1,4 @@
-"""Baselines without attention: a token from the ones beside it, by counting pairs."""
+"""Baselines without attention: predict a token from its neighbours by counting pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def bigram_cross_entropy(
     train: Stream, valid: Stream, vocab_size: int, *, prior: float = 10.0, limit: int | None = None
 ) -> float:
-    """Nats per token that pairs counted in `train` give to `valid`; its first token is given.
+    """Cross-entropy on `valid`, in nats per token, of a bigram model of `train`; the first token is given.
 
     p(b | a) = (count(a, b) + prior u(b)) / (count(a) + prior), u(b) = (count(b) + 1) / (tokens + vocab_size). The
     counts are of the first `limit` training tokens, or of all; see `Neighbours`.
@@ -32,7 +32,7 @@ def bigram_cross_entropy(
             f"{len(valid)} and prior={prior}"
         )
     model = Neighbours(train, vocab_size, prior=prior, limit=limit)
-    known, counts = np.append(model.pairs, vocab_size**2), np.append(model.counts, 0.0)  # so that every place is one
+    known, counts = np.append(model.pairs, vocab_size**2), np.append(model.counts, 0.0)  # so that every place is valid
     nats = 0.0
     for chunk in valid.chunks(overlap=1):
         pairs = _pairs(chunk, vocab_size)
@@ -43,23 +43,23 @@ def bigram_cross_entropy(
 
 
 def _pairs(ids: Int[np.ndarray, " _"], vocab_size: int) -> Int[np.ndarray, " _"]:
-    """A number for each token and the one behind it."""
+    """A number for each pair of a token and the next one."""
     return ids[:-1] * vocab_size + ids[1:]
 
 
 class Neighbours:
-    """A masked token from the one before it and the one after it, by counting pairs.
+    """Predicts a masked token from the one before it and the one after it, by counting pairs.
 
     p(x | a, b) is proportional to p(x | a) p(b | x), each p as in `bigram_cross_entropy`. This is exact for a text
     that is a Markov chain. Only pairs that occur are kept in memory.
 
     Args:
-        limit: count the first so many training tokens only.
+        limit: count only this many first training tokens.
         prior: weight of the single tokens beside the pairs.
     """
 
     def __init__(self, train: Stream, vocab_size: int, *, prior: float = 10.0, limit: int | None = None) -> None:
-        single = np.bincount(train.read(0, 1), minlength=vocab_size)  # the first follows nothing
+        single = np.bincount(train.read(0, 1), minlength=vocab_size)  # the first token has no predecessor
         counted = []
         for chunk in train.chunks(overlap=1, limit=limit):
             single = single + np.bincount(chunk[1:], minlength=vocab_size)
@@ -90,7 +90,7 @@ class Neighbours:
     def scores(self, batches: MaskedBatches) -> tuple[float, float]:
         """Nats per chosen token, and the share of chosen tokens whose most probable token is the right one.
 
-        The true neighbours are given, also where the model sees them masked.
+        The true neighbours are given, even where the model sees them masked.
         """
         from transduce.data.batch import IGNORE
 

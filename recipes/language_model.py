@@ -1,4 +1,4 @@
-"""Language modelling: a decoder alone predicts what comes next; scored by its loss.
+"""Language modelling: a decoder-only model predicts the next token; scored by its loss.
 
     python recipes/language_model.py
     python recipes/language_model.py shakespeare_cpu --data DIR
@@ -28,15 +28,15 @@ class Experiment(ex.TextExperiment):
 
     corpus: ex.Common[Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]]
     batches_per_epoch: int | None = None
-    """Batches of an epoch; None: as many as there are tokens for."""
+    """Batches per epoch; None: as many as the tokens give."""
     valid_windows: int | None = None
-    """Look at so many windows of the validation text only, evenly spread; None: at all of it."""
+    """Number of windows of the validation text to use, evenly spread; None: all of it."""
     bigram_tokens: int = 100_000_000
-    """Training tokens that the bigram beside the result counts, at most."""
+    """Maximum number of training tokens for the bigram baseline."""
     generation: td.GenerationConfig = field(
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
     )
-    """Of the samples."""
+    """How samples are generated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,14 +45,14 @@ class Experiment(ex.TextExperiment):
 
 
 def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
-    """GPT-2 of another size, without biases and with the exact GELU, as nanoGPT trains small ones."""
+    """GPT-2 of another size, without biases and with the exact GELU, like nanoGPT's small models."""
     config = replace(ex.gpt2(1), d_model=d_model, n_heads=n_heads, d_ff=4 * d_model, activation="gelu", bias=False)
     config = replace(config, max_positions=context, dropout=dropout, attention_dropout=dropout)
     return ex.with_fields(config, decoder={"n_layers": n_layers})
 
 
 def rotary_swiglu(config: td.TransformerConfig) -> td.TransformerConfig:
-    """The same with rotary positions and, of as many parameters, SwiGLU, as Llama has them."""
+    """The same with rotary positions and a SwiGLU of as many parameters, as in Llama."""
     width = round(config.d_ff * 2 / 3 / 8) * 8
     return replace(config, positions="rotary", activation="silu", gated=True, d_ff=width)
 
@@ -106,16 +106,16 @@ GPT2 = ex.with_fields(
     training={"optim": GPT2_OPTIM, "max_updates": 19_000, "accumulate": 15, "compile": True, "validate_every": 500},
 )
 SETTINGS = {
-    "commands": ("English of the spoken commands that ship; minutes on two cores.", COMMANDS),
-    "shakespeare": ("Characters, nanoGPT's size of 10.7M parameters; wants a GPU.", SHAKESPEARE),
+    "commands": ("English of the bundled spoken commands; minutes on two cores.", COMMANDS),
+    "shakespeare": ("Characters, nanoGPT's size of 10.7M parameters; needs a GPU.", SHAKESPEARE),
     "shakespeare_cpu": ("Characters, nanoGPT's size for a CPU.", SHAKESPEARE_CPU),
-    "text": ("Any text, byte-level BPE; until ten validations bring nothing better.", TEXT),
-    "gpt2": ("GPT-2 124M on shards, ten billion tokens; wants a GPU.", GPT2),
+    "text": ("Any text, byte-level BPE; until ten validations bring no improvement.", TEXT),
+    "gpt2": ("GPT-2 124M on shards, ten billion tokens; needs a GPU.", GPT2),
 }
 
 
 def run(x: Experiment) -> dict[str, float]:
-    """Train, then measure the validation text; returns its scores."""
+    """Train, then score the validation text; returns the scores."""
     # Data
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
@@ -128,7 +128,7 @@ def run(x: Experiment) -> dict[str, float]:
         batches_per_epoch=x.batches_per_epoch,
     )
     held_out = ex.HeldOutWindows(language.valid, context=context, batch_size=x.batch_size, n_windows=x.valid_windows)
-    print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
+    print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} used")
     full = ex.resolved(x, vocab_sizes=[tokenizer.vocab_size])
 
     # Model
@@ -140,7 +140,7 @@ def run(x: Experiment) -> dict[str, float]:
     validate = ex.language_validator(td.Generator(model, tokenizer), language.valid, held_out, x.generation)
     key = language.fingerprints()
     if not ex.train(full, objective, processor, data=windows, validate=validate, fingerprint=key, specified=x):
-        return {}  # of several processes, the first one goes on
+        return {}  # of several processes, only the first one continues
 
     # Score
     bigram = bigram_cross_entropy(language.train, language.valid, tokenizer.vocab_size, limit=x.bigram_tokens)

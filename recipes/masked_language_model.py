@@ -1,4 +1,4 @@
-"""Masked language modelling: an encoder alone finds tokens that were taken out of a text.
+"""Masked language modelling: an encoder-only model predicts masked tokens of a text.
 
     python recipes/masked_language_model.py
     python recipes/masked_language_model.py shakespeare --data DIR
@@ -28,12 +28,12 @@ class Experiment(ex.TextExperiment):
 
     corpus: ex.Common[Annotated[ex.TextFiles | ex.OneText, tyro.conf.arg(name="")]]
     test: tuple[Path, ...] = ()
-    """Text to score the finished model on; none: the validation text again."""
+    """Text to score the finished model on; by default, the validation text."""
     masking: ex.MaskingConfig = field(default_factory=ex.MaskingConfig)
     validate_by: Literal["loss", "accuracy"] = "loss"
-    """What decides which checkpoint is best."""
+    """The metric that chooses the best checkpoint."""
     neighbour_tokens: int = 100_000_000
-    """Training tokens whose pairs are counted for the baseline beside the result, at most."""
+    """Maximum number of training tokens for the baseline, which counts pairs of tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,7 +41,7 @@ class Experiment(ex.TextExperiment):
 
 
 def encoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
-    """An encoder alone, pre-norm with GELU; rotary positions, so that lines of any length can be filled later."""
+    """An encoder-only model, pre-norm with GELU; rotary positions, so that lines of any length can be filled later."""
     return td.TransformerConfig(
         encoder=td.StackConfig(input=td.Tokens(vocab_size=1), n_layers=n_layers),
         d_model=d_model,
@@ -102,14 +102,14 @@ TEXT = ex.with_fields(
     },
 )
 SETTINGS = {
-    "commands": ("English of the spoken commands that ship; minutes on two cores.", COMMANDS),
+    "commands": ("English of the bundled spoken commands; minutes on two cores.", COMMANDS),
     "shakespeare": ("Characters, for a CPU.", SHAKESPEARE),
-    "text": ("Any text, byte-level BPE; until ten validations bring nothing better; wants a GPU.", TEXT),
+    "text": ("Any text, byte-level BPE; until ten validations bring no improvement; needs a GPU.", TEXT),
 }
 
 
 def run(x: Experiment) -> dict[str, float]:
-    """Train, then find tokens again in held-out text; returns the scores."""
+    """Train, then predict masked tokens of held-out text; returns the scores."""
     # Data
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
@@ -120,7 +120,9 @@ def run(x: Experiment) -> dict[str, float]:
         ex.MaskedBatches(ex.HeldOutWindows(stream, context=context, batch_size=x.batch_size), x.masking, tokenizer)
         for stream in (language.valid, tested)
     )
-    print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in valid):,} of them chosen")
+    print(
+        f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in valid):,} of them to predict"
+    )
     full = ex.resolved(x, vocab_sizes=[ex.mask_id(tokenizer) + 1])
 
     # Model
@@ -133,7 +135,7 @@ def run(x: Experiment) -> dict[str, float]:
     validate = ex.masked_language_validator(td.FillMask(model, tokenizer), valid, by=x.validate_by)
     key = language.fingerprints()
     if not ex.train(full, objective, processor, data=masked, validate=validate, fingerprint=key, specified=x):
-        return {}  # of several processes, the first one goes on
+        return {}  # of several processes, only the first one continues
 
     # Score
     neighbours = Neighbours(language.train, tokenizer.vocab_size, limit=x.neighbour_tokens)

@@ -1,7 +1,7 @@
 """What comes next? Four models that lead up to attention, small enough to do by hand. Run it: it shows every step.
 
-A corpus is {sentence: share}. A model is {what was seen: {next word: weight}}: it counts what follows what, and needs
-no training. Each model below mends what the one before it cannot do.
+A corpus is {sentence: share}. A model is {context: {next word: weight}}: it counts which words follow which contexts,
+and needs no training. Each model below solves a problem of the one before it.
 
 Source: "Transformers from Scratch" (Brandon Rohrer, 2021), from the first order sequence model to masking.
 """
@@ -28,7 +28,7 @@ FIND_OUT = {
 
 
 def count(corpus: Corpus, seen: Callable[[list[str]], Iterable[Key]]) -> Model:
-    """How often each word follows what `seen` finds in the words before it, as shares that sum to 1."""
+    """How often each word follows each context that `seen` finds in the words before it, as shares that sum to 1."""
     model: Model = {}
     for sentence, share in corpus.items():
         words = sentence.split()
@@ -45,12 +45,12 @@ def first_order(corpus: Corpus) -> Model:
 
 
 def second_order(corpus: Corpus) -> Model:
-    """Looks at the last two words: V^2 rows instead of V, of which only those that occur are kept."""
+    """Looks at the last two words: V^2 rows instead of V, but only those that occur are kept."""
     return count(corpus, lambda past: [tuple(past[-2:])] if len(past) > 1 else [])
 
 
 def features(past: list[str]) -> list[tuple[str, str]]:
-    """The last word, paired with each word before it, however far back. Their order is forgotten."""
+    """The last word, paired with each word before it, at any distance. Their order is ignored."""
     return [(word, past[-1]) for word in dict.fromkeys(past[:-1])]
 
 
@@ -73,12 +73,12 @@ def votes(model: Model, past: list[str], mask: set[Key] | None = None) -> dict[s
 
 
 def decisive(model: Model, last: str) -> set[Key]:
-    """The mask that shows only those features before `last` that leave no doubt about what follows."""
+    """The mask that keeps only the features with `last` that determine the next word."""
     return {key for key, row in model.items() if key[1] == last and len(row) == 1}
 
 
 def branches(model: Model) -> list[Key]:
-    """Where the model is in doubt."""
+    """The contexts with several possible next words."""
     return [key for key, row in model.items() if len(row) > 1]
 
 

@@ -16,20 +16,22 @@ import transduce as td
 from transduce import experiment as ex
 from transduce.recipes import DATA
 
-CMU = DATA / "pronunciations" / "cmudict.dict.gz"  # how 126,000 words of English sound
+CMU = DATA / "pronunciations" / "cmudict.dict.gz"  # pronunciations of 126,000 English words
 OPTIM = ex.OptimConfig(optimizer="muon", peak_rate=5e-3, warmup_steps=100, schedule="cosine", clip_norm=5.0)
 COMMANDS = ex.SpeechExperiment(
     corpus=ex.Manifests(data=DATA / "commands" / "sound", valid=Path("valid.tsv")),
-    frames_per_batch=3000,  # two views of small batches, in the time of one view of larger ones, help unheard accents
+    frames_per_batch=3000,  # two views of small batches, in the time of one view of larger ones, help with unseen accents
     ctc_consistency=0.2,
     augmentation=ex.Augmentation(token_dropout=0.3, n_time_masks=5),
-    model=replace(ex.conformer_tiny(), dropout=0.05),  # with so much augmentation, more dropout only takes longer
+    model=replace(
+        ex.conformer_tiny(), dropout=0.05
+    ),  # with so much augmentation, more dropout only slows training down
     interctc_weight=0.3,
     training=ex.TrainingConfig(optim=OPTIM, precision="auto", max_updates=1200, validate_every=300, keep_last=3),
-    # all that is said in these corpora is said in their training, or nearly all
+    # nearly all words of these corpora occur in their training data
     decoding=td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5, words="known"),
 )
-# one of 274 recordings in accents that training lacks is above it, and no noise, hum or music below (scripts/bench no_speech)
+# 1 of 274 recordings with unseen accents is above this, and no noise, hum or music is below (scripts/bench no_speech)
 LISTENING = ex.with_fields(COMMANDS, decoding={"no_speech_threshold": 0.45})
 PAPER = ex.with_fields(COMMANDS, name="speech_paper", model=ex.speech_tiny(), frames_per_batch=2000)
 PAPER = ex.with_fields(PAPER, training={"max_updates": 2400, "validate_every": 600})
@@ -38,10 +40,10 @@ GERMAN = ex.with_fields(
     ONE_VIEW,
     corpus={"target_column": "german"},
     frames_per_batch=5000,
-    vocab_size=400,  # English, which CTC learns, and German
+    vocab_size=400,  # for English, which CTC learns, and German
     ctc_weight=0.3,
     training={"optim": {"weight_decay": 0.33}, "max_updates": 2400, "validate_every": 400},
-    decoding={"alpha": 1.6},  # with less, a language model beside it ends at an "und"
+    decoding={"alpha": 1.6},  # with less, fusion with a language model ends at an "und"
 )
 FSDD = ex.with_fields(
     ONE_VIEW,
@@ -51,7 +53,7 @@ FSDD = ex.with_fields(
     pronunciations=CMU,
     corpus=ex.Manifests(data=ex.corpus_folder("fsdd"), hold_out="recordings"),
     features={"sample_rate": 8000, "n_mels": 40, "normalize": "global"},  # the mean of one digit tells which it is
-    # masks that do not hide a digit of 0.14 s; of five voices other levels, tilts of the spectrum and noise make more
+    # masks do not hide a digit of 0.14 s; other levels, spectral tilts and noise make more of the five voices
     augmentation={"time_mask_width": 0.08, "frequency_mask_width": 8, "gain": 12.0, "tilt": 3.0, "lowest_snr": 10.0},
     training={"max_updates": 450, "validate_every": 150},
 )
@@ -82,9 +84,9 @@ MANIFEST = ex.with_fields(
     SPEECHOCEAN,
     name="speech_manifest",
     corpus=ex.Manifests(test=None),
-    pronunciations=None,  # of whatever language it is
+    pronunciations=None,  # the language may be any
     ctc_consistency=0.0,
-    augmentation={"n_time_masks": 2, "silence": 0.3},  # nobody cuts recordings as closely as a corpus does
+    augmentation={"n_time_masks": 2, "silence": 0.3},  # users cut recordings less closely than corpora are cut
     vocab_size=500,
     frames_per_batch=16_000,
     decoding={"words": "any"},
@@ -92,13 +94,13 @@ MANIFEST = ex.with_fields(
 )
 VECTORS = ex.with_fields(MANIFEST, name="vectors", features=ex.VectorConfig(n_features=80))
 SETTINGS = {
-    "commands": ("The spoken commands that ship; minutes on two cores.", LISTENING),
+    "commands": ("The bundled spoken commands; minutes on two cores.", LISTENING),
     "paper": ("The commands with the paper's layers, the same as for text, and CTC; minutes on two cores.", PAPER),
-    "commands_german": ("The same recordings, German text comes out; minutes on two cores.", GERMAN),
+    "commands_german": ("The same recordings with German text as output; minutes on two cores.", GERMAN),
     "fsdd": ("Spoken digits, 3,000 recordings; minutes on two cores.", FSDD),
     "digits": ("3 to 7 spoken digits in a row, 4,000 utterances made by scripts/corpora/make_digits.py.", DIGITS),
     "speechocean762": ("Read English by Mandarin speakers, 2,500 recordings; an hour on one core.", SPEECHOCEAN),
-    "manifest": ("Any recordings; until ten validations bring nothing better.", MANIFEST),
+    "manifest": ("Any recordings; until ten validations bring no improvement.", MANIFEST),
     "vectors": ("Manifests whose audio are .npy files of shape (frames, --features.n-features).", VECTORS),
 }
 
@@ -138,7 +140,7 @@ def run(specified: ex.SpeechExperiment) -> dict[str, float]:
     )
     key = ex.recordings_fingerprint(recordings, valid, column=x.ctc_text)
     if not ex.train(x, objective, processor, data=pairs, validate=validate, fingerprint=key, specified=specified):
-        return {}  # of several processes, the first one goes on
+        return {}  # of several processes, only the first one continues
 
     # Decoding and score
     if not test:

@@ -26,7 +26,7 @@ COMMANDS = ex.TranslationExperiment(
     tokens_per_batch=2048,
     training=ex.TrainingConfig(optim=OPTIM, max_updates=500, validate_every=100, keep_last=2),
 )
-PAPER = replace(  # of the paper all but the sizes: its layers, initial weights, Adam, schedule, smoothing, mean of checkpoints
+PAPER = replace(  # all of the paper but its sizes: layers, initial weights, Adam, schedule, label smoothing, checkpoint averaging
     COMMANDS,
     run=Path("runs/paper"),
     model=replace(COMMANDS.model, init_gain=1.0),
@@ -49,7 +49,7 @@ MULTI30K = ex.with_fields(
     run=Path("runs/multi30k"),
     corpus=ex.Folder(data=ex.corpus_folder("multi30k"), test="test_2016_flickr"),
     model={"positions": "rotary", "dropout": 0.3},
-    validate_by="loss",  # the rate ends at 0, and BLEU of 1,000 lines says less of the last checkpoints
+    validate_by="loss",  # the rate ends at 0, and BLEU on 1,000 lines separates the last checkpoints less well
     training={
         "optim": {"optimizer": "muon", "cooldown": 0.3, "weight_decay": 0.1},
         "max_updates": 11_000,
@@ -70,12 +70,12 @@ FILES_BASE = ex.TranslationExperiment(
     run=Path("runs/files_base"), corpus=ex.Files(), vocab_size=32000, model=td.transformer_base()
 )
 SETTINGS = {
-    "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
+    "commands": ("The bundled spoken commands; minutes on two cores.", COMMANDS),
     "paper": ("The same, with the paper's model and training at this corpus's size.", PAPER),
     "multi30k": ("Image captions, 29,000 pairs; an hour on two cores.", MULTI30K),
     "multilingual": ("Image captions in four languages, one model for all; hours on two cores.", MULTILINGUAL),
-    "files": ("Any parallel text, the small model; until ten validations bring nothing better.", FILES),
-    "files_base": ("Any parallel text, the base model of the paper; wants a GPU.", FILES_BASE),
+    "files": ("Any parallel text, the small model; until ten validations bring no improvement.", FILES),
+    "files_base": ("Any parallel text, the base model of the paper; needs a GPU.", FILES_BASE),
 }
 
 
@@ -122,7 +122,7 @@ def run(specified: ex.TranslationExperiment) -> dict[str, float]:
     objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))
     key = ex.fingerprint(text, valid)
     if not ex.train(x, objective, processor, data=pairs, validate=validate, fingerprint=key, specified=specified):
-        return {}  # of several processes, the first one goes on
+        return {}  # of several processes, only the first one continues
 
     # Decoding and score
     if test is None:

@@ -92,8 +92,8 @@ def test_flags_of_a_vocabulary_to_train_are_refused_where_that_of_a_run_is_taken
         (language_model, ["--tokenizer", "byte_bpe"], "tokenizer=byte_bpe"),
     ):
         assert said(recipe, "--start-from", translator, *words) == (
-            2, "", "transduce: a vocabulary is trained, or is that of --tokenizer FILE or of the run to start from, but "
-            f"{named} is of one to train; leave it out, or the other\n",
+            2, "", "transduce: a vocabulary is either trained, or taken from --tokenizer FILE or the run to start from, but "
+            f"{named} is for training one; leave it out, or the other\n",
         )  # fmt: skip
         assert said(recipe, *words, "--run", tmp_path)[0] == 0
     begun = shutil.copytree(translator, tmp_path / "begun")  # what it began with, it compares

@@ -123,7 +123,10 @@ def test_segments_are_about_as_long_as_recordings_of_the_training(seconds, field
             {"ctc_consistency": 0.2, "ctc_weight": 0.0},
             "ctc_consistency is for CTC, but ctc_weight=0; leave one of them",
         ),
-        ({"pronunciations": Path("d"), "symbols": "<a>"}, "and no others, but symbols=<a>; leave one of them out"),
+        (
+            {"pronunciations": Path("d"), "symbols": "<a>"},
+            "of what is said only, but symbols=<a>; leave one of them out",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_named(fields, message):

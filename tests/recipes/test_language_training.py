@@ -61,8 +61,8 @@ def test_more_updates_have_the_schedule_of_their_number_or_one_of_their_own(
     assert f"starts from {tmp_path / 'run'}: " in capsys.readouterr().out
     assert rates("run", 6) == pytest.approx(short + [formula(update, 6) for update in range(5, 7)])
     assert (
-        f"goes on after update 4, in a schedule of 6 updates: the rate was 0.0001 and is now {formula(5, 6):.3g}; for a "
-        f"schedule of its own: --start-from {tmp_path / 'run'} --run NEW\n"
+        f"resumes after update 4, in a schedule of 6 updates: the rate was 0.0001 and is now {formula(5, 6):.3g}; for a "
+        f"new schedule: --start-from {tmp_path / 'run'} --run NEW\n"
     ) in capsys.readouterr().out
     plain = json.loads((tmp_path / "run" / "config.json").read_text())
     assert [plain[name]["training"]["max_updates"] for name in ("experiment", "specified")] == [6, 6]

@@ -154,7 +154,7 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(speech_run, re
         with pytest.raises(ValueError) as error:
             run(replace(x, run=tmp_path / "other", **fields))
         assert str(error.value) == (
-            f"pronunciations make the tokens of what is said, and no others, but {told}; leave one of them out "
+            f"pronunciations are for tokens of what is said only, but {told}; leave one of them out "
             "(--pronunciations None)"
         )
 

@@ -150,7 +150,7 @@ def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_pa
     assert with_capitals.encode(lines) != with_capitals.encode(upper)
 
     with pytest.raises(
-        ValueError, match=r"lowercase wants a tokenizer without capitals, but .*run keeps them; leave out"
+        ValueError, match=r"lowercase needs a tokenizer without capitals, but .*run keeps them; leave out"
     ):
         run(small(tmp_path / "other", parallel_text, lowercase=True, start_from=translation_run.run))
     there = saved_tokenizers(tmp_path / "other", x.run, lowercase=True)

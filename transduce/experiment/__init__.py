@@ -1,4 +1,4 @@
-"""What a recipe is written with: data, models, objectives, training, validation and reports.
+"""The names for writing recipes: data, models, objectives, training, validation and reports.
 
 With `import transduce as td` and `from transduce import experiment as ex`, a recipe needs nothing
 else.

@@ -1,4 +1,4 @@
-"""A recipe as a command: its configuration from files and the command line, and how it ends."""
+"""Run a recipe as a command: read its configuration from files and flags, and end with a code."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ from transduce.process import keep_memory, limit_omp_spin
 
 FOOT = f"""
   --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win
-  --print-config   print what differs from the defaults as such a file, and do nothing else
+  --print-config   print the fields that differ from the defaults as such a file, and exit
 {HELP_ALL}"""
 
 INTERRUPTED = "stopped; run the same command again to go on from the newest checkpoint"
@@ -40,13 +40,13 @@ def main(
     arguments: Sequence[str] | None = None,
     prog: str | None = None,
 ) -> int:
-    """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C.
+    """Run a recipe's command line; return 0 on success, 2 for unusable input, 130 after Ctrl-C.
 
     Args:
-        default: the setting where none is named.
-        description: the recipe's help; it shows `prog` in place of `python recipes/RECIPE.py`.
-        arguments: those of the process where they are None.
-        prog: the command as help shows it; `python FILE` where it is None.
+        default: the setting if none is named.
+        description: the recipe's help, in which `prog` replaces `python recipes/RECIPE.py`.
+        arguments: None: those of the process.
+        prog: the command as help shows it; None: `python FILE`.
     """
     words = sys.argv[1:] if arguments is None else arguments
     prog = prog or f"python {sys.argv[0]}"
@@ -58,7 +58,7 @@ def main(
         _check_machine(experiment)
         try:
             run(experiment)
-        except BrokenPipeError as error:  # nobody reads on, but it is not done
+        except BrokenPipeError as error:  # its reader has ended, but the training has not
             raise KeyboardInterrupt from error
         directory = resolved(experiment).run
         print(f"curves, samples and scores: {directory / 'report.html'}")
@@ -71,8 +71,8 @@ def main(
 
 
 def _check_machine(x: Experiment) -> None:
-    """Raise InputError where the device, a library or a teacher is not there, before an hour with
-    the data."""
+    """Raise InputError if the device, a library or a teacher is missing, before the data takes an
+    hour."""
     from transduce.device import torch_device
     from transduce.experiment.run import teacher_run
     from transduce.train.distributed import world
@@ -90,8 +90,8 @@ def _check_machine(x: Experiment) -> None:
 def _exit_together(start: Callable[[], None]) -> None:
     """Run as one of the processes of torchrun, and end this process.
 
-    The first process alone prints; of those that fail, the one that does so first says why. Gloo's
-    threads may abort an interpreter that ends while other processes are at work or gone.
+    Only the first process prints; of several that fail, only the first to fail says why. Gloo's
+    threads may abort an interpreter that ends while other processes still work or have ended.
     """
 
     def start_among_others() -> None:
@@ -131,11 +131,11 @@ def choose(
     description: str | None = None,
     prog: str = "python RECIPE.py",
 ) -> ExperimentT:
-    """The setting of this name, or `default`, with the fields that files and then flags override.
+    """Choose a setting by name, or `default`, and override its fields by files, then by flags.
 
     Raises:
         InputError: there is no such setting, or a flag or a file does not fit.
-        SystemExit: help or the configuration was asked for, and printed (0).
+        SystemExit: help or the configuration was requested and printed (code 0).
     """
     words = list(words)
     if words[:1] in (["-h"], ["--help"]):
@@ -172,26 +172,26 @@ def choose(
 
 
 def _check_vocabulary(x: Experiment, default: Experiment) -> None:
-    """Raise InputError where flags describe a vocabulary to train, and one that exists is taken."""
-    tokenizer = getattr(x, "tokenizer", None)  # a kind, a file, some or none
+    """Raise InputError if flags describe a vocabulary to train, but an existing one is used."""
+    tokenizer = getattr(x, "tokenizer", None)  # a kind, a file, several files or None
     files = tokenizer if isinstance(tokenizer, tuple) else [tokenizer] * isinstance(tokenizer, Path)
     names = ["vocab_size", "normalization", *["joint"] * (len(files) < 2)]
     names += ["tokenizer"] * (not files)
     named = {
         name: value for name in names if (value := getattr(x, name, 0)) != getattr(default, name, 0)
     }
-    begun = x.run is not None and (x.run / "config.json").exists()  # it compares them itself
+    begun = x.run is not None and (x.run / "config.json").exists()  # `open_run` compares them
     if named and (x.start_from or files) and not begun:
         raise InputError(
-            "a vocabulary is trained, or is that of --tokenizer FILE or of the run to start from, "
-            f"but {', '.join(f'{name}={value}' for name, value in named.items())} is of one to "
-            "train; leave it out, or the other"
+            "a vocabulary is either trained, or taken from --tokenizer FILE or the run to start "
+            f"from, but {', '.join(f'{name}={value}' for name, value in named.items())} is for "
+            "training one; leave it out, or the other"
         )
 
 
 def _starting_run(start_from: Path | str | None, run: Path | str | None) -> Path | None:
-    """The config.json of --start-from's run; where that is gone and the new run has begun, that of
-    this one, which began like it."""
+    """The config.json of --start-from's run; if that run is gone and the new run has begun, the new
+    run's, which has the same model."""
     if start_from is None:
         return None
     from transduce.run import on_disk
@@ -201,11 +201,11 @@ def _starting_run(start_from: Path | str | None, run: Path | str | None) -> Path
 
 
 def _commented_yaml(config: Any, others: Sequence[Any], indent: str = "") -> Iterator[str]:
-    """The fields that differ from their defaults or from other configurations, a line for each.
+    """Yield a YAML line for each field that differs from its default or from other configurations.
 
     Args:
-        others: of the same class. A file with these lines makes each of them the same as `config`;
-            without others, all fields are written.
+        others: configurations of the same class. A file with these lines makes each of them equal
+            to `config`; without others, all fields are written.
     """
     comments = help_texts(type(config), config)
     for field in fields(config):
@@ -241,11 +241,12 @@ def _print_settings(
     print(re.sub(r"python recipes/\w+\.py", prog, description or "").strip() + "\n")
     for name, (summary, _) in settings.items():
         print(f"  {name:<{width}}{summary}")
-    print(f"\n{prog} NAME --help shows the flags that are used most.\n{FOOT}")
+    print(f"\n{prog} NAME --help shows the most common flags.\n{FOOT}")
 
 
 def with_files(config: Config, paths: Sequence[Path | str]) -> Config:
-    """Change the fields that files name: those that --print-config wrote, or config.json of runs.
+    """Change the fields that files name; they are written by --print-config, or config.json of
+    runs.
 
     The last file wins.
 
@@ -272,17 +273,17 @@ def _read_fields(name: Path | str) -> Any:
         text = raw.decode("utf-8-sig")
         in_yaml = path.suffix in (".yaml", ".yml")
         plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text, object_pairs_hook=_object)
-        again = json.dumps(plain, default=str, ensure_ascii=False)  # refuses circles
-        again.encode(errors="surrogateescape")  # refuses halves of characters
+        again = json.dumps(plain, default=str, ensure_ascii=False)  # raises for circular references
+        again.encode(errors="surrogateescape")  # raises for lone surrogates
         if "\\u0000" in again:
-            raise InputError("no text holds the character 0")
-    except Exception as error:  # PyYAML raises errors of many kinds, as for a day of no calendar
+            raise InputError("a text must not contain the character 0")
+    except Exception as error:  # PyYAML raises many kinds, as for an invalid date
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"--config takes JSON, or YAML in a .yaml, but {path} is not: {reason}"
         ) from error
     if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
-        specified = plain.get("specified") or plain["experiment"]  # that of version 0.2
+        specified = plain.get("specified") or plain["experiment"]  # in version 0.2
         known = without_removed(specified, str(path))
         return {name: value for name, value in known.items() if name != "data"}
     return {} if plain is None else plain
@@ -292,7 +293,7 @@ def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     """The fields of an object.
 
     Raises:
-        InputError: a field is named twice, of which YAML and JSON would silently take the last.
+        InputError: a field is named twice; YAML and JSON would silently take the last one.
     """
     plain = dict(pairs)
     if len(plain) < len(pairs):
@@ -306,11 +307,11 @@ def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML whose mappings name each field once, whose numbers may be as short as 5e-3, and where
-    0500 is not 320 and 1:30 not 90, but errors."""
+    """YAML in which each field is named once, 5e-3 is a number, and 0500 and 1:30 are errors
+    instead of 320 and 90."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        # before << adds others
+        # before << merges others in
         keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         mapping: dict[str, Any] = super().construct_mapping(node, deep)
         _object([(self.construct_object(key, deep=True), None) for key in keys])
@@ -318,7 +319,7 @@ class _Yaml(yaml.SafeLoader):
 
 
 class _QuotingYaml(yaml.SafeDumper):
-    """YAML that puts quotes around text that _Yaml would take for a number."""
+    """YAML with quotes around text that _Yaml would read as a number."""
 
 
 _Yaml.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value, 0))
@@ -330,16 +331,16 @@ for each in (_Yaml, _QuotingYaml):
 
 
 def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
-    """Take the model of another run that reads and writes the same; of sound the features, too, and
-    the heads that follow it.
+    """Use the model of another run with the same types of input and output; for sound, also its
+    features and alignment heads.
 
-    Of a run of another kind, such as a translator for a language model, nothing is taken.
+    A run of another kind, such as a translator for a language model, changes nothing.
 
     Args:
         path: the run's config.json.
 
     Raises:
-        InputError: it is not ours.
+        InputError: the file was not written by transduce, or is damaged.
     """
     try:
         plain = without_removed(json.loads(path.read_text("utf-8")), str(path), is_trained=True)
@@ -360,5 +361,5 @@ def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
 
 
 def _inputs(x: Experiment) -> list[type]:
-    """The types of input of encoder and decoder; NoneType: there is no such stack."""
+    """The types of the inputs of encoder and decoder; NoneType for a missing stack."""
     return [type(getattr(stack, "input", None)) for stack in (x.model.encoder, x.model.decoder)]

@@ -1,4 +1,5 @@
-"""The fields of experiments, and what follows for them from the data. It is read without torch."""
+"""The fields of experiments, and their completion from the data. This module does not import
+torch."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -25,13 +26,13 @@ from transduce.train.config import TrainingConfig
 ValidateBy = Literal[
     "loss", "bleu", "bleu.lowercase", "chrf", "chrf++", "ter", "wer", "cer", "per", "comet"
 ]
-"""The loss, or a measure of outputs, which may decide which checkpoint is best."""
+"""The metrics that can choose the best checkpoint: the loss, or a measure of outputs."""
 
 MFCC = FeatureConfig(n_coefficients=20, deltas=1)
-"""40 features: by four frames they are the 160 numbers of d_model, and go straight in."""
+"""40 features a frame: four stacked frames have 160 numbers, as d_model, and need no projection."""
 
 BEYOND = 1.2
-"""Recordings are cut into segments that last at most this times the longest one of the training."""
+"""Maximum length of a segment, relative to the longest training recording."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +43,19 @@ class Experiment:
     """A command that uses the finished run."""
 
     run: Common[Path]
-    """The run directory: everything that comes out, and all one needs to use the model."""
+    """The run directory: all results, and everything that is needed to use the model."""
     model: Common[TransformerConfig]
     symbols: str = ""
-    """Words, separated by spaces, that are one token each wherever they stand, such as
-    "<2de> <2fr>"."""
+    """Words, separated by spaces, that are always one token each, such as "<2de> <2fr>"."""
     start_from: Common[Path | None] = None
-    """Another run to go on from, with a schedule of its own: its weights where they fit; its
-    model's sizes, features and tokenizer unless others are named."""
+    """Another run to start from, with a new schedule. Its weights are used where they fit; its
+    model's sizes, features and tokenizer unless others are given."""
     training: Common[TrainingConfig] = field(default_factory=TrainingConfig)
     device: Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
     log: tuple[Literal["wandb", "mlflow"], ...] = ()
-    """Services that receive what TensorBoard does: Weights & Biases, MLflow. Variables of their own
-    say where they are, such as WANDB_MODE=offline and MLFLOW_TRACKING_URI."""
+    """Services that receive the same as TensorBoard: Weights & Biases, MLflow. They are configured
+    by their own environment variables, such as WANDB_MODE=offline and MLFLOW_TRACKING_URI."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,13 @@ class TextExperiment(Experiment):
 
     tokenizer: Common[TokenizerKind | Path] = "characters"
     """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library
-    tokenizers. Characters suit a text of a megabyte or two, of which each token of a larger
-    vocabulary would be seen too rarely; take byte_bpe for more text: a token then means something
-    by itself, and a window holds about four times as much. Of shards, the kind that they were made
-    with."""
+    tokenizers. Characters suit a text of one or two megabytes, in which the tokens of a larger
+    vocabulary would be too rare; use byte_bpe for more text: its tokens carry more meaning, and a
+    window holds about four times as much text. For shards, the kind with which they were made."""
     vocab_size: Common[int] = 8000
-    """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
+    """Tokens of a BPE vocabulary, all bytes included; not used for characters."""
     batch_size: Common[int]
-    """Windows of a batch, each of model.max_positions tokens."""
+    """Windows per batch, each of model.max_positions tokens."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "vocab_size", "batch_size")
@@ -85,34 +84,33 @@ class TranslationExperiment(Experiment):
 
     corpus: Common[Annotated[Folder | Files | Directions, tyro.conf.arg(name="")]]
     vocab_size: Common[int] = 8000
-    """Tokens of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
+    """Tokens of the BPE vocabulary, including 260 special ones and bytes; per side if not joint."""
     tokenizer: tuple[Path, ...] = ()
-    """What to use instead of training it: a SentencePiece model, or JSON of the library tokenizers;
-    one file for both sides, or one for each."""
+    """Files to use instead of training a tokenizer: a SentencePiece model, or JSON of the library
+    tokenizers; one file for both sides, or one for each."""
     normalization: Normalization = "identity"
-    """What the vocabulary makes of characters: identity keeps them; nmt_nfkc writes ² as 2, and
-    full-width as usual ones."""
+    """Normalization of characters: identity keeps them; nmt_nfkc writes ² as 2, and full-width
+    characters as usual ones."""
     lowercase: bool = False
-    """A vocabulary without capitals, as in many published figures: text is lower-cased as it is
-    read, and what comes out has none. Where validation goes by "bleu", it goes by
-    "bleu.lowercase"."""
+    """A vocabulary without capitals, as in many published results: input is lower-cased, and output
+    has no capitals. Validation by "bleu" becomes validation by "bleu.lowercase"."""
     transcripts: bool = False
-    """Train on a second copy of each pair, whose source is in lower case and without punctuation,
-    as recognizers of speech write; so one model translates both."""
+    """Train on a second copy of each pair, with a source in lower case and without punctuation,
+    like the output of speech recognizers, so that one model translates both."""
     joint: bool = True
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
     cache: Path = Path("runs/text")
-    """Where more than 262,144 training pairs are kept as token ids, which are made once. It may be
+    """Folder for the token ids of more than 262,144 training pairs, which are made once. It may be
     deleted at any time."""
     max_length: int = 256
     """Longer training pairs, in tokens, are left out and counted."""
     tokens_per_batch: Common[int] = 4096
-    """Rows times the longest side of a batch, padding included: what bounds memory."""
+    """Rows times the longest side of a batch, padding included; it limits memory."""
     model: Common[TransformerConfig] = field(default_factory=transformer_tiny)
     validate_by: ValidateBy = "bleu"
-    """What decides which checkpoint is best."""
+    """The metric that chooses the best checkpoint."""
     tokenize: Tokenization | None = None
-    """How BLEU separates words; by itself as the script of the references asks for."""
+    """How BLEU splits text into words; by default, by the script of the references."""
     decoding: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
@@ -126,47 +124,47 @@ class SpeechExperiment(Experiment):
     NEXT = "transduce transcribe {run} FILE"
 
     name: str = "speech"
-    """Name of the run directory, where `run` does not say it."""
+    """Name of the run directory if `run` is not given."""
     run: Common[Path | None] = None  # type: ignore[assignment]  # `resolved` names it
-    """The run directory, all one needs to transcribe with; by itself runs/NAME, or runs/NAME_COLUMN
-    for another target."""
+    """The run directory, with everything that transcription needs; by default runs/NAME, or
+    runs/NAME_COLUMN for another target column."""
     corpus: Common[Annotated[Manifests, tyro.conf.arg(name="")]] = field(default_factory=Manifests)
     features: FeatureConfig | VectorConfig = field(default_factory=lambda: MFCC)
     augmentation: Augmentation = field(default_factory=lambda: Augmentation(token_dropout=0.3))
     cache: Path = Path("runs/features")
-    """Where log-mels are kept, for all runs; safe to share and to delete."""
+    """Folder of cached log-mels, for all runs; safe to share and to delete."""
     workers: int = os.cpu_count() or 1
-    """Threads that compute log-mels; 0: the main thread alone."""
+    """Threads that compute log-mels; 0: only the main thread."""
     vocab_size: Common[int] = 320
     """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
     pronunciations: Path | None = None
-    """A pronouncing dictionary, such as CMU's: tokens are then phones instead of parts of words,
-    and what comes out are the training's words that sound so. vocab_size has no meaning then."""
+    """A pronouncing dictionary, such as CMU's: tokens are then phones instead of subwords, and
+    outputs are the words of the training data with these phones. vocab_size is then not used."""
     tokenizer: Path | None = None
-    """What to use instead of training it: a SentencePiece model, or JSON of the library
+    """A file to use instead of training a tokenizer: a SentencePiece model, or JSON of the library
     tokenizers."""
     max_seconds: Common[float] = 20.0
-    """Longer recordings are not trained on, and counted."""
+    """Longer training recordings are left out and counted."""
     frames_per_batch: Common[int] = 4000
-    """Rows times the longest recording of a batch, padding included: what bounds memory."""
+    """Rows times the longest recording of a batch, padding included; it limits memory."""
     ctc_weight: float = 0.5
     """Share of CTC in the loss; 0 = none."""
     interctc_weight: float = 0.5
-    """Share of model.ctc_layers in CTC, where there are any; the rest is that of the encoder's last
-    layer."""
+    """Share of model.ctc_layers in the CTC loss, if there are any; the rest is that of the
+    encoder's last layer."""
     ctc_consistency: float = 0.0
     """Weight, beside CTC, of the divergence between the CTC outputs of two passes of each batch
     with different dropout and augmentation (not speed and silence); 0 = one pass. CR-CTC (Yao et
-    al. 2024) has 0.2, and 2.5 times as many time masks."""
+    al. 2024) uses 0.2, and 2.5 times as many time masks."""
     ctc_column: str | None = None
-    """The column that CTC learns. By itself it is text, what is said, where the manifests have it;
-    searches into another target column then go without CTC."""
+    """The column that CTC learns. By default, text (what is said) if the manifests have it; with
+    another target column, the search then does without CTC."""
     model: Common[TransformerConfig] = field(default_factory=speech_tiny)
     validate_by: ValidateBy | None = None
-    """What decides which checkpoint is best, such as cer where no spaces separate words. By itself
-    it is WER, or BLEU where the target column is a translation."""
+    """The metric that chooses the best checkpoint, such as cer where no spaces separate words. By
+    default WER, or BLEU if the target column is a translation."""
     tokenize: Tokenization | None = None
-    """How BLEU separates words; by itself as the script of the references asks for."""
+    """How BLEU splits text into words; by default, by the script of the references."""
     decoding: SearchConfig = field(
         default_factory=lambda: SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
     )
@@ -179,7 +177,7 @@ class SpeechExperiment(Experiment):
 
     @property
     def measures(self) -> tuple[Literal["wer", "bleu"], Literal["cer", "chrf"]]:
-        """The measures of outputs: those of a translation, where the target is not the text."""
+        """The measures of outputs: those of a translation, if the target is not the text."""
         return ("wer", "cer") if self.corpus.target_column == "text" else ("bleu", "chrf")
 
     @property
@@ -200,14 +198,14 @@ def resolved(
     seconds: tuple[float, float] | None = None,
     usual_length: int = 0,
 ) -> ExperimentT:
-    """Complete an experiment with what follows from its data, as far as that is known.
+    """Complete an experiment with values that depend on its data, as far as they are known.
 
     Args:
-        columns: of recordings: the columns that all of them have.
+        columns: for recordings: the columns that all of them have.
         vocab_sizes: the size of the vocabulary, or those of the source's and the target's.
-        n_features: of recordings: the numbers of a frame.
-        seconds: of recordings: the shortest and the longest one of the training.
-        usual_length: of translation: the tokens that 99 % of the sources do not exceed.
+        n_features: for recordings: the number of features of a frame.
+        seconds: for recordings: the durations of the shortest and the longest one of the training.
+        usual_length: for translation: a number of tokens that 99 % of the sources do not exceed.
 
     Raises:
         InputError: fields contradict each other.
@@ -230,7 +228,8 @@ def resolved(
 
 
 def _resolved_translation(x: TranslationExperiment, usual_length: int) -> TranslationExperiment:
-    """Lower-case measures for a vocabulary without capitals; split sources of unusual length."""
+    """Set a lower-case measure for a vocabulary without capitals, and the length above which
+    sources are split."""
     if None in (x.model.encoder, x.model.decoder) or x.model.ctc:
         raise InputError(
             "a translator has an encoder, a decoder and no CTC head, but this model has others: "
@@ -239,8 +238,8 @@ def _resolved_translation(x: TranslationExperiment, usual_length: int) -> Transl
         )
     if x.transcripts and not all(map(TAG.fullmatch, x.symbols.split())):
         raise InputError(
-            "copies of sources without capitals and marks have no symbols but tags such as <2de>, "
-            f"but transcripts=True and symbols={x.symbols}; leave one of them out"
+            "copies of sources without capitals and punctuation can have only tags such as <2de> "
+            f"as symbols, but transcripts=True and symbols={x.symbols}; leave one of them out"
         )
     if x.corpus.symbols and x.decoding.target_language:
         raise InputError(
@@ -255,7 +254,7 @@ def _resolved_translation(x: TranslationExperiment, usual_length: int) -> Transl
 
 
 def _check_speech(x: SpeechExperiment) -> None:
-    """Raise InputError where fields of CTC or of pronunciations contradict others."""
+    """Raise InputError if fields of CTC or of pronunciations contradict others."""
     if x.ctc_weight and not x.model.ctc:
         raise InputError(
             f"CTC needs a head, but ctc_weight={x.ctc_weight} and the model has none; give "
@@ -273,15 +272,15 @@ def _check_speech(x: SpeechExperiment) -> None:
     named = ", ".join(f"{name}={value}" for name, value in others.items() if value)
     if x.pronunciations and named:
         raise InputError(
-            f"pronunciations make the tokens of what is said, and no others, but {named}; leave "
-            "one of them out (--pronunciations None)"
+            f"pronunciations are for tokens of what is said only, but {named}; leave one of them "
+            "out (--pronunciations None)"
         )
 
 
 def _resolved_targets(x: SpeechExperiment, columns: Collection[str]) -> SpeechExperiment:
-    """The directory, the measure that decides, and what CTC learns.
+    """Set the directory, the validation metric, and the column that CTC learns.
 
-    A CTC head that learns another text than the target, or nothing, is of no use in a search.
+    A CTC head that learns another text than the target, or nothing, is not used in the search.
     """
     target = x.corpus.target_column
     name = x.name if target == "text" else f"{x.name}_{target}"
@@ -298,10 +297,9 @@ def _resolved_targets(x: SpeechExperiment, columns: Collection[str]) -> SpeechEx
 
 
 def _resolved_segments(x: SpeechExperiment, shortest: float, longest: float) -> SearchConfig:
-    """The search in segments about as long as recordings of the training; a model is lost in
-    others."""
+    """The search in segments about as long as training recordings; a model fails on others."""
     most = x.decoding.max_seconds
-    if most == SearchConfig.max_seconds:  # nobody has named it
+    if most == SearchConfig.max_seconds:  # the default
         most = max(most, x.max_seconds)
     longest = min(most, max(1.0, BEYOND * longest))
     shortest = min(shortest, longest)
@@ -312,7 +310,7 @@ def _resolved_segments(x: SpeechExperiment, shortest: float, longest: float) -> 
 def with_vocabularies(
     config: TransformerConfig, source: int, target: int, *, joint: bool
 ) -> TransformerConfig:
-    """The model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
+    """The model for vocabularies of these sizes; tables are shared if vocabularies are."""
 
     def resized(stack: StackConfig | None, vocab_size: int) -> StackConfig | None:
         if stack is None or not isinstance(stack.input, Tokens):

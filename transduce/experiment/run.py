@@ -61,10 +61,10 @@ class Processor:
     target: Tokenizer | None = None
     features: Features | None = None
     lexicon: Sequence[str] = ()
-    """The words of the training's texts, to which a search can be bound."""
+    """The words of the training texts, to which a search can be restricted."""
 
     def as_run(self, model: Transformer, experiment: Json, specified: Json) -> Run:
-        """A run of this model, without its weights."""
+        """The run of this model, without its weights."""
         tokenizers = self.source, self.target
         return Run(model.config, experiment, *tokenizers, self.features, specified)
 
@@ -72,15 +72,15 @@ class Processor:
 def new_model(x: Experiment, processor: Processor) -> Transformer:
     """A model with the initial weights of the experiment's seed, on its device.
 
-    Weights of `x.start_from` are taken where names and shapes agree, and the others are listed.
-    Where the tokenizers are not those of that run, pieces that both have keep their vectors.
+    Weights of `x.start_from` are used where names and shapes agree, and the others are listed. If
+    the tokenizers differ from that run's, pieces that both have keep their vectors.
 
     Raises:
-        InputError: start_from is no run with weights, or none of them fits; or the model cannot fit
-            into memory.
+        InputError: start_from is not a run with weights, or none of them fits; or the model does
+            not fit into memory.
     """
     device = torch_device(x.device)
-    parts = world().size if x.training.shard else 1  # and a validation has whole weights
+    parts = world().size if x.training.shard else 1  # unsharded weights are needed in validation
     check_fits(x.model, device, bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts)
     torch.manual_seed(x.training.seed)
     model = Transformer(x.model).to(device)
@@ -92,10 +92,10 @@ def new_model(x: Experiment, processor: Processor) -> Transformer:
 
 
 def teacher_run(path: Path) -> Run:
-    """The run of a teacher, whose weights are there.
+    """The run of a teacher, which must have weights.
 
     Raises:
-        InputError: it is no run, or has no weights yet.
+        InputError: it is not a run, or has no weights yet.
     """
     with errors_of("training.teachers"):
         run = load_run(path)
@@ -104,10 +104,10 @@ def teacher_run(path: Path) -> Run:
 
 
 def token_losses(x: Experiment, student: Transformer, processor: Processor) -> LossConfig:
-    """Configure the losses by the experiment, and load its teachers.
+    """Make the experiment's loss configuration, and load its teachers.
 
     Raises:
-        InputError: a teacher is no run with weights, or does, reads or writes something else.
+        InputError: a teacher is not a run with weights, or has another task, tokenizer or features.
     """
     teachers = []
     taught = processor.as_run(student, {}, {})
@@ -116,9 +116,9 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
         teacher = read_model(run, student.device).requires_grad_(False)
         if differing := _differing(run, taught):
             raise InputError(
-                "a teacher must do what its student does, with the same tokens and features, but "
-                f"that of {path} differs in {differing}; train with --tokenizer and its tokenizer "
-                f"file, or start from it (--start-from {path})"
+                "a teacher must have the task, tokens and features of its student, but that of "
+                f"{path} differs in {differing}; train with --tokenizer and its tokenizer file, "
+                f"or start from it (--start-from {path})"
             )
         print(f"teacher: {path}, {teacher.n_parameters:,} parameters")
         teachers.append(teacher)
@@ -142,7 +142,8 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
 
 
 def _differing(teacher: Run, student: Run) -> str:
-    """What differs between two runs so that one cannot teach the other; "" where nothing does."""
+    """The parts in which two runs differ so that one cannot teach the other; "" if there are
+    none."""
     parts: dict[str, Callable[[Any, Any], bool]] = {
         "source_tokenizer": same_tokens,
         "target_tokenizer": same_tokens,
@@ -166,7 +167,7 @@ class Reports(Sink):
     directory: Path
 
     def validation(self, progress: Progress, validation: Validation) -> None:
-        """Write them."""
+        """Write the reports."""
         write_reports(self.directory)
 
 
@@ -180,23 +181,25 @@ def train(
     fingerprint: Any,
     specified: Experiment | None = None,
 ) -> bool:
-    """Train in the experiment's directory, or go on there, up to the finished model.
+    """Train in the experiment's directory, or resume there, up to the finished model.
 
     Args:
-        fingerprint: of the training and validation data; another one is another experiment.
+        fingerprint: identifies the training and validation data; data with another one is another
+            experiment.
         specified: the experiment before it was resolved, for config.json.
 
     Returns:
-        Whether this process goes on: the first of several, which from now on works alone.
+        Whether this process continues: of several, only the first does, and works alone from now
+        on.
 
     Raises:
-        InputError: another process holds the directory, or another experiment lives there.
+        InputError: another process uses the directory, or it has another experiment.
         FloatingPointError, KeyboardInterrupt: see Trainer.run.
     """
     done = max((int(path.name) for path in checkpoints(x.run)), default=0)
     x, specified = _with_updates(x, done), _with_updates(specified or x, done)
     run = processor.as_run(objective.model, to_dict(x) | {"data": fingerprint}, to_dict(specified))
-    here = world()  # of several processes, the first alone writes in the directory
+    here = world()  # only the first process writes in the directory
     former = load_run(x.run).experiment.get("training", {}) if (x.run / CONFIG).exists() else {}
     with here.exchanging(COLLECTIVE), open_run(x.run, run) if here.first else nullcontext():
         if here.first:
@@ -213,23 +216,24 @@ def train(
             sinks=_sinks(x, objective.model),
         )
         _print_frozen(trainer.model)
-        trainer.run()  # which may have nothing to do
+        trainer.run()  # does nothing if the training has ended
         if here.broadcast(trainer.progress.update > done or not is_finished(x.run)):
             finish(x.run, trainer)
         draw_finished(x.run, trainer, validate.example)
     if goes_on := leave():
-        write_reports(x.run)  # for a recipe without scores, with which they would be written
+        write_reports(x.run)  # recipes that compute scores write them again
     return goes_on
 
 
 def _with_updates(x: Experiment, done: int) -> Experiment:
-    """The experiment with the updates that are done, if these are more."""
+    """The experiment with max_updates raised to the updates that are already done."""
     training = replace(x.training, max_updates=max(done, x.training.max_updates))
     return replace(x, training=training)
 
 
 def _sinks(x: Experiment, model: Transformer) -> list[Sink]:
-    """The log of a training, with its share of a GPU's peak where the model is a decoder alone."""
+    """The logs of a training; for a decoder-only model, they include the utilization of a GPU's
+    peak."""
     flops = None
     if model.config.encoder is None:
         flops = flops_per_token(model) * (2 if x.training.consistency else 1)
@@ -240,21 +244,21 @@ def _sinks(x: Experiment, model: Transformer) -> list[Sink]:
 
 
 def _check_alike(x: Experiment, run: Run) -> None:
-    """Check that this process sees the directory that the first one holds, and has its experiment.
+    """Check that this process sees the run directory of the first one, and has its experiment.
 
     Raises:
         InputError: it does not.
     """
     here = world()
-    here.barrier()  # by now the first one holds the directory
+    here.barrier()  # wait until the first process has locked the directory
     process = f"process {here.rank} of {here.size}, on {gethostname()}"
     path = x.run / HOLDER
     holder = path.read_text() if path.is_file() else ""
     if here.broadcast(holder) != holder:
         raise InputError(
-            f"every process must see the same run directory, but for {process}, {x.run.absolute()} "
-            "is not the one that the first process holds; give all machines the same --run, on a "
-            "file system that they share"
+            f"every process must see the same run directory, but for {process}, "
+            f"{x.run.absolute()} is not that of the first process; give all machines the same "
+            "--run, on a file system that they share"
         )
     settings = {**run.resume_key(), "training": to_dict(replace(x.training, data_workers=0))}
     if changed := differences(here.broadcast(settings), settings):
@@ -265,13 +269,14 @@ def _check_alike(x: Experiment, run: Run) -> None:
 
 
 def _print_schedule(directory: Path, done: int, former: int, training: TrainingConfig) -> None:
-    """Print the change of the rate where a run that had ended, after `former` updates, goes on."""
+    """Print how the learning rate changes if a run that had ended, after `former` updates, is
+    resumed."""
     if 0 < former <= done < training.max_updates:
         before = training.optim.rate(done, done)
         now = training.optim.rate(done + 1, training.max_updates)
         print(
-            f"goes on after update {done}, in a schedule of {training.max_updates} updates: the "
-            f"rate was {before:.3g} and is now {now:.3g}; for a schedule of its own: --start-from "
+            f"resumes after update {done}, in a schedule of {training.max_updates} updates: the "
+            f"rate was {before:.3g} and is now {now:.3g}; for a new schedule: --start-from "
             f"{directory} --run NEW"
         )
 
@@ -288,7 +293,7 @@ def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, li
     """Return, by name, the updates of checkpoints whose mean may become the finished model.
 
     Args:
-        last: number of checkpoints to average from the end, without those of the first half of the
+        last: number of latest checkpoints to average, without those of the first half of the
             training.
         best: number of the best checkpoints to average.
     """
@@ -306,14 +311,14 @@ def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, li
 
 
 def finish(directory: Path, trainer: Trainer) -> None:
-    """Make the best candidate the finished model, and print which it is.
+    """Make the best candidate the finished model, and print which one it is.
 
     Candidates are the best checkpoint and means of checkpoints. All are validated, so the finished
     model is never worse on the validation data than any checkpoint.
     """
     progress, config = trainer.progress, trainer.config
     merge(trainer.model)
-    trainer.world.broadcast(None)  # by now the first process has written the checkpoints
+    trainer.world.broadcast(None)  # wait until the first process has written the checkpoints
     means = mean_candidates(progress, last=config.keep_last, best=config.keep_best)
     candidates = {"best checkpoint": progress.best(1), **means}
     results = {"best checkpoint": progress.best_validation()}
@@ -338,7 +343,7 @@ def finish(directory: Path, trainer: Trainer) -> None:
 
 
 def draw_finished(directory: Path, trainer: Trainer, example: tuple[Any, str] | None) -> None:
-    """Draw the attention of the finished model, which a run killed after it left undone."""
+    """Draw the attention of the finished model, unless that is done; a killed run may lack it."""
     path = directory / SAMPLES / f"{trainer.progress.update:08d}.attention.png"
     if not trainer.world.first or example is None:
         return

@@ -1,4 +1,4 @@
-"""The beginning of a run: tokenizers of a run or of files, and weights of another run."""
+"""Start a run: tokenizers from a run or from files, features, and weights from another run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,10 +31,10 @@ TABLES = {
     "ctc.bias": "target",
     "ctc_condition.weight": "target",
 }
-"""The weights with a row per token, and whose vocabulary that is."""
+"""The weights with a row per token, and the side whose vocabulary they use."""
 
 COLUMNS = ("ctc_condition.weight",)
-"""Those of them with a column per token instead."""
+"""Weights in TABLES with a column per token instead."""
 
 
 def saved_tokenizers(
@@ -46,20 +46,23 @@ def saved_tokenizers(
     needs: Sequence[str] = (),
     lowercase: bool | None = None,
 ) -> tuple[Tokenizer, Tokenizer] | None:
-    """The tokenizers of the run that was begun here, or else of files, or of another run.
+    """The tokenizers of the run in `directory` if it has begun, else those of files or of another
+    run.
 
     Args:
-        start_from: the run whose weights are taken.
-        named: a tokenizer file for both sides, or one for each; a word such as "byte_bpe" is none.
-        symbols: words that become one token each in tokenizers of files or another run.
-        needs: the special ids that the recipe cannot do without, such as "bos_id" and "eos_id".
-        lowercase: what it makes of capitals, unless they may be kept or not.
+        start_from: the run whose weights are used.
+        named: a tokenizer file for both sides, or one for each; a string such as "byte_bpe" is not
+            a file.
+        symbols: words that become one token each in tokenizers from files or another run.
+        needs: the special ids that the recipe needs, such as "bos_id" and "eos_id".
+        lowercase: whether the target tokenizer must lower-case text; None: either is allowed.
 
     Returns:
-        None where there are none; one tokenizer twice where a side has none, or both share it.
+        None if there are none; the same tokenizer twice if one side has none, or both share it.
 
     Raises:
-        InputError: start_from is no run, a file no tokenizer, or a tokenizer lacks what is needed.
+        InputError: start_from is not a run, a file is not a tokenizer, or a tokenizer lacks what is
+            needed.
     """
     files = [named] if isinstance(named, Path) else [] if isinstance(named, str) else list(named)
     if len(files) > 2:
@@ -89,7 +92,7 @@ def saved_tokenizers(
 def _check_tokenizer(
     tokenizer: Tokenizer, path: Path, needs: Sequence[str], lowercase: bool | None
 ) -> None:
-    """Raise InputError where a tokenizer lacks what is needed."""
+    """Raise InputError if a tokenizer lacks what is needed."""
     with errors_of(path):
         tokenizer.required(*needs)
     if lowercase is None:
@@ -97,7 +100,7 @@ def _check_tokenizer(
     folds = tokenizer.decode(tokenizer.encode(["A"])) == ["a"]
     if lowercase and not folds:
         raise InputError(
-            f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out "
+            f"lowercase needs a tokenizer without capitals, but {path} keeps them; leave out "
             "--lowercase, or train a tokenizer with it"
         )
     if folds and not lowercase:
@@ -115,7 +118,7 @@ def speech_tokenizer(x: SpeechExperiment, recordings: Sequence[Recording]) -> To
     """
     assert x.run is not None  # it is resolved
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
-    begun_by = None if x.pronunciations else x.start_from  # which may have spelled otherwise
+    begun_by = None if x.pronunciations else x.start_from  # whose tokens need not be phones
     if saved := saved_tokenizers(x.run, begun_by, x.tokenizer or (), x.symbols, needs=needs):
         return saved[1]
     texts = [recording.text for recording in recordings]
@@ -131,11 +134,11 @@ def speech_features(
 ) -> Features:
     """The feature extractor of a speech experiment.
 
-    Statistics of training data are those that the weights know: of the run that was begun here, or
-    that the experiment starts from. Where there are none, they are those of the recordings.
+    Mean and deviation are those with which the weights were trained: of the run in the experiment's
+    directory, or of the one that it starts from. Otherwise they are computed from the recordings.
 
     Raises:
-        InputError: see `make_feature_extractor`; or start_from is no run.
+        InputError: see `make_feature_extractor`; or start_from is not a run.
     """
     assert x.run is not None  # it is resolved
     origin = x.run if (x.run / CONFIG).exists() else x.start_from
@@ -144,7 +147,7 @@ def speech_features(
         if known is not None and known.config == x.features:
             return known
         if known is not None:
-            print(f"features: other than in {origin}; their mean and deviation are computed anew")
+            print(f"features: other than in {origin}, so mean and deviation are computed again")
     return make_feature_extractor(
         x.features, recordings, cache, x.workers, max_seconds=x.max_seconds
     )
@@ -183,26 +186,25 @@ def take_weights(
     source_tokenizer: Tokenizer | None = None,
     target_tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Give a model the weights of a run where names and shapes agree, and print the others.
+    """Copy the weights of a run into a model where names and shapes agree, and print the others.
 
-    Where a tokenizer is not the run's, tables get the rows of the tokens that both have, and keep
-    their own for others.
+    If a tokenizer differs from the run's, only rows of tokens that both have are copied.
 
     Raises:
-        InputError: the directory is no run with weights, or none of them fits.
+        InputError: the directory is not a run with weights, or none of them fits.
     """
     run = load_run(directory)
     other = read_model(run, "cpu")
-    old_weights: dict[str, Tensor] = other.state_dict()  # what is shared, under each of its names
+    old_weights: dict[str, Tensor] = other.state_dict()  # shared weights under all their names
     weights = weights_of(model)
     tokenizers = {
         "source": (run.source_tokenizer, source_tokenizer),
         "target": (run.target_tokenizer, target_tokenizer),
     }
-    # an encoder alone has the mask symbol behind its tokens
+    # an encoder-only model has the mask symbol after its tokens
     n_behind = int(model.config.decoder is None and run.model.decoder is None)
     taken: dict[str, str] = {}
-    """By name, a note on what was left."""
+    """For each weight that was copied, a note on the rows that were not, or ""."""
     for name, new in weights.items():
         old = old_weights.get(name)
         side = tokenizers.get(TABLES.get(name, ""), (None, None))
@@ -235,8 +237,8 @@ def _take(
     tokenizers: tuple[Tokenizer | None, Tokenizer | None],
     n_behind: int,
 ) -> str | None:
-    """Copy what fits of a weight into another; a note on what was left, or None where nothing
-    fits."""
+    """Copy the matching part of a weight into another; return a note on the rest, or None if
+    nothing fits."""
     if name in COLUMNS:
         new, old = new.T, old.T  # views
     if new.shape[1:] != old.shape[1:]:
@@ -252,7 +254,7 @@ def _take(
     if new.shape == old.shape:
         new.copy_(old)
         return ""
-    if name.endswith("positions.learned"):  # the first ones mean the same in both
+    if name.endswith("positions.learned"):  # positions begin at 0 in both
         n = min(len(new), len(old))
         new[:n] = old[:n]
         return f"{name}: {n:,} of {len(new):,} positions keep their vectors"
@@ -260,6 +262,6 @@ def _take(
 
 
 def _shared_rows(before: Tokenizer, now: Tokenizer) -> list[tuple[int, int]]:
-    """The old and the new id of every token that is written the same in two vocabularies."""
+    """The old and the new id of every token that two vocabularies share."""
     ids = before.token_ids
     return [(ids[token], i) for i, token in enumerate(now.all_tokens) if token in ids]

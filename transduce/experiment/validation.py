@@ -38,14 +38,14 @@ from transduce.train.objectives import CrossEntropy
 from transduce.train.state import Validation
 
 SAMPLES = 3
-"""Inputs and outputs of every validation that one may look at."""
+"""Number of samples (inputs with outputs) of every validation."""
 SAMPLE_TOKENS = 32
-"""The most tokens of one, where texts are windows."""
+"""Maximum tokens of a sample that is a window of a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validator:
-    """Computes the loss of a model on held-out batches, and looks at its outputs.
+    """Computes the loss of a model on held-out batches, and metrics and samples of its outputs.
 
     Raises:
         InputError: when called, if no metric has the name `by`.
@@ -58,14 +58,14 @@ class Validator:
     """The metric that decides which checkpoint is best; lower is better for losses and error
     rates."""
     perplexity: bool = False
-    """Whether e to the loss is a metric, too."""
+    """Whether the perplexity (e to the loss) is also a metric."""
     example: tuple[Any, str] | None = None
     """An input and its reference, for a picture of the finished model's attention."""
 
     def __call__(self, model: Transformer) -> Validation:
-        """Metrics of this model, the score that decides (higher is better), and samples."""
+        """Return metrics of this model, its score (higher is better), and samples."""
         loss = held_out_loss(model, self.batches)
-        if not math.isfinite(loss):  # such a model writes nothing that one could look at
+        if not math.isfinite(loss):  # such a model has no useful outputs
             return Validation({"loss": loss}, by=self.by)
         validation = self.look(model)
         metrics = {"loss": loss}
@@ -74,7 +74,8 @@ class Validator:
         metrics |= validation.metrics
         if self.by not in metrics:
             raise InputError(
-                f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}"
+                "the metric that chooses the best checkpoint must be one of "
+                f"{', '.join(metrics)}, but it is {self.by!r}"
             )
         higher = (
             MEASURES[self.by].higher_is_better if self.by in MEASURES else self.by == "accuracy"
@@ -86,9 +87,11 @@ class Validator:
 def _per_token(
     batches: Sequence[Batch], device: torch.device, value: Callable[[Batch], float]
 ) -> float:
-    """The sum of a value of batches, over their tokens; processes share the batches."""
+    """The sum of a value over batches, divided by their tokens; processes share the batches."""
     total = n_tokens = 0.0
-    for i in world().share(range(len(batches))):  # one at a time, as those of sound are made then
+    for i in world().share(
+        range(len(batches))
+    ):  # one at a time: batches of sound are made on access
         batch = batches[i]
         total += value(batch.to(device))
         n_tokens += batch.n_tokens
@@ -104,7 +107,7 @@ def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
 
 
 def masked_accuracy(fill_mask: FillMask, batches: Sequence[Batch]) -> float:
-    """The share of masked tokens that are predicted right."""
+    """The share of masked tokens that are predicted correctly."""
 
     def n_right(batch: Batch) -> int:
         targets = batch.target_out[batch.target_out != IGNORE]
@@ -121,7 +124,7 @@ def translation_validator(
     by: str = "bleu",
     tokenize: Tokenization | None = None,
 ) -> Validator:
-    """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
+    """Loss and BLEU (greedy search) on held-out pairs, and `by` if it is another measure."""
     warn_without_words(by, text.target)
     score = _scoring(["bleu"], by, text.source, tokenize)
     examples = {
@@ -150,14 +153,14 @@ def speech_validator(
     """Loss and error rates on held-out recordings.
 
     Args:
-        recordings: those to transcribe and score, whatever the loss leaves out; a sound that cannot
-            be used has a blank transcript. By default those of `pairs`.
-        canary: others, whose measures stand beside theirs, such as canary.wer.
+        recordings: those to transcribe and score, also if the loss leaves them out; a sound that
+            cannot be used has a blank transcript. By default those of `pairs`.
+        canary: other recordings, whose measures are reported separately, such as canary.wer.
     """
     scored = pairs.recordings if recordings is None else recordings
     warn_without_words(by, [recording.text for recording in scored])
     score = _scoring(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
-    if canary:  # names those that cannot be used; an error where none can
+    if canary:  # names unusable ones, and raises if all are
         config = replace(pairs.config, max_seconds=math.inf, ctc_column="")
         SpeechPairs(canary, pairs.reader, transcriber.tokenizer, config)
     shown = spread(pairs.recordings, SAMPLES)
@@ -185,7 +188,7 @@ def _transcripts(
     reader: FrameReader,
     search: SearchConfig,
 ) -> list[str]:
-    """The transcript of every recording, each in one piece; "" where its sound cannot be used."""
+    """The transcript of every recording, without segmentation; "" if its sound cannot be used."""
     texts: list[str] = []
     for group in group_by_duration(recordings, CHUNK):
         frames: dict[int, Tensor] = {}
@@ -202,20 +205,20 @@ def check_search(
     inputs: Sequence[Any],
     config: SearchConfig | GenerationConfig,
 ) -> None:
-    """Search for few tokens of each output, so that what cannot work is refused before a training.
+    """Search for a few tokens per output, so that invalid settings are refused before a training.
 
     Raises:
-        InputError: the search lacks something, or takes tokens that there are not.
+        InputError: the search lacks something, or names tokens that do not exist.
     """
     short: Any = replace(config, min_length=0, max_length=1)
-    if isinstance(config, SearchConfig):  # whatever words there are, and without a second search
+    if isinstance(config, SearchConfig):  # must not depend on words, nor search twice
         short = replace(config, max_length=0, length_ratio=0.0, length_extra=1)
         short = replace(short, no_repeat_ngram=1, no_speech_threshold=0.0)
     task(inputs, short)
 
 
 def draw_attention(task: Translator | Transcriber, example: tuple[Any, str], path: Path) -> None:
-    """Draw where a model looks while it writes a reference, if it has positions for it."""
+    """Draw a model's cross-attention for a reference, if that fits its positions."""
     source, reference = example
     with suppress(InputError):
         (alignment,) = task.align([source], [reference])
@@ -228,7 +231,7 @@ def language_validator(
     batches: Sequence[Batch],
     generation: GenerationConfig,
 ) -> Validator:
-    """Loss on held-out text, and how the model goes on from places in it.
+    """Loss on held-out text, and continuations of excerpts from it as samples.
 
     Raises:
         InputError: see `check_search`.
@@ -256,11 +259,11 @@ def language_validator(
 def masked_language_validator(
     fill_mask: FillMask, batches: MaskedBatches, *, by: str = "loss"
 ) -> Validator:
-    """Loss and accuracy (percent) on the masked tokens of held-out text, and how the model fills
-    some of them."""
+    """Loss and accuracy (percent) on the masked tokens of held-out text, and filled masks as
+    samples."""
 
     def sample(i: int) -> tuple[str, str, str]:
-        """The beginning of a window: masked, as it was, as the model fills it."""
+        """The beginning of a window: masked, original, and filled by the model."""
         batch = batches[i].to(fill_mask.model.device)
         assert batch.source is not None
         filled = batch.source.clone()
@@ -288,7 +291,7 @@ def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
 def _scoring(
     names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None
 ) -> Callable[[Lines, Lines], dict[str, float]]:
-    """Scores outputs of these sources by these measures and the one that decides."""
+    """Return a function that scores outputs by these measures and by `by`."""
     if by != "loss" and by not in names:
         names = [*names, by]
     measures = [get_measure(name, tokenize).with_sources(sources) for name in names]
@@ -309,12 +312,12 @@ def held_out_report(
     *,
     baselines: Mapping[str, tuple[float, float | None]],
 ) -> dict[str, float]:
-    """Print the finished model's loss on held-out batches, and baselines'; write NAME.json.
+    """Print the loss of the finished model and of baselines on held-out batches; write NAME.json.
 
     Args:
         name: what the batches are, such as "validation".
-        baselines: by name, nats per token, and for masked tokens the share of them that the
-            baseline finds.
+        baselines: nats per token by name, and for masked tokens the share that the baseline
+            predicts correctly.
 
     Returns:
         Loss in nats per token, and perplexity or, for masked tokens, accuracy in percent; the same
