@@ -211,7 +211,7 @@ def test_what_is_no_pickle_is_refused(tmp_path):
     rival(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     message = (
-        f"{tmp_path}/pytorch_model.bin must be a whole file of tensors alone, but torch.load with weights_only=True refuses "
+        f"{tmp_path}/pytorch_model.bin must be a complete file with nothing but tensors, but torch.load with weights_only=True refuses "
         "it: IndexError; take another copy, or model.safetensors"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -58,13 +58,13 @@ def test_what_argos_cannot_run_is_refused(run, tmp_path, capsys):
     )
     apart = random_run(tmp_path / "apart", model=LITTLE, joint=False)
     assert export(apart, tmp_path / "a.argosmodel", "--languages", "en", "de") == 2
-    assert "share one SentencePiece model" in capsys.readouterr().err
+    assert "share a SentencePiece model" in capsys.readouterr().err
     tagged = load_run(run).source_tokenizer.with_symbols(["<2de>", "<2fr>"])  # which argos would put before no text
     many = Run(with_vocabularies(LITTLE, tagged.vocab_size, tagged.vocab_size, joint=True), {}, tagged, tagged)
     save_run(tmp_path / "many", many)
     save_weights(tmp_path / "many" / "model.safetensors", Transformer(many.model))
     assert export(tmp_path / "many", tmp_path / "a.argosmodel", "--languages", "en", "de") == 2
-    assert "a translator of one pair of languages" in capsys.readouterr().err
+    assert "must translate one pair of languages" in capsys.readouterr().err
     assert not (tmp_path / "a.argosmodel").exists()
     assert export(run, tmp_path / "none" / "a.argosmodel", "--languages", "en", "de") == 2
     assert "an output's folder must exist" in capsys.readouterr().err

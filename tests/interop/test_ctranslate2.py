@@ -157,13 +157,13 @@ def test_the_lines_of_the_page_generate_as_the_run_does(tmp_path, capsys, monkey
     [
         (
             {"window": 3},
-            "CTranslate2 knows window=None alone, but this model has window=3; it cannot be exported",
+            "CTranslate2 supports only window=None, but this model has window=3; it cannot be exported",
         ),
         ({"attention": "linear"}, "but this model has attention='linear'; "),
         ({"n_experts": 4}, "but this model has n_experts=4; "),
         ({"ctc": True}, "but this model has ctc=True; "),
         ({"qk_norm": True}, "but qk_norm=True; "),
-        ({"decoder": None}, "but this model is an encoder alone; "),
+        ({"decoder": None}, "but this model has only an encoder; "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -18,8 +18,8 @@ from transduce.cli.main import main
 from transduce.config import to_dict
 from transduce.interop import read_run
 from transduce.interop.generation import (
-    DRAWN,
     NEUTRAL,
+    NEUTRAL_IN_SAMPLING,
     Generation,
     read_generation,
     read_sampling,
@@ -63,7 +63,7 @@ WITHOUT_EFFECT = {
 }
 """Settings that say how outputs are computed, not what they are. A new one of transformers is to be put here, or is refused."""
 
-KNOWN = {*vars(Generation()), *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
+KNOWN = {*vars(Generation()), *NEUTRAL, *NEUTRAL_IN_SAMPLING, *WITHOUT_EFFECT}
 ODD = {"condition_on_prev_tokens": True, "return_timestamps": True, "token_healing": True}
 """Values that say something, of settings of which the number 3 does not."""
 
@@ -89,12 +89,12 @@ def test_every_setting_of_transformers_is_known(tmp_path):
     assert read(tmp_path, **dict.fromkeys(names)) == nothing
 
 
-@pytest.mark.parametrize("name", sorted(NEUTRAL | DRAWN))
+@pytest.mark.parametrize("name", sorted(NEUTRAL | NEUTRAL_IN_SAMPLING))
 def test_what_has_no_equal_is_refused_by_its_name(tmp_path, name):
-    read(tmp_path, do_sample=True, **{name: (NEUTRAL | DRAWN)[name]})
+    read(tmp_path, do_sample=True, **{name: (NEUTRAL | NEUTRAL_IN_SAMPLING)[name]})
     with pytest.raises(ValueError, match=f"^{name} must be .*; change it in generation_config.json$"):
         read(tmp_path, do_sample=True, **{name: ODD.get(name, 3)})
-    if name in DRAWN:  # it counts where tokens are drawn
+    if name in NEUTRAL_IN_SAMPLING:  # it counts where tokens are drawn
         read(tmp_path, **{name: 3})
 
 

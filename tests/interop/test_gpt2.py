@@ -345,13 +345,13 @@ def test_what_is_no_gpt2_is_not_exported(tmp_path):
     small = {"d_model": 8, "n_heads": 2, "d_ff": 12}
     other = td.Transformer(td.TransformerConfig(decoder=stack, attention="linear", **small))
     message = (
-        "a gpt2 has fields of one value, but in this model they differ: attention: softmax -> linear; norm_position: pre -> post; "
+        "a gpt2 has fixed values of some fields, but in this model they differ: attention: softmax -> linear; norm_position: pre -> post; "
         "positions: learned -> sinusoidal; scale_embeddings: False -> True"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         export_language_model(untokenized(other), tmp_path, "gpt2")
     both = td.Transformer(td.TransformerConfig(encoder=stack, decoder=stack, **small))
-    with pytest.raises(ValueError, match=r"^a gpt2 is a decoder alone, but this model has an encoder; it cannot be"):
+    with pytest.raises(ValueError, match=r"^a gpt2 has only a decoder, but this model has an encoder; it cannot be"):
         export_language_model(untokenized(both), tmp_path, "gpt2")
     assert not list(tmp_path.iterdir())
 

@@ -105,7 +105,7 @@ def without(path: Path, piece: str) -> None:
             lambda d: changed(d / "vocab.json", wrong=108),
             "{}/vocab.json must have an id of 0 to 107 for every piece, but 'wrong' has 108",
         ),
-        (lambda d: without(d / "vocab.json", "<unk>"), "{}/vocab.json must have the piece <unk>, but it has not"),
+        (lambda d: without(d / "vocab.json", "<unk>"), "{}/vocab.json must have the piece <unk>, but it does not"),
         (lambda d: (d / "source.spm").unlink(), "{}/source.spm does not exist"),
         (
             lambda d: (d / "source.spm").write_bytes(b"spam"),

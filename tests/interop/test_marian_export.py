@@ -61,8 +61,8 @@ def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, capl
     assert main(["export", str(run), str(tmp_path / "out"), "--to", "marian"]) == 0
     assert capsys.readouterr().err == ""
     assert caplog.messages == [
-        "generation_config.json cannot say length_ratio=2.0, alpha=0.6, length_offset=5.0, at_max_length=finished_first; "
-        "transformers does without"
+        "generation_config.json cannot store length_ratio=2.0, alpha=0.6, length_offset=5.0, at_max_length=finished_first; "
+        "transformers will ignore it"
     ]
     tokenizer, model = (
         MarianTokenizer.from_pretrained(tmp_path / "out"),
@@ -114,7 +114,7 @@ def test_opus_mt_goes_back_as_it_came(tmp_path, spm, seed):
     [
         (
             {"norm_position": "pre"},
-            "a marian has fields of one value, but in this model they differ: norm_position: post -> pre",
+            "a marian has fixed values of some fields, but in this model they differ: norm_position: post -> pre",
         ),
         ({"attention": "linear"}, "attention: softmax -> linear"),
         ({"encoder": None}, "a Marian model turns tokens into tokens, but this model does not; "),
@@ -134,11 +134,11 @@ def test_a_search_goes_along_as_far_as_transformers_knows_it(tmp_path, caplog):
     same = {"beam_size": 3, "alpha": 0.0, "at_max_length": "by_score", "length_ratio": 0.0, "length_extra": 9}
     for i, (decoding, settings, lost) in enumerate([
         (same, {"num_beams": 3, "length_penalty": 0.0, "max_length": 10}, ""),
-        (same | {"split_length": 27}, {"num_beams": 3, "length_penalty": 0.0}, "cannot say split_length=27; "),
+        (same | {"split_length": 27}, {"num_beams": 3, "length_penalty": 0.0}, "cannot store split_length=27; "),
         (same | {"beam_size": 1, "alpha": 0.6}, {"num_beams": 1, "length_penalty": None}, ""),
-        (same | {"alpha": 0.6}, {"num_beams": 3, "length_penalty": None}, "cannot say alpha=0.6, length_offset=5.0; "),
-        (same | {"begin_with": "<s> </s>"}, {"num_beams": 3}, "cannot say begin_with=<s> </s>; "),
-        (same | {"repetition_penalty": 1.5}, {"repetition_penalty": None}, "cannot say repetition_penalty=1.5; "),
+        (same | {"alpha": 0.6}, {"num_beams": 3, "length_penalty": None}, "cannot store alpha=0.6, length_offset=5.0; "),
+        (same | {"begin_with": "<s> </s>"}, {"num_beams": 3}, "cannot store begin_with=<s> </s>; "),
+        (same | {"repetition_penalty": 1.5}, {"repetition_penalty": None}, "cannot store repetition_penalty=1.5; "),
         (same | {"beam_size": 1, "repetition_penalty": 1.5}, {"repetition_penalty": 1.5}, ""),
     ]):  # fmt: skip
         (run / "config.json").write_text(json.dumps(plain | {"experiment": {"decoding": decoding}}))

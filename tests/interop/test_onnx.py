@@ -125,11 +125,11 @@ def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypat
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"window": 3}, "ONNX knows window=None alone, but this model has window=3; it cannot be exported"),
+        ({"window": 3}, "ONNX supports only window=None, but this model has window=3; it cannot be exported"),
         ({"n_experts": 4}, "but this model has n_experts=4; "),
         ({"attention": "linear"}, "but this model has attention='linear'; "),
         ({"encoder": StackConfig(input=Frames(n_features=5))}, "but this model's encoder takes frames; "),
-        ({"decoder": None}, "but this model is an encoder alone; "),
+        ({"decoder": None}, "but this model has only an encoder; "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -114,7 +114,7 @@ class Code:
         (lambda path: {"x": torch.zeros(2, device="meta")}, "must hold dense tensors by name"),
         (lambda path: {"x": 1}, "must hold dense tensors by name"),
         (b"", "refuses it: EOFError; take another copy, or model.safetensors"),
-        (b"PK\x03\x04 of something else", "must be a whole file of tensors alone"),
+        (b"PK\x03\x04 of something else", "must be a complete file with nothing but tensors"),
     ],
 )
 def test_a_pickle_of_anything_else_is_refused_and_not_run(tmp_path, content, reason):

@@ -136,7 +136,7 @@ def test_a_configuration_from_before_it_existed_has_none():
 def test_ctranslate2_has_no_such_layer():
     text = replace(CONFIG, encoder=StackConfig(input=Tokens(vocab_size=11), n_layers=1), positions="sinusoidal")
     with pytest.raises(
-        ValueError, match="CTranslate2 knows conformer_kernel=0 alone, but this model has conformer_kernel=5"
+        ValueError, match="CTranslate2 supports only conformer_kernel=0, but this model has conformer_kernel=5"
     ):
         check_ctranslate2(text)
 

@@ -113,7 +113,7 @@ def test_a_run_that_is_conditioned_is_saved_loaded_and_transcribes(tmp_path, rng
 def test_ctranslate2_has_no_such_encoder():
     text = StackConfig(input=Tokens(vocab_size=31), n_layers=2)
     config = replace(CONFIG, encoder=text, ctc_layers=(1,), ctc_conditioning=True)
-    with pytest.raises(ValueError, match="CTranslate2 knows ctc=False alone, but this model has ctc=True"):
+    with pytest.raises(ValueError, match="CTranslate2 supports only ctc=False, but this model has ctc=True"):
         check_ctranslate2(config)
 
 

@@ -1,4 +1,5 @@
-"""Models from and to other toolkits; those of transformers by the module for their settings."""
+"""Import and export of models of other toolkits; the class of its settings selects a model's
+module."""
 
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def read_model(directory: Path) -> Transformer:
     """Read config.json and the weights, in one file or in shards, as a model in evaluation mode.
 
     Raises:
-        InputError: the directory holds a model that cannot be read, or one with parts that a
-            Transformer here lacks.
+        InputError: the directory has a model that cannot be read, or one with parts that
+            Transformer does not support.
     """
     settings = read_settings(directory)
     model: Transformer = _module(settings).read_model(settings)
@@ -40,7 +41,7 @@ def read_model(directory: Path) -> Transformer:
 
 
 def read_run(settings: Settings) -> Parts:
-    """Read the model with its tokenizers and with how it generates.
+    """Read the model with its tokenizers and generation settings.
 
     Args:
         settings: those of config.json, which `read_settings` gives.

@@ -1,9 +1,9 @@
-"""Models for CTranslate2, which runs translation and text generation in C++, and with it for Argos
-Translate.
+"""Export to CTranslate2, which runs translation and text generation in C++, and to Argos Translate,
+which uses it.
 
-Its attention and feed-forward have the layout of ours, so no number changes. Positions are written
-as a table with max_positions rows, since the sinusoids that it makes by itself are all sines, then
-all cosines.
+Its attention and feed-forward have the same layout as ours, so weights do not change. Positions are
+written as a table with max_positions rows, because its own sinusoids are all sines, then all
+cosines.
 """
 
 import json
@@ -33,13 +33,14 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": 
 """CTranslate2's names of our activations."""
 
 LACKING = ("attention", "window", "n_experts", "conformer_kernel", "ctc")
-"""The fields of TransformerConfig that CTranslate2 does not know."""
+"""The fields of TransformerConfig that CTranslate2 does not support."""
 
 
 def export_ctranslate2(parts: Parts, directory: Path) -> None:
-    """Write what ctranslate2.Translator loads, or ctranslate2.Generator for a decoder alone.
+    """Write a directory for ctranslate2.Translator, or, if it is decoder-only,
+    ctranslate2.Generator.
 
-    The tokenizers' own files are beside it, under the names that a run has for them.
+    It includes the tokenizers' own files, under their names in a run.
 
     Raises:
         InputError: the library is not installed, or the model has a part that CTranslate2 lacks.
@@ -53,7 +54,7 @@ def export_ctranslate2(parts: Parts, directory: Path) -> None:
     if config.encoder is not None and source is not None:
         assert isinstance(config.encoder.input, Tokens)
         source_vocabulary = vocabulary_of(source, config.encoder.input.vocab_size)
-        # the engine adds no tag of a language
+        # the engine does not add a language tag
         ends = not source.lacks_language and source.with_eos([[]]) == [[source.eos_id]]
         settings |= {"decoder_start_token": settings["bos_token"], "add_source_eos": ends}
     write_ctranslate2(model, directory, vocabulary, source=source_vocabulary, settings=settings)
@@ -72,8 +73,8 @@ def write_ctranslate2(
 
     Args:
         source: the names of the encoder's tokens; None: those of the decoder.
-        settings: of CTranslate2's config.json: which of the names are bos_token, eos_token and
-            unk_token, "" where there is none, and, of a model with an encoder, decoder_start_token
+        settings: entries of CTranslate2's config.json: the names of bos_token, eos_token and
+            unk_token, "" if there is none, and, for a model with an encoder, decoder_start_token
             and add_source_eos.
 
     Raises:
@@ -108,18 +109,20 @@ def export_argos(parts: Parts, path: Path, languages: tuple[str, str]) -> None:
     """Write the package that Argos Translate and LibreTranslate install: a zip with a model of
     CTranslate2, the SentencePiece model, and the languages' codes (ISO 639).
 
-    They cut texts into sentences by a model that they fetch, and search by their own settings.
+    They split texts into sentences by a model that they download, and use their own search
+    settings.
 
     Raises:
-        InputError: as for `export_ctranslate2`, and for sides that share no SentencePiece model.
+        InputError: as for `export_ctranslate2`, or the two sides do not share a SentencePiece
+            model.
     """
     model, source, target, *_ = parts
     pieces = sentencepiece_of(target)
     many = target.lacks_language or len(target.tagged_languages) > 1
     if model.config.encoder is None or source is not target or not pieces or many:
         raise InputError(
-            "a package of Argos Translate is a translator of one pair of languages whose sides "
-            "share one SentencePiece model, which this run is not; export it --to ctranslate2"
+            "a package of Argos Translate must translate one pair of languages whose sides share "
+            "a SentencePiece model, but this run does not; export it --to ctranslate2"
         )
     of, to = languages
     metadata = {"package_version": "1.0", "argos_version": "1.9"}
@@ -134,7 +137,7 @@ def export_argos(parts: Parts, path: Path, languages: tuple[str, str]) -> None:
 
 
 def check_ctranslate2(config: TransformerConfig) -> None:
-    """Raise InputError where a model has a part that CTranslate2 lacks; the message names it."""
+    """Raise InputError if a model has a part that CTranslate2 lacks; the message names it."""
     check_exportable(config, "CTranslate2", LACKING)
     if config.encoder is not None and config.qk_norm:
         raise InputError(
@@ -144,22 +147,22 @@ def check_ctranslate2(config: TransformerConfig) -> None:
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> list[str]:
-    """The names of the ids below `size`, ids without a token have names of their own."""
+    """The names of the ids below `size`; ids without a token get unique names."""
     names = [*tokenizer.all_tokens, *[""] * (size - tokenizer.vocab_size)]
     return [name or f"<unused {i}>" for i, name in enumerate(names)]
 
 
 def _set_weight(layer: Any, kind: str, weight: Tensor) -> None:
-    """Set the weight or the bias of a linear map, of a table or of a norm."""
+    """Set the weight or the bias of a linear map, a table or a norm."""
     if hasattr(layer, "gamma"):
         kind = {"weight": "gamma", "bias": "beta"}[kind]
     setattr(layer, kind, weight)
-    if kind == "gamma" and hasattr(layer, "beta"):  # our norm of mean and variance may have no bias
+    if kind == "gamma" and hasattr(layer, "beta"):  # our LayerNorm may have no bias
         layer.beta = torch.zeros_like(weight)
 
 
 def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
-    """The specification of a half, with everything that is no parameter of ours."""
+    """The specification of an encoder or a decoder, with all settings that are not parameters."""
     from ctranslate2.specs.attention_spec import RotaryScalingType
     from ctranslate2.specs.common_spec import Activation
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
@@ -195,7 +198,7 @@ def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
     if config.rotary_bands is not None:
         low, high, n = config.rotary_bands
         for layer in spec.layer:
-            # the engine reads them all, but the class has only names for some
+            # the engine reads all of these, but the class has attributes for some only
             vars(layer.self_attention).update(
                 rotary_scaling_type=np.int8(RotaryScalingType.Llama3),
                 rotary_low_freq_factor=np.float32(low),

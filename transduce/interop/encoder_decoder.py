@@ -1,6 +1,6 @@
 """Read encoder-decoder models of text as transformers saves them, and write Marian's.
 
-They are Marian (opus-mt), M2M-100, NLLB, BART, mBART, Pegasus and Blenderbot. The numbers stay the
+They are Marian (opus-mt), M2M-100, NLLB, BART, mBART, Pegasus and Blenderbot. Outputs stay the
 same.
 """
 
@@ -56,10 +56,10 @@ from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
 BEFORE_PIECES = 103
-"""The ids of Pegasus that stand before those of its spiece.model: special ones, most of no use."""
+"""Number of Pegasus ids before those of its spiece.model: special tokens, most of them unused."""
 
 LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
-"""What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
+"""The form of language tags in NLLB and mBART: eng_Latn, en_XX."""
 
 M2M100 = {
     "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy "
@@ -68,15 +68,15 @@ M2M100 = {
     "ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
-"""Languages in the order of their tags, which no file has, by `language_codes`: of M2M-100 and of
-its models for WMT21."""
+"""Languages in the order of their tags, by `language_codes`, for M2M-100 and its WMT21 models; no
+file contains this order."""
 
 
 def read_model(settings: BARTSettings) -> Transformer:
     """Read the weights, in one file or in shards, of the model that config.json describes.
 
     Raises:
-        InputError: the model has parts that a Transformer here lacks, or there are no weights.
+        InputError: the model has parts that Transformer does not support, or there are no weights.
     Source: Junczys-Dowmunt et al. (2018), Marian; Fan et al. (2021), M2M-100; NLLB team (2022);
     Lewis et al. (2020), BART; Liu et al. (2020), mBART; file format of transformers'
     save_pretrained.
@@ -105,7 +105,7 @@ def _our_config(settings: BARTSettings, output_bias: bool) -> TransformerConfig:
 
 
 def read_run(settings: EncoderDecoderSettings, model: Transformer, generation: Generation) -> Parts:
-    """Add the tokenizers to a model, and how it is searched.
+    """Add the tokenizers and the search settings to a model.
 
     Raises:
         InputError: a file of the tokenizers is missing or does not fit the model.
@@ -122,7 +122,7 @@ def read_run(settings: EncoderDecoderSettings, model: Transformer, generation: G
 def _marian_tokenizers(
     generation: Generation, source_size: int, target_size: int
 ) -> tuple[ImportedTokenizer, ImportedTokenizer]:
-    """Those of source.spm, target.spm, vocab.json and perhaps target_vocab.json."""
+    """The tokenizers of source.spm, target.spm, vocab.json and perhaps target_vocab.json."""
     marks = (generation.pad_token_id, generation.end_id, *generation.suppress_tokens)
     generation.check(
         ("forced_bos_token_id", "null", generation.forced_bos_token_id is None),
@@ -140,18 +140,18 @@ def _marian_tokenizers(
 
 
 class Vocabulary(NamedTuple):
-    """What the files say of the tokens of both sides."""
+    """The tokens of both sides, as the files define them."""
 
     make: Callable[..., ImportedTokenizer]
     """Makes a tokenizer of these tokens from the other arguments of `ImportedTokenizer.of`."""
     unk_id: int | None
     special_ids: set[int]
     languages: dict[str, int]
-    """The ids of tags of languages."""
+    """The ids of language tags."""
     opening: Sequence[int] = ()
-    """What stands before every text of the source."""
+    """The ids before every source text."""
     closing: Sequence[int] = ()
-    """What stands behind its end."""
+    """The ids after the end of a source text."""
 
 
 def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes: str) -> Vocabulary:
@@ -201,7 +201,7 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
 def _tokenizers(
     settings: EncoderDecoderSettings, generation: Generation
 ) -> tuple[ImportedTokenizer, ImportedTokenizer]:
-    """Those of source and target, with the languages that the files name, if any."""
+    """The tokenizers of source and target, with the languages that the files name, if any."""
     names = read_optional(settings.directory / TOKENIZER)
     kind = str(names.get("tokenizer_class"))
     forced = generation.forced_bos_token_id
@@ -214,7 +214,7 @@ def _tokenizers(
     )
     tags: dict[int | None, str] = {i: name for name, i in vocabulary.languages.items()}
     behind = any(i in tags for i in vocabulary.closing)
-    if kind.startswith("NllbTokenizer"):  # which makes its own of what tokenizer.json says
+    if kind.startswith("NllbTokenizer"):  # which ignores tokenizer.json in this
         behind = bool(names.get("legacy_behaviour"))
     make = partial(
         vocabulary.make,
@@ -238,8 +238,8 @@ def _tokenizers(
 
 
 def _without_ids_from(size: int, plain: Json) -> Json:
-    """A tokenizer.json without tokens for which a model has no vector, as bart-large-cnn has none
-    for <mask>."""
+    """A tokenizer.json without the tokens for which the model has no vector, such as <mask> in
+    bart-large-cnn."""
     if isinstance(vocab := plain["model"]["vocab"], dict):
         plain["model"]["vocab"] = {token: i for token, i in vocab.items() if i < size}
     added = plain.get("added_tokens", [])
@@ -248,10 +248,10 @@ def _without_ids_from(size: int, plain: Json) -> Json:
 
 
 def _around(library: LibraryTokenizer, end: int) -> tuple[list[int], list[int]]:
-    """The ids that a tokenizer puts before every text, and behind its end.
+    """The ids that a tokenizer puts before every text, and after its end.
 
     Raises:
-        InputError: texts have another end.
+        InputError: texts end with another token.
     """
     encoding = library.encode("a")
     n_before = encoding.special_tokens_mask.index(0)
@@ -259,20 +259,20 @@ def _around(library: LibraryTokenizer, end: int) -> tuple[list[int], list[int]]:
     behind = encoding.ids[n_before + n_text :]
     if end not in behind:
         raise InputError(
-            f"texts must end with eos_token_id={end}, but tokenizer.json puts {behind} behind them"
+            f"texts must end with eos_token_id={end}, but tokenizer.json puts {behind} after them"
         )
     return encoding.ids[:n_before], [i for i in behind if i != end]
 
 
 def export_marian(parts: Parts, directory: Path) -> bool:
-    """Write what MarianMTModel.from_pretrained reads, and, with SentencePiece,
+    """Write a directory for MarianMTModel.from_pretrained and, with SentencePiece tokenizers, for
     MarianTokenizer.from_pretrained.
 
     Returns:
-        Whether the tokenizers are there, too.
+        Whether the tokenizers were written, too.
 
     Raises:
-        InputError: the model is no Marian model; the message says why.
+        InputError: the model is not a Marian model; the message says why.
     """
     model, source, target, decoding, _ = parts
     config = model.config
@@ -300,10 +300,11 @@ def export_marian(parts: Parts, directory: Path) -> bool:
 
 
 def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> Json:
-    """Translate our fields into the settings of config.json, as far as it has them.
+    """Translate our fields into the settings that config.json has.
 
     Raises:
-        InputError: the model has not both halves over tokens, or parts that Marian lacks.
+        InputError: the model lacks an encoder or a decoder over tokens, or has parts that Marian
+            lacks.
     """
     encoder, decoder = config.encoder, config.decoder
     if encoder is None or decoder is None or not isinstance(encoder.input, Tokens):
@@ -344,7 +345,7 @@ def _write_tokenizers(
 
 
 def sentencepiece_of(tokenizer: Tokenizer) -> bytes | None:
-    """The SentencePiece model of a tokenizer; None: it is of another kind."""
+    """The SentencePiece model of a tokenizer; None if it is of another kind."""
     if isinstance(tokenizer, ImportedTokenizer):
         return tokenizer.sentencepiece()
     return tokenizer.model if isinstance(tokenizer, SentencePieceTokenizer) else None

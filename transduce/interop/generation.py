@@ -1,8 +1,8 @@
-"""generation_config.json in and out: how transformers' generate searches or samples.
+"""Read and write generation_config.json: how transformers' generate searches or samples.
 
-Its settings become fields of SearchConfig, or, of a decoder alone, of GenerationConfig.
+Its settings become fields of SearchConfig or, for a decoder-only model, of GenerationConfig.
 
-A setting that would change outputs, and has no equal here, is refused by its name.
+A setting that would change outputs, but has no equivalent here, is refused by name.
 """
 
 import json
@@ -21,7 +21,7 @@ GENERATION = "generation_config.json"
 
 
 class Generation(Stored):
-    """The settings that have an equal here, with the defaults of transformers."""
+    """The settings that have an equivalent here, with the defaults of transformers."""
 
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
@@ -52,17 +52,17 @@ class Generation(Stored):
     task: str | None = None
     lang_to_id: dict[str, int] = field(default_factory=dict)
     forced_decoder_ids: tuple[tuple[int, int | None], ...] = ()
-    """Language and task as older directories have them: places in the output and ids."""
+    """Language and task in older directories: pairs of a position in the output and an id."""
     return_timestamps: bool = False
     alignment_heads: tuple[tuple[int, int], ...] = ()
 
     @property
     def end_id(self) -> int:
-        """The end of texts of an encoder-decoder model, which has one alone."""
+        """The EOS id of an encoder-decoder model, which has only one."""
         return self.eos_token_id[0]
 
     def special_ids(self) -> dict[str, int | None]:
-        """The ids of such a model that an ImportedTokenizer has, but that of unk."""
+        """The special ids of such a model for an ImportedTokenizer, except unk."""
         return {
             "bos": self.decoder_start_token_id,
             "eos": self.end_id,
@@ -75,7 +75,7 @@ class Generation(Stored):
         """The tokenizer of a SentencePiece model, and of a table with the ids of its pieces.
 
         Args:
-            opening: ids that stand before every text.
+            opening: ids before every text.
         """
         pieces = read_table(self.directory / table, vocab_size)
         spm = regular(self.directory / model).read_bytes()
@@ -97,10 +97,10 @@ class Generation(Stored):
 
 
 IN_CONFIG = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_decoder_ids")
-"""The settings that config.json gives where generation_config.json leaves them out."""
+"""The settings that are taken from config.json if generation_config.json lacks them."""
 
 OF_WHISPER = ("forced_decoder_ids", "return_timestamps")
-"""The settings that mean something to a Whisper, and are refused in other models."""
+"""The settings that are supported for Whisper only."""
 
 RULES = {
     "no_repeat_ngram_size": "no_repeat_ngram",
@@ -109,9 +109,9 @@ RULES = {
     "repetition_penalty": "repetition_penalty",
 }
 SEARCH = {"num_beams": "beam_size", "length_penalty": "alpha", "early_stopping": "early_stopping"}
-"""Our fields of settings that mean the same."""
+"""Our fields by the settings with the same meaning."""
 
-UNSAID = (
+UNSUPPORTED = (
     "begin_with",
     "forbid",
     "glossary",
@@ -123,7 +123,7 @@ UNSAID = (
     "sample",
     "split_length",
 )
-"""Our fields that no setting is equal to, unless they are 0, false or empty."""
+"""Our fields without an equivalent setting, unless they are 0, false or empty."""
 
 NEUTRAL: Json = {
     **dict.fromkeys(
@@ -153,26 +153,26 @@ NEUTRAL: Json = {
     "num_return_sequences": 1,
     "max_initial_timestamp_index": 50,
 }
-"""The value, beside null, that a setting without an equal may have: it changes nothing."""
+"""The value, besides null, that a setting without an equivalent may have, as it has no effect."""
 
-DRAWN: Json = {
+NEUTRAL_IN_SAMPLING: Json = {
     "epsilon_cutoff": 0,
     "eta_cutoff": 0,
     "top_h": 1,
     "typical_p": 1,
 }
-"""The same of settings that count where tokens are drawn."""
+"""The same for settings that only affect sampling."""
 
 
 def read_generation(settings: Settings) -> Generation:
-    """Read generation_config.json, or, in older directories, its settings in config.json.
+    """Read generation_config.json or, in older directories, its settings in config.json.
 
     Args:
         settings: those of config.json.
 
     Raises:
-        InputError: a setting has no equal here, or an encoder-decoder model has several ends of
-            texts.
+        InputError: a setting has no equivalent here, or an encoder-decoder model has several EOS
+            ids.
     """
     path = settings.directory / GENERATION
     config = read_json(settings.directory / CONFIG)
@@ -180,7 +180,7 @@ def read_generation(settings: Settings) -> Generation:
     plain = config | vars(settings)
     plain = {name: plain[name] for name in IN_CONFIG if name in plain}
     plain |= {name: value for name, value in stored.items() if value is not None}
-    for name, value in (NEUTRAL | (DRAWN if plain.get("do_sample") else {})).items():
+    for name, value in (NEUTRAL | (NEUTRAL_IN_SAMPLING if plain.get("do_sample") else {})).items():
         known = name in OF_WHISPER and isinstance(settings, WhisperSettings)
         if not known and plain.get(name, value) != value:
             refused = Generation(directory=settings.directory)
@@ -201,20 +201,20 @@ def read_decoding(
     n_forced: int = 0,
     n_positions: int | None = None,
 ) -> Json:
-    """The fields of SearchConfig by which an encoder-decoder model is searched as in `generate`.
+    """The fields of SearchConfig with which an encoder-decoder model searches as in `generate`.
 
-    Where no max_length is named, lengths are bounded as always here: transformers would cut after
-    20 tokens. Its n-grams begin with the first tokens, and an end that is forced at max_length is
-    counted; here they are not.
+    Without max_length, the length bound is our default; transformers would stop after 20 tokens.
+    Transformers' n-grams include the first, given tokens, and it counts an EOS that is forced at
+    max_length; here neither is the case.
 
     Args:
-        n_prefix: tokens that stand before every output there, the first one included.
-        n_forced: tokens that every output is made to begin with. Transformers counts them.
-        n_positions: tokens that an output may have at most, those given included, where max_length
-            does not count those.
+        n_prefix: tokens before every output in transformers, including the first one.
+        n_forced: tokens with which every output is forced to begin. Transformers counts them.
+        n_positions: maximum tokens of an output including the given ones, if max_length does not
+            count those.
 
     Raises:
-        InputError: a setting has no equal here.
+        InputError: a setting has no equivalent here.
     """
     beam = g.num_beams != 1
     _check_search(g, beam)
@@ -230,14 +230,14 @@ def read_decoding(
     if most is None and g.max_length is not None:
         most = g.max_length if n_positions is None else min(g.max_length + n_prefix, n_positions)
         most -= n_prefix
-    if most is not None:  # its last token may have to be the end
+    if most is not None:  # the last token may be a forced EOS
         extra = most - n_forced - (g.forced_eos_token_id is not None)
         decoding |= {"length_ratio": 0.0, "length_extra": extra}
     return decoding
 
 
 def _check_search(g: Generation, beam: bool) -> None:
-    """Raise InputError unless a search of an encoder-decoder model has an equal here."""
+    """Raise InputError unless the search of an encoder-decoder model has an equivalent here."""
     begins_with_end = g.decoder_start_token_id == g.end_id
     repeats = g.no_repeat_ngram_size != 1 or not begins_with_end
     g.check(
@@ -251,10 +251,10 @@ def _check_search(g: Generation, beam: bool) -> None:
 
 
 def read_sampling(g: Generation, config: TransformerConfig) -> Json:
-    """The fields of GenerationConfig by which a decoder alone goes on as in `generate`.
+    """The fields of GenerationConfig with which a decoder-only model generates as in `generate`.
 
     Raises:
-        InputError: a setting has no equal here.
+        InputError: a setting has no equivalent here.
     """
     n_positions = config.max_positions
     no_bound = g.max_new_tokens is not None or g.max_length is None or g.max_length >= n_positions
@@ -262,7 +262,7 @@ def read_sampling(g: Generation, config: TransformerConfig) -> Json:
         ("num_beams", "1", g.num_beams == 1),
         ("forced_bos_token_id", "null", g.forced_bos_token_id is None),
         ("forced_eos_token_id", "null", g.forced_eos_token_id is None),
-        ("min_length", "0", g.min_length <= 0),  # which counts the prompt, as the next one does
+        ("min_length", "0", g.min_length <= 0),  # it and the next one count the prompt
         ("no_repeat_ngram_size", "0", g.no_repeat_ngram_size <= 0),
         ("max_length", f"at least {n_positions}, for it counts the prompt", no_bound),
     )
@@ -280,7 +280,7 @@ def _read_rules(g: Generation, vocab_size: int) -> Json:
     """Fields of RulesConfig.
 
     Raises:
-        InputError: phrases are forbidden, or ids that there are not, or texts have no end.
+        InputError: phrases or unknown ids are forbidden, or EOS is suppressed.
     """
     ends = {*g.eos_token_id}
     if any(len(ids) != 1 for ids in g.bad_words_ids):
@@ -303,18 +303,18 @@ def _read_rules(g: Generation, vocab_size: int) -> Json:
 
 
 def generation_settings(decoding: Json, suppressed: Collection[int], *, n_prefix: int = 1) -> Json:
-    """Translate the rules and the search of a run, and warn of what transformers cannot do.
+    """Translate the rules and the search of a run, and warn of fields that transformers lacks.
 
     Args:
         decoding: fields of SearchConfig, or of GenerationConfig.
-        suppressed: ids that no text holds, beside those that the rules name.
-        n_prefix: tokens that begin an output, which lengths count there.
+        suppressed: ids that are never generated, besides those that the rules name.
+        n_prefix: tokens before an output, which lengths include in transformers.
     """
     theirs = {"suppress_tokens": sorted({*suppressed, *decoding.get("suppress", ())})}
     theirs |= {name: decoding[ours] for name, ours in RULES.items() if decoding.get(ours)}
     if decoding.get("min_length"):
         theirs["min_length"] = decoding["min_length"] + n_prefix
-    lost = [name for name in UNSAID if decoding.get(name)]
+    lost = [name for name in UNSUPPORTED if decoding.get(name)]
     beam = decoding.get("beam_size", 1) > 1
     if "length_offset" in decoding:
         theirs["num_beams"] = decoding["beam_size"]
@@ -323,28 +323,28 @@ def generation_settings(decoding: Json, suppressed: Collection[int], *, n_prefix
             if decoding["alpha"] and decoding["length_offset"]:
                 del theirs["length_penalty"]
                 lost += ["alpha", "length_offset"]
-            if theirs.pop("repetition_penalty", 1) != 1:  # of log-probabilities there
+            if theirs.pop("repetition_penalty", 1) != 1:  # transformers penalizes log-probabilities
                 lost.append("repetition_penalty")
             if decoding["at_max_length"] != "by_score":
                 lost.append("at_max_length")
         if decoding["length_ratio"] == 0:
             theirs["max_length"] = decoding["length_extra"] + n_prefix
-    else:  # n-grams of a prompt count there
+    else:  # transformers includes n-grams of the prompt
         theirs.pop("no_repeat_ngram_size", None)
         lost += ["beam_size"] * beam + ["no_repeat_ngram"] * bool(decoding.get("no_repeat_ngram"))
     if lost:
         shown = ", ".join(f"{name}={decoding[name]}" for name in lost)
-        logger.warning("%s cannot say %s; transformers does without", GENERATION, shown)
+        logger.warning("%s cannot store %s; transformers will ignore it", GENERATION, shown)
     return theirs
 
 
 def sampling_settings(decoding: Json, suppressed: Collection[int]) -> Json:
-    """Translate the rules of a decoder alone, and how it draws; not its beam, nor its rule of
-    n-grams.
+    """Translate the rules and sampling of a decoder-only model, but not its beam search and n-gram
+    rule.
 
     Args:
         decoding: fields of GenerationConfig.
-        suppressed: ids that no text holds, beside those that the rules name.
+        suppressed: ids that are never generated, besides those that the rules name.
     """
     theirs = generation_settings(decoding | {"min_length": 0, "max_length": 0}, suppressed)
     theirs |= {

@@ -1,7 +1,7 @@
 """Read and write language models as transformers saves them: GPT-2, Llama and others, OPT, XGLM.
 
-No number changes. GPT-2's linear maps (class "Conv1D" in transformers) store their matrices
-transposed. OPT and XGLM come from fairseq, and their layers are those of its BART.
+Outputs stay the same. GPT-2's linear maps (class "Conv1D" in transformers) store their matrices
+transposed. OPT and XGLM come from fairseq, and have the layers of its BART.
 """
 
 import json
@@ -57,17 +57,17 @@ from transduce.model.meta import blank_transformer
 from transduce.model.transformer import Transformer
 
 FREE = {"gpt2": {"bias"}, "llama": {"scale_embeddings", "qkv_bias", "head_width", "n_kv_heads"}}
-"""The fields that may differ from those that config.json describes."""
+"""The fields that may differ from those that config.json implies."""
 
 BANDS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-"""The settings of rotary_bands."""
+"""The settings that rotary_bands holds."""
 
 
 def read_model(settings: Settings) -> Transformer:
     """Read the weights, in one file or in shards, as a model in evaluation mode.
 
     Raises:
-        InputError: the model has parts that a Transformer here lacks, or there are no weights.
+        InputError: the model has parts that Transformer does not support, or there are no weights.
     Source: Radford et al. (2019), GPT-2; Touvron et al. (2023), LLaMA; Yang et al. (2024), Qwen2;
     Yang et al. (2025), Qwen3; Jiang et al. (2023), Mistral 7B; Gemma team (2024), Gemma; Abdin et
     al. (2024), Phi-3; Groeneveld et al. (2024), OLMo; Zhang et al. (2022), OPT; Lin et al. (2022),
@@ -81,7 +81,7 @@ def read_model(settings: Settings) -> Transformer:
     weights = read_tensors(directory, prefix, without_position=2 if kind == "opt" else 0)
     optional = r"norm\.weight" if kind == "olmo" else "$^"  # its norms have no weights
     model = fill_transformer(config, names, weights, directory, optional=optional)
-    if kind == "gemma":  # which stores what is added to 1
+    if kind == "gemma":  # which stores weights minus 1
         for name, weight in named_weights(model, names).items():
             if name.endswith("norm.weight"):
                 weight.add_(1)
@@ -102,19 +102,19 @@ def _our_config(settings: Settings) -> TransformerConfig:
         if settings.model_type != "llama":
             settings.require("attention_bias", False)
     if settings.model_type == "gemma" and ours["activation"] == "gelu":
-        ours["activation"] = "gelu_tanh"  # its files mean the approximation
+        ours["activation"] = "gelu_tanh"  # its files say gelu, but mean the approximation
     return our_config(settings, ours)
 
 
 def _rotation(settings: LlamaLikeSettings) -> Json:
-    """How positions rotate: older files have rope_scaling, newer ones rope_parameters, and of both
-    transformers takes the first."""
+    """The rotary settings: older files have rope_scaling, newer ones rope_parameters; transformers
+    prefers the first."""
     rope = settings.rope_scaling or settings.rope_parameters or {}
     ours = {"rotary_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(
-            "rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in "
+            "rope_type must be 'default', 'linear' or 'llama3', and rotate whole heads, but in "
             f"{settings.directory} it is {rope}"
         )
     if kind != "default":
@@ -125,30 +125,32 @@ def _rotation(settings: LlamaLikeSettings) -> Json:
 
 
 def read_run(settings: Settings, model: Transformer, generation: Generation) -> Parts:
-    """Add the tokenizer to a model, and how prompts go on.
+    """Add the tokenizer and the generation settings to a model.
 
     Raises:
-        InputError: there is no tokenizer, or nothing in it ends texts as config.json says.
+        InputError: there is no tokenizer, or it does not begin and end texts in a supported way.
     """
     tokenizer = _text_tokenizer(settings.directory, generation.eos_token_id, model.vocab_size)
     return Parts(model, None, tokenizer, read_sampling(generation, model.config))
 
 
 def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> Tokenizer:
-    """The tokenizer.json. Where the names of its special tokens do not say what begins and ends
-    texts, as in the vocabularies of chats, the tokenizer has the ids beside it.
+    """Read tokenizer.json. If the names of its special tokens do not tell which ones begin and end
+    texts, as in vocabularies for chats, the ids are stored separately.
 
     Args:
-        ends: what ends texts; of several, the one that tokenizer_config.json names, else the first.
+        ends: the EOS ids; of several, the one that tokenizer_config.json names is used, else the
+            first.
 
     Raises:
-        InputError: nothing ends texts, or several tokens begin them.
+        InputError: there is no EOS id, or texts begin with several tokens.
     """
     tokenizer = JSONTokenizer.load(directory)
     if tokenizer.vocab_size > vocab_size:
         raise InputError(
-            f"a tokenizer must have at most as many tokens as its model, but in {directory} it has "
-            f"{tokenizer.vocab_size} and the model {vocab_size}; remove those that are too many"
+            f"a tokenizer must have at most as many tokens as its model, but in {directory} it "
+            f"has {tokenizer.vocab_size} and the model {vocab_size}; remove tokens that the model "
+            "lacks"
         )
     library = LibraryTokenizer.from_str(tokenizer.model.decode())
     begins = library.encode("").ids
@@ -171,24 +173,25 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
 
 
 def export_language_model(parts: Parts, directory: Path, to: Literal["gpt2", "llama"]) -> bool:
-    """Write what GPT2LMHeadModel reads; or LlamaForCausalLM, or the class of Qwen2, Qwen3 or
-    Mistral, if the model has their parts.
+    """Write a directory for GPT2LMHeadModel or LlamaForCausalLM, or for the class of Qwen2, Qwen3
+    or Mistral if the model has their parts.
 
-    Biases that the model lacks are zeros. Of a Llama, embeddings that the model multiplies by
-    sqrt(d_model) are so multiplied, and stand beside the output table. generation_config.json says
-    how the run goes on from prompts, as far as it can.
+    Biases that the model lacks are written as zeros. For a Llama, embeddings that the model scales
+    by sqrt(d_model) are stored scaled, apart from the output table. generation_config.json has the
+    run's generation settings, as far as it supports them.
 
     Returns:
-        Whether the tokenizer is there, too.
+        Whether the tokenizer was written, too.
 
     Raises:
-        InputError: the model is none of them; the message lists the fields that differ.
+        InputError: the model fits none of them; the message lists the fields that differ.
     """
     model, _, tokenizer, decoding, _ = parts
     config = model.config
     if config.encoder is not None or config.decoder is None:
         raise InputError(
-            f"a {to} is a decoder alone, but this model has an encoder; it cannot be exported so"
+            f"a {to} has only a decoder, but this model has an encoder; it cannot be exported as "
+            "one"
         )
     content = _tokenizer_json(tokenizer, to)
     ids = {} if content is None else _special_ids(tokenizer, to)
@@ -200,20 +203,20 @@ def export_language_model(parts: Parts, directory: Path, to: Literal["gpt2", "ll
     theirs |= special
     check_same(theirs, _our_config, config, *FREE[to])
     write_model(directory, theirs, _their_weights(model, to))
-    no_tokens = range(tokenizer.vocab_size, config.vocab_size)  # rows that fill up the table
+    no_tokens = range(tokenizer.vocab_size, config.vocab_size)  # padding rows of the table
     sampling = sampling_settings(decoding, {*tokenizer.suppressed, *no_tokens})
     write_json(directory / GENERATION, special | sampling)
     if content is not None:
         write_file(directory / "tokenizer.json", content)
         tokens = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items()}
-        name = "PreTrainedTokenizerFast"  # GPT2Tokenizer has parts of its own instead of the file's
+        name = "PreTrainedTokenizerFast"  # GPT2Tokenizer would ignore parts of the file
         write_tokenizer_settings(directory, name, config.max_positions, tokens)
     return content is not None
 
 
 def _tokenizer_json(tokenizer: Tokenizer, to: str) -> bytes | None:
-    """The tokenizer.json of a tokenizer, with what begins prompts here; None where it has none, or
-    no byte-level BPE as GPT-2."""
+    """The tokenizer.json of a tokenizer, including the token before prompts; None if there is none,
+    or if it is not byte-level BPE as GPT-2 needs."""
     if isinstance(tokenizer, ImportedTokenizer) and to == "llama":
         return tokenizer.tokenizer_json()
     if not isinstance(tokenizer, JSONTokenizer) or not (to == "llama" or tokenizer.is_byte_bpe):
@@ -227,7 +230,7 @@ def _tokenizer_json(tokenizer: Tokenizer, to: str) -> bytes | None:
 
 
 def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
-    """The ids of special tokens by their roles; in GPT-2, one has all."""
+    """The ids of special tokens by role; in GPT-2, one token has all roles."""
     end = tokenizer.eos_id
     of_llama = {"bos": tokenizer.bos_id, "eos": end, "pad": tokenizer.pad_id}
     ids = of_llama if to == "llama" else {"bos": end, "eos": end}
@@ -235,11 +238,11 @@ def _special_ids(tokenizer: Tokenizer, to: str) -> dict[str, int]:
 
 
 def _their_weights(model: Transformer, to: str) -> Weights:
-    """The weights by the names that they have there."""
+    """The weights by their names in transformers."""
     config = model.config
     names = LLAMA if to == "llama" else GPT2
     weights = named_weights(model, names)
-    if to == "gpt2" or config.bias:  # all of these have biases: where a model has none, zeros
+    if to == "gpt2" or config.bias:  # these formats have biases; missing ones become zeros
         biased = replace(config, bias=True, qkv_bias=None)
         weights = named_weights(blank_transformer(biased), names) | weights
     if config.scale_embeddings:
@@ -251,14 +254,14 @@ def _their_weights(model: Transformer, to: str) -> Weights:
 
 
 def _llama_settings(config: TransformerConfig) -> Json:
-    """Translate our fields into the settings of config.json, as far as it has them."""
+    """Translate our fields into the settings that config.json has."""
     kind = "llama"
     if config.qk_norm and not config.attention_bias:
         kind = "qwen3"
     elif config.attention_bias and not config.bias:
         kind = "qwen2"
     elif config.window is not None or config.d_model % config.n_heads:
-        kind = "mistral"  # whose heads may have any width
+        kind = "mistral"  # its heads may have any width
     theirs = their_settings(config, kind, f"{kind.capitalize()}ForCausalLM")
     theirs["tie_word_embeddings"] &= not config.scale_embeddings
     if kind == "llama":

@@ -1,5 +1,4 @@
-"""Models in ONNX, which many programs run: the encoder, and one step of the decoder with its
-cache."""
+"""Export to ONNX, which many programs run: the encoder, and one decoder step with its cache."""
 
 import warnings
 from collections.abc import Callable
@@ -37,7 +36,7 @@ AXES = {
     "new_keys": LONGER,
     "new_values": LONGER,
 }
-"""The axes of any size, of each input and output."""
+"""The dynamic axes of each input and output."""
 
 
 MemoryKeys = Float[Tensor, "C B K M E"]
@@ -45,17 +44,17 @@ MemoryKeys = Float[Tensor, "C B K M E"]
 
 
 class GivenCache(LayerCache):
-    """The cache of one layer as tensors that come in; what `append` gives goes out."""
+    """The cache of one layer as input tensors; the result of `append` is the output."""
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All positions, in new tensors."""
+        """Return all positions in new tensors."""
         keys, values = self.buffers
         self.buffers = [torch.cat((keys, key), dim=2), torch.cat((values, value), dim=2)]
         return self.buffers[0], self.buffers[1]
 
 
 def rms_norm(norm: nn.RMSNorm, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-    """RMSNorm as its formula, for ONNX has no operator for it in this version."""
+    """RMSNorm written out, as this version of ONNX has no operator for it."""
     assert norm.eps is not None
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps) * norm.weight
 
@@ -83,7 +82,7 @@ def decode_step(
     """The logits of one more token of every row, and keys and values with one position more.
 
     Args:
-        memory: what `encode_memory` gives; nothing for a decoder alone.
+        memory: the results of `encode_memory`; none for a decoder-only model.
     """
     cache = Cache(0)
     for i in range(len(keys)):
@@ -101,15 +100,15 @@ def decode_step(
 
 
 def export_onnx(parts: Parts, directory: Path) -> None:
-    """Write step.onnx, of a model with an encoder encoder.onnx, and config.json with what a search
-    needs to know.
+    """Write step.onnx, encoder.onnx if the model has an encoder, and config.json with what a search
+    needs.
 
-    Batches and lengths may have any size, up to the model's max_positions where positions come from
-    a table.
+    Batches and lengths may have any size; lengths are limited by max_positions if positions come
+    from a table.
 
     Raises:
-        InputError: the library onnx is not installed, or the model has no decoder, or parts that
-            are not written.
+        InputError: the library onnx is not installed, or the model has no decoder, or unsupported
+            parts.
     """
     model, source, target, decoding, _ = parts
     config = model.config
@@ -153,7 +152,7 @@ def _write_onnx(
     """Trace a function of a model and these inputs, and write what it computes."""
     model.forward = partial(function, model)
     with warnings.catch_warnings():
-        # sizes are taken as constants where they choose a way to compute
+        # tracing warns that sizes which choose a computation become constants
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,

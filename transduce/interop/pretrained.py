@@ -1,7 +1,7 @@
-"""Directories as transformers' save_pretrained writes them.
+"""Read and write directories in the format of transformers' save_pretrained.
 
-The settings of config.json are fields of a TransformerConfig under other names. It leaves out
-settings that have their defaults, and anybody may have written it. So it is read in one place.
+The settings of config.json are fields of TransformerConfig under other names. The file omits
+settings with default values, and may be malformed, so it is read in one place.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -40,11 +40,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Our name of each activation that both have, by the name in transformers."""
+"""Our names of activations, by their names in transformers."""
 
 GATED = {f"gated-{theirs}": ours for theirs, ours in ACTIVATIONS.items()}
 GATED["gated-gelu"] = "gelu_tanh"
-"""The same of gated feed-forwards, as T5 names them."""
+"""The same for gated feed-forwards, by their names in T5."""
 
 NAMES = {
     "d_model": "n_embd hidden_size d_model",
@@ -64,10 +64,11 @@ NAMES = {
     "rotary_theta": "rope_theta",
     "window": "sliding_window",
 }
-"""Of our fields, the names of the settings that mean the same in every model that has them."""
+"""The names of the settings with the same meaning as each of our fields, in every model that has
+them."""
 
 FIELDS = {theirs: ours for ours, names in NAMES.items() for theirs in names.split()}
-"""Our field of each of them."""
+"""Our field for each of these settings."""
 
 FIXED: dict[str, Collection[Any]] = {
     "activation_function": ACTIVATIONS,
@@ -90,7 +91,7 @@ FIXED: dict[str, Collection[Any]] = {
     "relative_attention_num_buckets": [BUCKETS],
     "relative_attention_max_distance": [FURTHEST],
 }
-"""The values of settings that a Transformer here can have."""
+"""The values of settings that Transformer supports."""
 
 LLAMA = {"norm": "rms", "gated": True, "positions": "rotary", "scale_embeddings": False}
 BIASLESS = LLAMA | {"bias": False}
@@ -117,8 +118,8 @@ BLOCKS: dict[str, Json] = {
     "whisper": {"sinusoids": "tensor2tensor", "positions": "learned", "scale_embeddings": False},
     "speech_to_text": {"sinusoids": "tensor2tensor"},
 }
-"""By model_type, the fields of TransformerConfig that have one value in all of its models; its
-norms stand before the sublayers where nothing is named."""
+"""The fields of TransformerConfig with a fixed value for each model_type; norms come before
+sublayers (pre-norm) unless given."""
 
 EQUAL = {
     "embd_pdrop": "resid_pdrop",
@@ -126,15 +127,15 @@ EQUAL = {
     "encoder_attention_heads": "decoder_attention_heads",
     "encoder_ffn_dim": "decoder_ffn_dim",
 }
-"""Settings that must be equal, for a Transformer here has one field for both."""
+"""Settings that must be equal, as TransformerConfig has one field for both."""
 
 
 def read_settings(directory: Path) -> Settings:
     """Read config.json.
 
     Raises:
-        InputError: the directory holds another kind of model, a setting has another type, or it
-            would silently give other numbers here.
+        InputError: the directory has another kind of model, or a setting has another type, or a
+            value that would silently give other outputs here.
     """
     plain = read_json(directory / CONFIG)
     kind = plain.get("model_type")
@@ -154,7 +155,7 @@ def read_settings(directory: Path) -> Settings:
 
 
 def known_fields(kind: type[StoredT], plain: Json, path: Path) -> StoredT:
-    """The dataclass of what a file says, whose other settings are ignored.
+    """A dataclass with the settings of a file; other settings in the file are ignored.
 
     Raises:
         InputError: a setting is missing or has another type.
@@ -162,13 +163,13 @@ def known_fields(kind: type[StoredT], plain: Json, path: Path) -> StoredT:
     values = {field.name: plain[field.name] for field in fields(kind) if field.name in plain}
     values["directory"] = str(path.parent)
     ends = values.get("eos_token_id", ())
-    if not isinstance(ends, list | tuple):  # an id or null
+    if not isinstance(ends, list | tuple):  # one id or null
         values["eos_token_id"] = [] if ends is None else [ends]
     return from_dict(kind, values, str(path))
 
 
 def our_fields(settings: Settings) -> Json:
-    """Translate settings into fields of TransformerConfig, as far as all models have them alike."""
+    """Translate the settings that all models share into fields of TransformerConfig."""
     theirs = vars(settings)
     values = {
         FIELDS[name]: value
@@ -188,7 +189,7 @@ def our_fields(settings: Settings) -> Json:
 
 
 def our_config(settings: Settings, ours: Json) -> TransformerConfig:
-    """The configuration that these settings of config.json describe by these fields.
+    """Make a configuration of these fields; errors name the settings' config.json.
 
     Raises:
         InputError: one of them is out of its range.
@@ -197,7 +198,7 @@ def our_config(settings: Settings, ours: Json) -> TransformerConfig:
 
 
 def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> Json:
-    """Translate fields of TransformerConfig into settings, the other way of `our_fields`."""
+    """Translate fields of TransformerConfig into settings, the inverse of `our_fields`."""
     assert config.decoder is not None
     # of two names, the first one counts
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
@@ -224,20 +225,20 @@ TOKENIZER = "tokenizer_config.json"
 
 
 class Parts(NamedTuple):
-    """A model with all that belongs to it, as a run directory holds it."""
+    """A model with everything that belongs to it in a run directory."""
 
     model: Transformer
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer
     decoding: Json
-    """How the model is searched by default: fields of SearchConfig, or, of a decoder alone, of
+    """The default search: fields of SearchConfig or, for a decoder-only model, of
     GenerationConfig."""
     feature_extractor: Features | None = None
-    """How sound becomes frames, where the source is no text."""
+    """How sound becomes frames, if the source is not text."""
 
 
 def write_model(directory: Path, theirs: Json, weights: Weights) -> None:
-    """Write config.json and model.safetensors into a directory, which is made."""
+    """Write config.json and model.safetensors into a directory, which is created if needed."""
     write_json(directory / CONFIG, theirs)
     contiguous = {name: weight.cpu().contiguous() for name, weight in weights.items()}
     write_file(directory / WEIGHTS, serialize(contiguous, metadata={"format": "pt"}))
@@ -257,10 +258,10 @@ def write_tokenizer_settings(
 
 
 def read_table(path: Path, size: int) -> list[str]:
-    """The pieces of a vocab.json by their ids, which are below `size`; "" where there is none.
+    """The pieces of a vocab.json by id, for ids below `size`; "" if there is none.
 
     Raises:
-        InputError: it is something else, or has an id beyond.
+        InputError: the file is invalid, or has an id outside of this range.
     """
     pieces = [""] * size
     for piece, i in read_json(path).items():
@@ -271,7 +272,7 @@ def read_table(path: Path, size: int) -> list[str]:
             )
         pieces[i] = piece
     if "<unk>" not in pieces:
-        raise InputError(f"{path} must have the piece <unk>, but it has not")
+        raise InputError(f"{path} must have the piece <unk>, but it does not")
     return pieces
 
 
@@ -284,7 +285,8 @@ TRAINING = {
     "balance_weight",
     "experts_per_token",
 }
-"""The fields of TransformerConfig that change no output of a trained model without experts."""
+"""The fields of TransformerConfig that do not change the outputs of a trained model without
+experts."""
 
 
 def check_same(
@@ -293,13 +295,12 @@ def check_same(
     config: TransformerConfig,
     *free: str,
 ) -> None:
-    """Raise InputError unless the configuration of a model is the one that its settings are read
-    as.
+    """Raise InputError unless reading these settings gives the model's own configuration.
 
     Args:
         theirs: the settings of config.json.
-        free: the fields that may differ, beside those of `TRAINING` and those that say how tables
-            are stored.
+        free: fields that may differ, besides those of `TRAINING` and those for how tables are
+            stored.
     """
     kind = theirs["model_type"]
     stored = read_config(known_fields(SETTINGS[kind], theirs, Path(CONFIG)))
@@ -307,21 +308,22 @@ def check_same(
     lines = differences(to_dict(stored), to_dict(config))
     if changed := [line for line in lines if line.split(":")[0] not in same]:
         raise InputError(
-            f"a {kind} has fields of one value, but in this model they differ: {'; '.join(changed)}"
+            f"a {kind} has fixed values of some fields, but in this model they differ: "
+            f"{'; '.join(changed)}"
         )
 
 
 def check_exportable(config: TransformerConfig, name: str, lacking: Sequence[str]) -> None:
-    """Raise InputError unless a model writes tokens, from tokens if it has an encoder, and has no
-    part that a format lacks.
+    """Raise InputError unless a model generates tokens, takes tokens if it has an encoder, and has
+    no part that a format lacks.
 
     Args:
-        name: of the format.
-        lacking: the fields that must have their defaults there.
+        name: the name of the format.
+        lacking: the fields that must have their default values.
     """
     if config.decoder is None:
         raise InputError(
-            f"{name} runs a decoder, but this model is an encoder alone; it cannot be exported"
+            f"{name} runs a decoder, but this model has only an encoder; it cannot be exported"
         )
     if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
         raise InputError(
@@ -329,11 +331,14 @@ def check_exportable(config: TransformerConfig, name: str, lacking: Sequence[str
         )
     stacks = [stack for stack in (config.encoder, config.decoder) if stack]
     if any(config.for_stack(stack).positions == "relative" for stack in stacks):
-        raise InputError(f"{name} is written without relative positions; it cannot be exported")
+        raise InputError(
+            f"{name} export does not support relative positions, which this model has; it cannot "
+            "be exported"
+        )
     for field in lacking:
         known = getattr(TransformerConfig, field)
         if (value := getattr(config, field)) != known:
             raise InputError(
-                f"{name} knows {field}={known!r} alone, but this model has {field}={value!r}; it "
-                "cannot be exported"
+                f"{name} supports only {field}={known!r}, but this model has {field}={value!r}; "
+                "it cannot be exported"
             )

@@ -19,8 +19,7 @@ def one_of(values: Collection[Any]) -> str:
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a JSON file of a directory says. Every subclass becomes a frozen dataclass whose
-    arguments have keywords."""
+    """The settings in a JSON file. Every subclass becomes a frozen, keyword-only dataclass."""
 
     directory: Path = field(default=Path(), compare=False)
 
@@ -35,7 +34,7 @@ class Stored:
             )
 
     def require_equal(self, one: str, other: str) -> None:
-        """Raise InputError unless two settings are equal; here, one field stands for both."""
+        """Raise InputError unless two settings are equal, for which we have a single field."""
         if (a := getattr(self, one)) != (b := getattr(self, other)):
             raise InputError(
                 f"{one} must equal {other}, but in {self.directory} they are {a} and {b}"
@@ -43,7 +42,7 @@ class Stored:
 
 
 class Settings(Stored):
-    """Of all models."""
+    """Settings of all models."""
 
     model_type: str
     vocab_size: int
@@ -52,11 +51,11 @@ class Settings(Stored):
 
 
 class LanguageModelSettings(Settings):
-    """Of all decoders alone."""
+    """Settings of all decoder-only models."""
 
 
 class GPT2Settings(LanguageModelSettings):
-    """Of GPT-2."""
+    """Settings of GPT-2."""
 
     n_positions: int
     n_embd: int
@@ -76,7 +75,7 @@ class GPT2Settings(LanguageModelSettings):
 
 
 class LlamaLikeSettings(LanguageModelSettings):
-    """What Llama and the models like it have in common."""
+    """Settings that Llama and similar models share."""
 
     hidden_size: int
     intermediate_size: int
@@ -96,13 +95,13 @@ class LlamaLikeSettings(LanguageModelSettings):
 
 
 class LlamaSettings(LlamaLikeSettings):
-    """Of Llama."""
+    """Settings of Llama."""
 
     mlp_bias: bool = False
 
 
 class Qwen2Settings(LlamaLikeSettings):
-    """Of Qwen2."""
+    """Settings of Qwen2."""
 
     num_key_value_heads: int | None = 32
     max_position_embeddings: int = 32768
@@ -111,13 +110,13 @@ class Qwen2Settings(LlamaLikeSettings):
 
 
 class Qwen3Settings(Qwen2Settings):
-    """Of Qwen3."""
+    """Settings of Qwen3."""
 
     head_dim: int | None = 128
 
 
 class MistralSettings(LlamaLikeSettings):
-    """Of Mistral."""
+    """Settings of Mistral."""
 
     num_key_value_heads: int | None = 8
     max_position_embeddings: int = 131072
@@ -126,7 +125,7 @@ class MistralSettings(LlamaLikeSettings):
 
 
 class GemmaSettings(LlamaLikeSettings):
-    """Of Gemma."""
+    """Settings of Gemma."""
 
     num_key_value_heads: int | None = 16
     hidden_act: str = "gelu_pytorch_tanh"
@@ -138,7 +137,7 @@ class GemmaSettings(LlamaLikeSettings):
 
 
 class Phi3Settings(LlamaLikeSettings):
-    """Of Phi-3."""
+    """Settings of Phi-3."""
 
     max_position_embeddings: int = 4096
     rms_norm_eps: float = 1e-5
@@ -150,14 +149,14 @@ class Phi3Settings(LlamaLikeSettings):
 
 
 class OlmoSettings(LlamaLikeSettings):
-    """Of OLMo."""
+    """Settings of OLMo."""
 
     clip_qkv: float | None = None
     eos_token_id: tuple[int, ...] = (50279,)
 
 
 class OPTSettings(LanguageModelSettings):
-    """Of OPT."""
+    """Settings of OPT."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -175,7 +174,7 @@ class OPTSettings(LanguageModelSettings):
 
 
 class XGLMSettings(LanguageModelSettings):
-    """Of XGLM."""
+    """Settings of XGLM."""
 
     d_model: int
     num_layers: int
@@ -190,7 +189,7 @@ class XGLMSettings(LanguageModelSettings):
 
 
 class EncoderDecoderSettings(Settings):
-    """Of all models with an encoder and a decoder."""
+    """Settings of all models with an encoder and a decoder."""
 
     d_model: int
     pad_token_id: int = 1
@@ -198,7 +197,7 @@ class EncoderDecoderSettings(Settings):
 
 
 class BARTSettings(EncoderDecoderSettings):
-    """Of BART, and of the other models that have its names and defaults."""
+    """Settings of BART, and of the other models that have its names and defaults."""
 
     encoder_layers: int
     decoder_layers: int
@@ -214,7 +213,7 @@ class BARTSettings(EncoderDecoderSettings):
 
 
 class MarianSettings(BARTSettings):
-    """Of Marian."""
+    """Settings of Marian."""
 
     decoder_vocab_size: int | None = None
     share_encoder_decoder_embeddings: bool = True
@@ -224,7 +223,7 @@ class MarianSettings(BARTSettings):
 
 
 class M2M100Settings(BARTSettings):
-    """Of M2M-100 and NLLB."""
+    """Settings of M2M-100 and NLLB."""
 
     attention_dropout: float = 0.1
     activation_function: str = "relu"
@@ -232,7 +231,7 @@ class M2M100Settings(BARTSettings):
 
 
 class PegasusSettings(BARTSettings):
-    """Of Pegasus."""
+    """Settings of Pegasus."""
 
     pad_token_id: int = 0
     eos_token_id: tuple[int, ...] = (1,)
@@ -240,7 +239,7 @@ class PegasusSettings(BARTSettings):
 
 
 class BlenderbotSettings(BARTSettings):
-    """Of Blenderbot."""
+    """Settings of Blenderbot."""
 
     max_position_embeddings: int = 128
     pad_token_id: int = 0
@@ -248,7 +247,7 @@ class BlenderbotSettings(BARTSettings):
 
 
 class T5Settings(EncoderDecoderSettings):
-    """Of T5, also Flan-T5, ByT5 and MADLAD-400."""
+    """Settings of T5, also Flan-T5, ByT5 and MADLAD-400."""
 
     num_layers: int
     num_decoder_layers: int | None = None
@@ -257,7 +256,7 @@ class T5Settings(EncoderDecoderSettings):
     d_ff: int
     feed_forward_proj: str = "relu"
     dense_act_fn: str | None = None
-    """Its activation, where a file names another one than feed_forward_proj does."""
+    """The activation, if it is not that of feed_forward_proj."""
     dropout_rate: float = 0.1
     layer_norm_epsilon: float = 1e-6
     relative_attention_num_buckets: int = 32
@@ -269,20 +268,20 @@ class T5Settings(EncoderDecoderSettings):
 
 
 class MT5Settings(T5Settings):
-    """Of mT5."""
+    """Settings of mT5."""
 
     feed_forward_proj: str = "gated-gelu"
 
 
 class SpeechSettings(BARTSettings):
-    """Of models of speech."""
+    """Settings of models of speech."""
 
     max_source_positions: int
     max_target_positions: int
 
 
 class WhisperSettings(SpeechSettings):
-    """Of Whisper."""
+    """Settings of Whisper."""
 
     dropout: float = 0.0
     num_mel_bins: int = 80
@@ -292,7 +291,7 @@ class WhisperSettings(SpeechSettings):
 
 
 class Speech2TextSettings(SpeechSettings):
-    """Of Speech2Text."""
+    """Settings of Speech2Text."""
 
     activation_function: str = "relu"
     scale_embedding: bool = True
@@ -324,4 +323,4 @@ SETTINGS: dict[str, type[Settings]] = {
     "whisper": WhisperSettings,
     "speech_to_text": Speech2TextSettings,
 }
-"""The class of each model_type."""
+"""The class of settings of each model_type."""

@@ -1,8 +1,8 @@
-"""Read Whisper and Speech2Text models as transformers saves them. The numbers stay the same; names
-and order change.
+"""Read Whisper and Speech2Text models as transformers saves them. Outputs stay the same; weights
+get other names and another order.
 
-As in Marian's models (see encoder_decoder.py), position vectors are all sines, then all cosines; so
-everything that reads from the residual stream or writes to it is reordered.
+As in Marian's models (see weights.py), position vectors are all sines, then all cosines, so all
+weights that read from or write to the residual stream are reordered.
 """
 
 import json
@@ -39,14 +39,14 @@ from transduce.model.transformer import Transformer
 FEATURES = "preprocessor_config.json"
 
 START, PLAIN = "<|startoftranscript|>", "<|notimestamps|>"
-"""What stands first before every transcript of a Whisper, and last before one without times.
-Between them one of many languages has the language of the speech, and what to do."""
+"""The first token of Whisper's prefix for a transcript, and its last one for a transcript without
+timestamps. In between, a multilingual Whisper has the language of the speech and the task."""
 
 KEY_BIAS = r"k_proj\.bias"
-"""The parameters that a Whisper lacks: they add the same to all weights of a query."""
+"""The parameters that Whisper lacks: a key bias adds the same to all scores of a query."""
 
 MARK = re.compile(r"<\|.*\|>")
-"""Whisper's tokens that are no text: those of time, too."""
+"""Whisper's tokens that are not text, including timestamps."""
 
 NAMES = (
     "english en chinese zh german de spanish es russian ru korean ko french fr japanese ja "
@@ -65,11 +65,11 @@ NAMES = (
     "letzeburgesch lb pushto ps panjabi pa moldavian ro moldovan ro sinhalese si castilian es "
     "mandarin zh"
 )
-"""The English names of Whisper's languages, each before its code."""
+"""The English names of Whisper's languages, each followed by its code."""
 
 
 class FeatureSettings(Stored):
-    """The settings of features of a Whisper or a Speech2Text, with the defaults of transformers."""
+    """The feature settings of Whisper and Speech2Text, with the defaults of transformers."""
 
     feature_size: int = 80
     sampling_rate: int = 16000
@@ -89,7 +89,7 @@ def read_model(settings: SpeechSettings) -> Transformer:
     """Read the weights, in one file or in shards, of the model that config.json describes.
 
     Raises:
-        InputError: the model has parts that a Transformer here lacks, or there are no weights.
+        InputError: the model has parts that Transformer does not support, or there are no weights.
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang
     et al. (2020), fairseq S2T; file format of transformers' save_pretrained.
     """
@@ -102,7 +102,7 @@ def read_model(settings: SpeechSettings) -> Transformer:
         return fill_transformer(config, WHISPER, weights, directory, optional=optional)
     model = fill_transformer(config, SPEECH2TEXT, weights, directory)
     assert isinstance(settings, Speech2TextSettings)
-    if settings.scale_embedding:  # of the two halves of a gated convolution, that without gate
+    if settings.scale_embedding:  # the half of a gated convolution that is not the gate
         assert isinstance(model.source_input, ConvolvedInput)
         with torch.no_grad():
             for parameter in model.source_input.convolutions[-1].parameters():
@@ -127,7 +127,7 @@ def speech_config(settings: SpeechSettings) -> TransformerConfig:
 
 
 def _convolutions(settings: Speech2TextSettings) -> Json:
-    """The fields of Frames of a Speech2Text."""
+    """The fields of Frames for a Speech2Text."""
     kernels = settings.conv_kernel_sizes
     if len({*kernels}) != 1 or settings.input_channels != 1:
         raise InputError(
@@ -144,10 +144,10 @@ def _convolutions(settings: Speech2TextSettings) -> Json:
 
 
 def read_run(settings: SpeechSettings, model: Transformer, generation: Generation) -> Parts:
-    """Add the settings of features and the tokenizer to a Whisper or a Speech2Text.
+    """Add the feature extractor and the tokenizer to a Whisper or Speech2Text model.
 
     Raises:
-        InputError: the directory lacks one of them.
+        InputError: the directory lacks their files, or they are not supported.
     """
     read = _whisper if isinstance(settings, WhisperSettings) else _speech2text
     return read(settings, model, generation)
@@ -228,7 +228,8 @@ def _read_features(settings: SpeechSettings) -> FeatureSettings:
 
 
 def _whisper_tokenizer(generation: Generation, vocab_size: int) -> ImportedTokenizer:
-    """Byte-level BPE, in which tokens of time are no text; by default, English is transcribed."""
+    """Whisper's byte-level BPE, in which timestamps are special tokens; by default, it transcribes
+    English."""
     plain = json.loads(JSONTokenizer.load(generation.directory).model)
     for token in plain.setdefault("added_tokens", []):
         token["special"] = token["special"] or MARK.fullmatch(token["content"]) is not None
@@ -258,7 +259,8 @@ def _whisper_tokenizer(generation: Generation, vocab_size: int) -> ImportedToken
 
 
 def _language_and_task(generation: Generation, ids: dict[str, int]) -> tuple[str, str]:
-    """The code of the language, and the task; older directories have pairs of a place and an id."""
+    """The code of the language, and the task; older directories have pairs of a position and an
+    id."""
     language, task = generation.language, generation.task
     if language is None and task is None:
         names: dict[int | None, str] = {i: name for name, i in ids.items()}

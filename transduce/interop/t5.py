@@ -1,7 +1,8 @@
 """Read T5, 1.0 and 1.1, and mT5 as transformers saves them.
 
-Their scores are not divided by sqrt(d_head), so queries are multiplied by it here. Where the output
-table is that of the embeddings, T5 divides states by sqrt(d_model), and here their norm does.
+T5 does not divide attention scores by sqrt(d_head), so query weights are multiplied by it. If the
+output table is tied to the embeddings, T5 divides states by sqrt(d_model); here, the weight of the
+final norm is divided instead.
 """
 
 from transduce.interop.encoder_decoder import read_run as read_run
@@ -18,7 +19,7 @@ from transduce.model.transformer import Transformer
 
 
 def _t5_stack(half: str, feed_forward: int) -> Names:
-    """The names in an encoder or a decoder of T5, whose layers are lists of sublayers."""
+    """The weight names in a T5 encoder or decoder, whose layers are lists of sublayers."""
     block, first = f"{half}.block.{{}}.layer", f"{half}.block.0.layer.0.SelfAttention"
     dense = f"{block}.{feed_forward}.DenseReluDense"
     names = {
@@ -54,7 +55,7 @@ def read_model(settings: T5Settings) -> Transformer:
     """Read the weights, in one file or in shards, of the model that config.json describes.
 
     Raises:
-        InputError: the model has parts that a Transformer here lacks, or there are no weights.
+        InputError: the model has parts that Transformer does not support, or there are no weights.
     Source: Raffel et al. (2020), T5; Shazeer (2020) for 1.1; Xue et al. (2021), mT5; file format of
     transformers' save_pretrained.
     """

@@ -1,10 +1,10 @@
 """Weights of models of other libraries: tables of names, a reader, and the order of the residual
 stream.
 
-Sinusoidal positions are all sines, then all cosines there, while in the paper and here sines and
-cosines alternate. But the order of the d_model dimensions is only a convention: when everything
-that reads from the residual stream or writes to it is reordered, the outputs stay the same. So
-reading reorders the weights, and the model needs no change.
+Other libraries' sinusoidal positions are all sines, then all cosines, while in the paper and here
+sines and cosines alternate. But the order of the d_model dimensions is only a convention: if all
+weights that read from or write to the residual stream are reordered, outputs stay the same. So
+weights are reordered on reading, and the model needs no change.
 """
 
 import re
@@ -27,7 +27,7 @@ from transduce.model.transformer import Transformer
 PICKLE = "pytorch_model.bin"
 
 HEADS = ("lm_head.", "proj_out.", "final_logits_bias")
-"""What the names of weights begin with that are no part of a base model."""
+"""Prefixes of the names of weights that are not part of a base model."""
 
 UNNEEDED = (
     "lm_head.weight",
@@ -42,17 +42,17 @@ UNNEEDED = (
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
 )
-"""Endings of the names of tensors that a file may hold although a model here computes them, or
-holds them once."""
+"""Suffixes of the names of tensors that a file may have although our model computes them or stores
+them once."""
 
 
 Names = dict[str, str]
-"""By the name of a parameter, or of a module, or of one map of a fused module, its name there. {}
-is a layer's number."""
+"""Maps our name of a parameter, a module, or one map of a fused module to its name in the other
+library. {} is the number of a layer."""
 
 
 def prefixed(names: Names, ours: str, theirs: str) -> Names:
-    """A table of a part of a model, such as its decoder, as one of the model."""
+    """Turn a name table of a part of a model, such as its decoder, into one of the model."""
     return {ours + name: theirs + other for name, other in names.items()}
 
 
@@ -109,11 +109,11 @@ FAIRSEQ_STACK: Names = {
     "layers.{}.feed_forward.narrow": "layers.{}.fc2",
     "layers.{}.feed_forward_sublayer.norm": "layers.{}.final_layer_norm",
 }
-"""The names in an encoder or a decoder of Marian and of the models from fairseq."""
+"""The names in an encoder or a decoder of Marian and of models from fairseq."""
 
 
 def _fairseq_decoder(prefix: str) -> Names:
-    """The table of a model whose decoder has this name."""
+    """The name table of a model whose decoder has this prefix."""
     tables = {"target_input.weight": f"{prefix}.embed_tokens.weight", "output": "lm_head.weight"}
     return tables | prefixed(FAIRSEQ_STACK, "decoder.", f"{prefix}.")
 
@@ -162,14 +162,14 @@ CTRANSLATE2: Names = {
     **prefixed(CTRANSLATE2_STACK, "encoder.", "encoder/"),
     **prefixed(CTRANSLATE2_STACK, "decoder.", "decoder/"),
 }
-"""CTranslate2's names of specifications, with slashes, and of their weights."""
+"""CTranslate2's names of specifications (with slashes) and of their weights."""
 
 
 def named_weights(model: Transformer, names: Names) -> Weights:
     """The parameters of a model under the names of a family; they share memory with the model's.
 
-    Rows that only fill up a table of tokens are left out. A table that is tied stands under each of
-    its names. GPT-2's linear maps are stored transposed.
+    Padding rows of token tables are left out. A tied table is listed under each of its names.
+    GPT-2's linear maps are stored transposed.
     """
     theirs: Weights = {}
     n_rows = {"target_input.weight": model.vocab_size, "output": model.vocab_size}
@@ -188,13 +188,13 @@ def named_weights(model: Transformer, names: Names) -> Weights:
             fused = split_rows(model.get_submodule(path), weight)
             parts = {f"{module}.{part}": rows for part, rows in fused.items()}
         for part, rows in parts.items():
-            stored = rows.t() if names is GPT2 else rows  # the vector of a norm stays as it is
+            stored = rows.t() if names is GPT2 else rows  # t() does not change the vector of a norm
             theirs[f"{names[part].format(*numbers)}.{kind}"] = stored
     return theirs
 
 
 def reordered_weights(model: Transformer, names: Names) -> Weights:
-    """The same of a copy whose residual stream has all sines first, then all cosines."""
+    """`named_weights` of a copy whose residual stream has all sines first, then all cosines."""
     model = deepcopy(model)
     order = residual_order(model.config.d_model, model.config.sinusoids)
     reorder_residual(model, order.argsort())
@@ -205,12 +205,11 @@ def read_tensors(directory: Path, prefix: str = "model.", *, without_position: i
     """Read the weights by name, from one file or from the shards that an index lists.
 
     Args:
-        prefix: What the names of all but the heads begin with. A file of a model without a head
-            lacks it.
-        without_position: Rows of a table of positions that stand for none.
+        prefix: Prefix of all names but those of heads. Files of models without a head lack it.
+        without_position: Number of first rows of a position table that are not positions.
 
     Raises:
-        InputError: there is no file of weights, or it is damaged.
+        InputError: there is no weights file, or it is damaged.
     """
     for file, read in ((WEIGHTS, read_weights), (PICKLE, _read_pickle)):
         index = directory / f"{file}.index.json"
@@ -241,13 +240,13 @@ def _shards(index: Path) -> list[str]:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or any(Path(str(n)).name != n for n in names.values()):
         raise InputError(
-            f"{index} must have a weight_map from names to files beside it, but it has not"
+            f"{index} must have a weight_map from names to files beside it, but it does not"
         )
     return sorted({*names.values()})
 
 
 def _read_pickle(path: Path) -> Weights:
-    """Read tensors by name from a pickle, of which nothing is run."""
+    """Read tensors by name from a pickle, without running its code."""
     try:
         tensors = torch.load(regular(path), map_location="cpu", weights_only=True)
     except OSError:
@@ -256,8 +255,8 @@ def _read_pickle(path: Path) -> Weights:
         refused = re.search(r"unsupported (global: )?GLOBAL \S+", str(error), re.IGNORECASE)
         reason = refused[0] if refused else type(error).__name__
         raise InputError(
-            f"{path} must be a whole file of tensors alone, but torch.load with weights_only=True "
-            f"refuses it: {reason}; take another copy, or {WEIGHTS}"
+            f"{path} must be a complete file with nothing but tensors, but torch.load with "
+            f"weights_only=True refuses it: {reason}; take another copy, or {WEIGHTS}"
         ) from error
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str)
@@ -279,16 +278,16 @@ def fill_transformer(
     *,
     optional: str = "$^",
 ) -> Transformer:
-    """Make a model of the weights read from `directory`, in evaluation mode.
+    """Make a model from the weights read from `directory`, in evaluation mode.
 
     Args:
-        names: Those of the family.
-        optional: Parts of names that a file may lack: biases that begin as zeros, norms
-            that begin as ones.
+        names: The name table of the model family.
+        optional: Pattern of names that a file may lack: biases, which are then zeros, and norms,
+            which are then ones.
 
     Raises:
         InputError: a name is missing or unknown, a shape differs, tied tables differ, a number is
-            not finite, or positions are not the sinusoids that the configuration says.
+            not finite, or positions are not the configured sinusoids.
     """
     check_fits(config, torch.device("cpu"))
     model = blank_transformer(config)
@@ -317,7 +316,7 @@ def fill_transformer(
 
 
 def _share_tables(weights: Weights, ours: Weights, directory: Path) -> Weights:
-    """The same weights, where a tied table has all of its names; a file may store it under one of
+    """The weights with each tied table under all of its names; a file may store it under one of
     them, or as the table that encoder and decoder share.
 
     Raises:
@@ -336,15 +335,14 @@ def _share_tables(weights: Weights, ours: Weights, directory: Path) -> Weights:
             if not torch.equal(weights[name].float(), weights[stored[0]].float()):
                 raise InputError(
                     f"tied tables must be equal, but in {directory} {name} differs from "
-                    f"{stored[0]}; say in {CONFIG} that they are not tied (tie_word_embeddings "
-                    "false)"
+                    f"{stored[0]}; set tie_word_embeddings to false in {CONFIG}"
                 )
         weights = weights | {name: weights[stored[0]] for name in tied if stored}
     return weights
 
 
 def _check_sinusoids(directory: Path, table: Tensor, kind: Sinusoids) -> None:
-    """Raise InputError if a table of positions is another than the one that is computed here."""
+    """Raise InputError if a position table differs from the one that is computed here."""
     n_positions, d_model = table.shape
     ours = torch.empty(table.shape)
     ours[:, residual_order(d_model, kind)] = sinusoidal(0, n_positions, d_model, kind=kind)
@@ -359,7 +357,7 @@ def residual_order(d_model: int, sinusoids: Sinusoids = "paper") -> Int[Tensor, 
     """Our dimension i of the residual stream is their dimension order[i]: sine 0, cosine 0, sine 1,
     cosine 1, ...
 
-    Of an odd width, the last is a sine of the paper, and 0 in tensor2tensor.
+    If the width is odd, the last dimension is a sine in the paper, and 0 in tensor2tensor.
     """
     n_sines = (d_model + (sinusoids == "paper")) // 2
     ours = torch.arange(d_model)
@@ -370,13 +368,14 @@ def residual_order(d_model: int, sinusoids: Sinusoids = "paper") -> Int[Tensor, 
 
 
 WRITES = re.compile(r"(norm|attention\.output|cross\.output|narrow)\.(weight|bias)$")
-"""The parameters with a row for each dimension of the residual stream; most others have a column
-for each."""
+"""Parameters that write to the residual stream, with a row for each of its dimensions; most others
+have a column for each."""
 
 
 @torch.no_grad()
 def reorder_residual(model: Transformer, order: Int[Tensor, " D"]) -> None:
-    """Let dimension i of the residual stream be what dimension order[i] was, in every parameter."""
+    """Reorder all parameters so that dimension i of the residual stream is the former dimension
+    order[i]."""
     last = f"convolutions.{len(getattr(model.source_input, 'convolutions', ())) - 1}."
     for name, parameter in model.named_parameters():
         writes = WRITES.search(name) or last in name

@@ -1,4 +1,4 @@
-"""Write Whisper models as transformers saves them: what speech.py reads."""
+"""Write Whisper models as transformers saves them, the inverse of speech.py."""
 
 import json
 import math
@@ -39,21 +39,23 @@ from transduce.interop.weights import WHISPER, reordered_weights
 from transduce.model.config import TransformerConfig
 
 TIME = re.compile(r"<\|\d+\.\d\d\|>")
-"""Whisper's tokens of time, which are no special ones in its files."""
+"""Whisper's timestamp tokens, which are not special in its files."""
 
 
 def export_whisper(parts: Parts, directory: Path) -> None:
-    """Write what WhisperForConditionalGeneration and WhisperProcessor read with from_pretrained.
+    """Write a directory for from_pretrained of WhisperForConditionalGeneration and
+    WhisperProcessor.
 
     Raises:
-        InputError: the model, its features or its tokenizer are no Whisper's; the message says why.
+        InputError: the model, its features or its tokenizer are not those of a Whisper; the message
+            says why.
     """
     model, _, tokenizer, decoding, features = parts
     stored = tokenizer.tokenizer_json() if isinstance(tokenizer, ImportedTokenizer) else None
     if stored is None or tokenizer.timestamp_begin_id is None:
         raise InputError(
             "a Whisper has its own tokenizer, but this run has another one; export a run that "
-            "went on from an imported Whisper (--start-from)"
+            "started from an imported Whisper (--start-from)"
         )
     theirs = _their_settings(model.config, tokenizer)
     sound = _their_features(features.config if features else None)
@@ -71,9 +73,9 @@ def export_whisper(parts: Parts, directory: Path) -> None:
     if language not in ("", "auto"):
         tokenizer = tokenizer.with_language(language)
     names = [name.strip("<|>") for name in tokenizer.tokens(tokenizer.opening)]
-    # of one language, there is only the last name, which asks for no times
+    # a monolingual model has only the last name, which turns timestamps off
     opening = dict(zip(("language", "task"), names[:-1], strict=False))
-    if language == "auto":  # as transformers does where none is named
+    if language == "auto":  # transformers detects the language then
         opening.pop("language", None)
     _write_tokenizer(directory, json.loads(stored), tokenizer, model.config.max_positions, opening)
     _write_generation(directory, theirs, tokenizer, decoding, opening)
@@ -86,7 +88,7 @@ def _write_tokenizer(
     max_positions: int,
     opening: dict[str, str],
 ) -> None:
-    """Write tokenizer.json, whose tokens of time are not special, and its tables."""
+    """Write tokenizer.json, in which timestamps are not special tokens, and its tables."""
     for token in stored["added_tokens"]:
         token["special"] = token["special"] and TIME.fullmatch(token["content"]) is None
     for name, content in {  # the last two are for whisper.cpp's converter
@@ -111,7 +113,7 @@ def _write_generation(
 
     Args:
         theirs: the settings of config.json.
-        opening: the language and the task of texts where a call names none.
+        opening: the default language and task.
     """
     n_prefix = len(tokenizer.opening) + 1 - decoding["timestamps"]
     ids = tokenizer.token_ids
@@ -163,7 +165,7 @@ def _their_features(features: FeatureConfig | VectorConfig | None) -> Json:
     """The settings of preprocessor_config.json.
 
     Raises:
-        InputError: the features are no Whisper's.
+        InputError: the features are not those of a Whisper.
     """
     settings: dict[str, int] = {}
     if isinstance(features, FeatureConfig):
@@ -177,7 +179,7 @@ def _their_features(features: FeatureConfig | VectorConfig | None) -> Json:
     if whisper_features(known_fields(FeatureSettings, settings, Path(FEATURES))) != features:
         raise InputError(
             "a Whisper has its own features of sound, but this run has others; export a run that "
-            "went on from an imported Whisper (--start-from)"
+            "started from an imported Whisper (--start-from)"
         )
     n_samples = settings["chunk_length"] * settings["sampling_rate"]
     return settings | {
@@ -192,7 +194,8 @@ def _their_features(features: FeatureConfig | VectorConfig | None) -> Json:
 
 
 def _sinusoids(n_positions: int, d_model: int) -> Float[Tensor, "S D"]:
-    """The table of Whisper's encoder, as its program computes it: ours differs in rounding."""
+    """The position table of Whisper's encoder, computed as in its own code; ours differs in
+    rounding."""
     rates = torch.exp(-math.log(10000) / (d_model // 2 - 1) * torch.arange(d_model // 2))
     angles = torch.arange(n_positions).view(-1, 1) * rates.view(1, -1)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
