@@ -31,12 +31,12 @@ def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
     with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", other):
         pytest.fail("the directory was opened")
     assert str(caught.value) == (
-        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
+        f"a run must be resumed with the configuration that it began with, but in {tmp_path / 'run'} this differs: "
         "training.seed: 1 -> 2; data: abc -> absent; model.d_ff: 12 -> 16; training.new: absent -> 3. "
         "Name another directory with --run, or remove this one, which has no weights yet"
     )
     (tmp_path / "run" / "model.safetensors").touch()
-    way_out = f"Name another directory with --run, and --start-from {tmp_path / 'run'} to go on from its weights"
+    way_out = f"Name another directory with --run, and --start-from {tmp_path / 'run'} to start from its weights"
     with pytest.raises(ValueError, match=re.escape(way_out)), open_run(tmp_path / "run", other):
         pytest.fail("the directory was opened")
     assert (tmp_path / "run" / "config.json").read_bytes() == before

@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 COMMON = "common"
 Common = Annotated[T, COMMON]
-"""A field that --help shows; all the others are shown by --help-all alone."""
+"""A field that --help shows; all others are shown only by --help-all."""
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 TYPE_NAMES = NAMES | {Path: "a path", NoneType: "null"}

@@ -320,7 +320,7 @@ def read_json(path: Path) -> Json:
     content = regular(path).read_bytes()
     try:
         plain = json.loads(content.decode(), parse_constant=_infinity)
-    except (ValueError, RecursionError) as error:  # of decoding and of JSON
+    except (ValueError, RecursionError) as error:  # from decoding and from JSON
         raise InputError(f"{path} must be JSON without NaN, but: {error}; {way_out}") from error
     if not isinstance(plain, dict):
         raise InputError(

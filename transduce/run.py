@@ -286,12 +286,13 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
             remove_leftovers(folder)
         begun = any((directory / name).exists() for name in (CONFIG, CHECKPOINTS, WEIGHTS))
         if begun and (changed := differences(load_run(directory).resume_key(), run.resume_key())):
-            way_out = f"and --start-from {directory} to go on from its weights"
+            way_out = f"and --start-from {directory} to start from its weights"
             if not checkpoints(directory) and not (directory / WEIGHTS).exists():
                 way_out = "or remove this one, which has no weights yet"
             raise InputError(
-                f"a run goes on with the configuration it began with, but in {directory} this "
-                f"differs: {'; '.join(changed)}. Name another directory with --run, {way_out}"
+                "a run must be resumed with the configuration that it began with, but in "
+                f"{directory} this differs: {'; '.join(changed)}. Name another directory with "
+                f"--run, {way_out}"
             )
         save_run(directory, run)  # again, as some fields may have changed
         yield

@@ -1,4 +1,4 @@
-"""Every benchmark by its name: python scripts/bench NAME ARGUMENTS; without a name, their list."""
+"""Run a benchmark: python scripts/bench NAME ARGUMENTS; without a name, list them."""
 
 import ast
 import inspect

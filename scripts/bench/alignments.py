@@ -2,10 +2,10 @@
 
     python recipes/translation.py; python scripts/bench alignments runs/commands
 
-The grammar of the commands that ship (scripts/corpora/commands) says which German forms an English
-noun, name, number, adjective or verb without a prefix becomes. Where exactly one word of either
-side is such a pair, it is a known link. Prints the share of the known links of the test sentences,
-given their references, in the alignments: by the rule of `transduce translate --alignments`, and by
+The grammar of the bundled commands (scripts/corpora/commands) gives the German forms of each
+English noun, name, number, adjective or verb without a prefix. If exactly one word on each side
+forms such a pair, the pair is a known link. Prints the recall of known links in the alignments of
+the test sentences with their references: by the rule of `transduce translate --alignments`, and by
 each layer.
 """
 
@@ -65,7 +65,7 @@ def main(run: Path, /, *, split: Literal["valid", "test"] = "test") -> None:
 
 
 def dictionary() -> dict[str, set[str]]:
-    """By English form, the German forms, in small letters."""
+    """The German forms of each English form, in lower case."""
     forms = defaultdict[str, set[str]](set)
     for noun in (*NOUNS, *DEVICES, *PLACES):
         for english in (noun.en, noun.en_plural):
@@ -87,7 +87,7 @@ def dictionary() -> dict[str, set[str]]:
 
 
 def links(english: str, german: str, forms: dict[str, set[str]]) -> set[tuple[int, int]]:
-    """The numbers of the words that can only belong together."""
+    """The index pairs of words that can only be aligned with each other."""
     source, target = (
         [word.strip(".,?!").lower() for word in line.split()] for line in (english, german)
     )

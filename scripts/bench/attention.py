@@ -1,8 +1,9 @@
-"""Time and memory of an update with softmax and with linear self-attention, by length of the text.
+"""Time and memory of an update with softmax and with linear self-attention, by text length.
 
-A decoder alone of 2 layers, d_model 128, 4 heads and d_ff 512, over 256 random tokens; one text a
-batch, Adam. Prints the median seconds of an update, what an update adds to the process's memory at
-its peak, and the size of the cache after one text of that length has been decoded with it.
+A decoder-only model with 2 layers, d_model 128, 4 heads and d_ff 512, on random tokens from a
+vocabulary of 256; one text per batch, Adam. Prints the median seconds per update, the peak memory
+that an update adds to the process, and the size of the cache after decoding one text of that
+length.
 
     OMP_NUM_THREADS=1 python scripts/bench attention
 """
@@ -38,7 +39,7 @@ def measure(attention: str, length: int, rounds: int) -> tuple[float, int, float
         optimizer.step()
         optimizer.zero_grad()
 
-    update()  # makes Adam's moments
+    update()  # allocates Adam's moments
     memory = added_by(update)
     seconds = statistics.median(timed(update).seconds for _ in range(rounds))
     cache = model.eval().new_cache()

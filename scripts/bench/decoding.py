@@ -1,10 +1,10 @@
 """Decoding speed and memory against CTranslate2 and transformers' MarianMTModel, with one model.
 
-The weights are random. Every sentence gets exactly `--tokens` tokens (EOS is banned everywhere), so
-that target tokens/s compare, and the outputs are compared token by token. Sentences are sorted by
-length; encoding counts. The systems take turns, and median and range of `--repeats` rounds are
-printed; at the end, a table of medians. CTranslate2 is measured where it is installed, in float32
-and int8; `--only` names what is measured.
+The weights are random. Every output has exactly `--tokens` tokens (EOS is suppressed in all
+systems), so that target tokens/s are comparable; outputs are compared token by token. Sentences are
+sorted by length; times include encoding. The systems take turns; median and range of `--repeats`
+rounds are printed, and at the end a table of medians. CTranslate2 is measured if it is installed,
+in float32 and int8; `--only` selects systems.
 
     python scripts/bench decoding --data multi30k_directory
     python scripts/bench decoding --size base --batch-size 1 64 --beam-sizes 5 --only transduce
@@ -189,7 +189,8 @@ def load_search(name: str, directory: Path, x: Options) -> Search:
 
 
 def source_lengths(x: Options) -> list[int]:
-    """Pieces per sentence of Multi30k's test set, taken as 1.3 a word; without it, 8 ... 30."""
+    """Subwords per sentence of Multi30k's test set, estimated as 1.3 per word; without it, 8 to
+    30."""
     data = x.data or corpus_folder("multi30k")
     if x.tiny or data is None:
         return [8 + i % 23 for i in range(48 if x.tiny else 1000)]
@@ -221,7 +222,7 @@ def search_all(
 
 
 def print_peak(name: str, directory: Path, x: Options) -> None:
-    """Print the MiB that one search adds to a process that has the model, or to its GPU."""
+    """Print the MiB that one search adds to a process with a loaded model, or to its GPU."""
     search = load_search(f"{name} float32", directory, x)
     batches = make_batches(source_lengths(x), x.batch_size[0], x)
     search((batches[-1][0][:2], batches[-1][1][:2]), 2, 2)
@@ -236,7 +237,7 @@ KINDS = {
     "scatter_ cumsum_ eq where masked_fill",
     "copies": "copy_ index_select index_copy_ cat index _to_copy",
 }
-"""PyTorch's operators by what a search needs them for."""
+"""PyTorch's operators by their purpose in a search."""
 
 
 IN_CPP = {
@@ -248,7 +249,7 @@ IN_CPP = {
     "top_k": "the choice of tokens",
     "beam_steps": "the search after its first step",
 }
-"""Our C++ functions by the same; a decoder step has linear maps, attention and norms in one."""
+"""Our C++ functions by purpose; a decoder step combines linear maps, attention and norms."""
 
 
 def shares(work: Callable[[], object]) -> dict[str, float]:

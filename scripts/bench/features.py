@@ -3,18 +3,18 @@
     python scripts/bench features [--data DIR] [--seconds 10]
 
 Every recording of a folder is written once as WAV (16 bits) and once as Ogg Opus, both at 16 kHz.
-Then each system makes 40 coefficients of 80 mel bands, windows of 25 ms every 10 ms, of every file,
-and they take turns. "file to features" reads and decodes the file as well, with the same code for
+Then the systems take turns to compute 40 coefficients from 80 mel bands for every file, in windows
+of 25 ms every 10 ms. "file to features" reads and decodes the file as well, with the same code for
 both (`read_audio`); "features" begins with the samples. The real-time factor, as 1/x, is their time
-divided by the duration of the sound; the last column is the speed relative to the rival. Measured
-is the process's CPU time, median of `--rounds`: other work on the core counts little, waiting for a
-disk not at all (the files have just been written, and are in memory).
+divided by the duration of the sound; the last column is the speed relative to the rival. The
+measure is the process's CPU time, median of `--rounds`: other work on the core has little
+influence, and waiting for a disk none (the files were just written, and are in memory).
 
 Both have the same frames, Hann window, power spectrum of 512 points, mel bands and DCT. They
 differ: Kaldi's triangles are straight in mels, ours in hertz; its window is symmetric, ours
 periodic; it floors a band's energy at 1.2e-7, ours adds 1e-6. Its dither, pre-emphasis, removal of
-the mean and liftering are off. Ours also gives every coefficient mean 0 and variance 1, and that
-counts.
+the mean and liftering are off. Ours also normalizes every coefficient to mean 0 and variance 1, and
+its time includes that.
 """
 
 import statistics
@@ -48,7 +48,7 @@ Sounds = Sequence[Path] | Sequence[Tensor]
 
 
 def rival(waveform: Tensor) -> Tensor:
-    """Kaldi's MFCC as torchaudio has them, with the settings of ours."""
+    """torchaudio's Kaldi MFCC, with our settings."""
     return kaldi.mfcc(
         waveform[None],
         sample_frequency=CONFIG.sample_rate,

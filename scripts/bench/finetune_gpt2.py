@@ -1,4 +1,4 @@
-"""What does an imported GPT-2 bring? Trained elsewhere, imported, fine-tuned on a little text.
+"""How much does fine-tuning an imported GPT-2 on a little text help, against training from scratch?
 
     python scripts/bench finetune_gpt2 FOLDER --general general.txt --own own.txt --valid valid.txt
 

@@ -1,8 +1,8 @@
 """Generation speed against transformers' GPT2LMHeadModel and CTranslate2, with one model.
 
-The weights are random, the search greedy. Every text gets exactly `--tokens` new tokens (nothing
-ends), so that new tokens/s compare; the outputs are compared token by token. Reading the prompt
-counts. The systems take turns, and the median of `--repeats` is printed.
+The weights are random, the search greedy. Every text gets exactly `--tokens` new tokens (EOS is
+suppressed), so that new tokens/s are comparable; outputs are compared token by token. Times include
+reading the prompt. The systems take turns, and the median of `--repeats` rounds is printed.
 
     python scripts/bench generation
     python scripts/bench generation --device cuda

@@ -1,15 +1,15 @@
 """Training speed of GPT-2 124M against a plain compiled loop: the same sizes, the same run.
 
 Context 1024, vocabulary of 50,304 rows, random ids, AdamW, gradients clipped; on a GPU in bf16 and
-compiled, on a CPU as the options say.
+compiled, on a CPU according to the options.
 
     plain       a GPT-2 in eighty lines with PyTorch's attention kernel, F.cross_entropy and
                 torch.optim.AdamW
     transduce   an update of the Trainer, with clipping, skipping, progress bar and metrics
 
 Both read windows of one stream, which a thread prefetches. For every batch size it prints the
-median tokens/s of `--rounds` turns, the ratio to the plain loop, MFU and the peak of memory. MFU is
-the share of the device's bf16 peak that 6 N + 12 L d T operations a token take, with N parameters
+median tokens/s of `--rounds` turns, the ratio to the plain loop, MFU and peak memory. MFU is the
+share of the device's bf16 peak that 6 N + 12 L d T operations per token use, with N parameters
 without positions, L layers of width d, and context T (Chowdhery et al. 2022, PaLM, appendix B).
 
     python scripts/bench gpt2 --device cuda
@@ -109,7 +109,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """Ids and the ids that follow them to the mean cross-entropy."""
+    """From ids and next ids to the mean cross-entropy."""
 
     def __init__(self, config: td.TransformerConfig) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def model_config(*, tiny: bool) -> td.TransformerConfig:
 
 
 def measure(make: Callable[[], Plain | Ours], n_updates: int, x: Options) -> tuple[float, int]:
-    """Median seconds of a turn, and MiB at the peak, of a system that is alone on the device."""
+    """Median seconds per turn, and peak MiB, of a system that is alone on the device."""
     gc.collect()
     torch._dynamo.reset()
     torch.manual_seed(1)

@@ -1,13 +1,13 @@
-"""What do 20 million sentence pairs cost, against 29,000? Time to start, memory, speed (Linux).
+"""How do 20 million sentence pairs compare with 29,000 in startup time, memory and speed (Linux)?
 
     python scripts/bench large_text FOLDER --data MULTI30K
 
-Makes, once, 1,048,576 pairs by repeating Multi30k with one word in ten replaced, which the recipe
-reads and tokenizes as it does any text. Its ids are then repeated, with one in ten replaced, until
-there are `--pairs`. Runs of both texts take turns, each a process of its own: seconds and CPU
-seconds from the start of the command to the end of the first update, of a new run and of one that
-resumes inside the text; its memory at most, without files; target tokens per second from the third
-update to the last.
+Makes 1,048,576 pairs once, by repeating Multi30k with one word in ten replaced; the recipe reads
+and tokenizes them like any text. Their ids are then repeated, with one in ten replaced, up to
+`--pairs`. Runs on both texts take turns, each in its own process. Prints seconds and CPU seconds
+from the start of the command to the end of the first update, for a new run and for one that resumes
+inside the text; peak memory without files; and target tokens per second from the third update to
+the last.
 """
 
 import gzip
@@ -81,7 +81,7 @@ def make_text(data: Path, folder: Path) -> None:
 
 
 def repeat_ids(cache: Path, n_pairs: int) -> None:
-    """Append the ids of the text, with one in ten replaced, until there are so many pairs."""
+    """Append the ids of the text again, with one in ten replaced, up to this number of pairs."""
     (path,) = cache.glob("*/*.ids")
     offsets = np.fromfile(path.with_suffix(".offsets"), "<i8")[: 2 * SHARD + 1]
     ids = np.fromfile(path, "<u2", count=offsets[-1])
@@ -99,7 +99,8 @@ def repeat_ids(cache: Path, n_pairs: int) -> None:
 
 
 def train(size: str, run: str, x: Options, updates: int) -> dict[str, float]:
-    """One process that trains and then saves a checkpoint inside the text: what it measured."""
+    """Train in a process, which then saves a checkpoint inside the text; return its
+    measurements."""
     folder = x.folder
     words = ["files", "--train-source", f"{folder}/{size}.en"]
     words += ["--train-target", f"{folder}/{size}.de", "--hold-out", "500"]
@@ -112,7 +113,7 @@ def train(size: str, run: str, x: Options, updates: int) -> dict[str, float]:
 
 
 def run_recipe(start: float, words: str, updates: int) -> None:
-    """Run the recipe; after so many updates, save, print the measurements and exit."""
+    """Run the recipe; after this many updates, save, print the measurements and exit."""
     from transduce.train.trainer import Trainer
 
     first: dict[str, float] = {}

@@ -31,7 +31,7 @@ def main(
         manifest: its test recordings.
         n: how many recordings, from the first on.
         joined: how many of them become one file.
-        max_seconds: longest segments to try after the run's.
+        max_seconds: further maximum segment lengths to try, after the run's own.
     """
     transcriber = td.load_transcriber(run)
     recordings = read_manifest(manifest)[:n]

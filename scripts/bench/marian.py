@@ -1,4 +1,4 @@
-"""Marian models, as the benchmarks of decoding search them."""
+"""Marian models of transformers, for the decoding benchmarks."""
 
 from pathlib import Path
 from typing import NamedTuple

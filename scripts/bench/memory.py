@@ -1,4 +1,4 @@
-"""Memory that code adds to this process (Linux), or to its share of a GPU, for the benchmarks."""
+"""Measure the memory that code adds to this process (Linux), or to its share of a GPU."""
 
 import ctypes
 import re

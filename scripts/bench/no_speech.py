@@ -1,9 +1,9 @@
-"""How often does a speech run write text where nobody speaks, and what does a threshold cost?
+"""How often does a speech run write text for sounds without speech, and what does a threshold cost?
 
     python scripts/bench no_speech runs/speech recipes/data/commands/sound/test.tsv --threshold 0.45
 
-Makes sounds of many kinds. Prints, by kind, how many inputs have a text without the threshold and
-with it, and the least and the greatest no_speech_prob; then the same for the recordings of the
+Makes sounds of many kinds. Prints for each kind how many inputs get a text without and with the
+threshold, and the minimum and maximum of no_speech_prob; then the same for the recordings of the
 manifest, with their WER.
 """
 
@@ -52,7 +52,7 @@ def main(
 def report(
     kind: str, transcriber: td.Transcriber, inputs: list[Audio], threshold: float
 ) -> tuple[list[str], list[str]]:
-    """Print a row of the table; give the texts without the threshold and with it."""
+    """Print a row of the table; return the texts without the threshold and with it."""
     outputs = [
         [segment.outputs[0] for segment in transcript.segments]
         for transcript in transcriber.transcribe(inputs, no_speech_threshold=1.0)
@@ -105,7 +105,7 @@ def sounds(rng: np.random.Generator, n: int) -> Iterator[tuple[str, Wave]]:
 
 
 def level(wave: Wave, decibels: float) -> Wave:
-    """The same sound with this effective value relative to full scale, clipped there."""
+    """The same sound with this RMS relative to full scale, clipped at full scale."""
     return np.clip(wave / np.sqrt(np.mean(wave**2)) * 10 ** (decibels / 20), -1, 1)
 
 

@@ -1,7 +1,7 @@
 """Training speed of several processes on one machine, against one process and against DDP.
 
 Random pairs of 6 to 30 tokens and the model of the benchmark training; an update has a batch of
-`--tokens-per-batch` positions a side for every process, and Adam and clipping at its end.
+`--tokens-per-batch` positions per side for every process, then clipping and Adam.
 
     one process       Trainer.run, with `--processes` threads
     processes         Trainer.run behind torchrun, one thread each
@@ -78,7 +78,7 @@ def make_objective(x: Options) -> CrossEntropy:
 
 
 def train_ours(corpus: Corpus, x: Options, directory: Path, *, shard: bool) -> list[float]:
-    """The times at which the updates of the Trainer ended."""
+    """The times at which the Trainer's updates ended."""
     config = TrainingConfig(
         accumulate=x.processes,
         max_updates=x.warm_up + x.updates,
@@ -100,7 +100,7 @@ def train_ours(corpus: Corpus, x: Options, directory: Path, *, shard: bool) -> l
 
 
 def train_ddp(corpus: Corpus, x: Options) -> list[float]:
-    """The same of a loop with DDP."""
+    """The same for a loop with DDP."""
     process = world()
     objective = make_objective(x)
     model = DistributedDataParallel(objective.train())
@@ -130,7 +130,7 @@ def print_rate(name: str, directory: Path, x: Options) -> None:
 
 
 def turn(name: str, x: Options) -> float:
-    """Updates/s of a system in processes of its own."""
+    """Updates/s of a system in its own processes."""
     command = [sys.executable]
     if name != ALONE:
         command += ["-m", "torch.distributed.run", "--standalone"]

@@ -18,14 +18,15 @@ from transduce.kernels import library
 from transduce.model.transformer import Transformer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
-"""Of the weights by kind; int8 rounds them later."""
+"""Types of the weights by number format; int8 quantizes them later."""
 
 
 def system_names(device: str, beginnings: Sequence[str] = ()) -> list[str]:
-    """A toolkit and a kind of numbers each: all that can be measured here, the baseline first.
+    """Names of toolkit and number format: all systems that can be measured here, the baseline
+    first.
 
     Args:
-        beginnings: of the names wanted; none for all.
+        beginnings: prefixes of the names to keep; none for all.
     """
     names = ["transformers float32", "transduce float32"]
     if computes_bf16(torch.device(device)):
@@ -43,14 +44,14 @@ def exact_system(device: str) -> str | None:
 
 
 def our_engine(model: Transformer, device: str, kind: str) -> Any:
-    """What computes our model in numbers of this kind."""
+    """The engine for our model in this number format."""
     return engine_for(model.to(device, DTYPES[kind]), int8=kind == "int8")
 
 
 def for_ctranslate2(
     model: Transformer, directory: Path, *, bos_id: int = 0, eos_id: int = 0, **settings: Any
 ) -> str:
-    """Write a model with one vocabulary, whose token i is "ti"; gives its directory."""
+    """Write a model with a shared vocabulary, whose token i is "ti"; return its directory."""
     tokens = [f"t{i}" for i in range(model.vocab_size)]
     special = {"bos_token": tokens[bos_id], "eos_token": tokens[eos_id], "unk_token": tokens[-1]}
     write_ctranslate2(model, directory, tokens, settings=special | settings)
@@ -58,6 +59,6 @@ def for_ctranslate2(
 
 
 def quiet_transformers() -> None:
-    """No warnings and no progress bars of transformers inside the table."""
+    """Turn off transformers' warnings and progress bars, which would break the table."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,12 +1,12 @@
-"""A server beside the command: throughput, latency, and whether every answer is right.
+"""Compare the server with the command: throughput, latency, and correctness of every answer.
 
     python scripts/bench serving RUN lines.en --lines 1 4 16 --times 4 0.5
 
-The command translates the lines file to file, which is the capacity; then the run is served, and
-requests of `--lines` lines come at random moments (Poisson) at `--times` that capacity, even while
-earlier ones wait. Command and server have the same cores and as many threads, and take turns.
-Prints statuses, false and lost answers, latency, memory, and the throughput of both: by the clock,
-and in lines per CPU second of the process, which other work on the machine changes less.
+The command translates the lines from file to file; its speed is the capacity. Then the run is
+served, and requests of `--lines` lines arrive at random times (Poisson) at `--times` that capacity,
+even while earlier ones wait. Command and server use the same cores and as many threads, and take
+turns. Prints statuses, wrong and lost answers, latency, memory, and the throughput of both: in wall
+time, and in lines per CPU second of the process, which other work on the machine affects less.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Lines a second of a command or a server, without its start."""
+    """Lines per second of a command or a server, without its startup."""
 
     clock: float
     cpu: float
@@ -128,7 +128,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def run_command(lines: Sequence[str], x: Options) -> tuple[list[str], float, float]:
-    """The translations of a file by the command, its seconds by the clock, and of CPU."""
+    """The command's translations of a file, its wall seconds, and its CPU seconds."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "in")
         target = Path(folder, "out")
@@ -145,7 +145,7 @@ def run_command(lines: Sequence[str], x: Options) -> tuple[list[str], float, flo
 def run_server(
     requests: Sequence[list[str]], rate: float, x: Options
 ) -> tuple[list[Answer], Speed, int]:
-    """The answers of a new server to requests, its speed, and its MiB at most."""
+    """The answers of a new server to requests, its speed, and its peak MiB."""
     command = [sys.executable, "-m", "transduce.cli.main", "serve", x.run, "--port", "0"]
     command += ["--languages", "en-de"]
     command += [f"--{word}" if word[0].isalpha() else word for word in x.serve]
@@ -170,7 +170,7 @@ def run_server(
 def report(
     requests: Sequence[list[str]], answers: Sequence[Answer], expected: dict[str, str]
 ) -> str:
-    """Statuses, false answers, and the latency of those that were accepted."""
+    """Print statuses, wrong answers, and the latency of accepted requests."""
     statuses = dict(Counter(answer.status for answer in answers))
     pairs = [
         pair

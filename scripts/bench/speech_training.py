@@ -1,7 +1,7 @@
 """Speed of training on speech against a plain PyTorch loop with torchaudio's Conformer.
 
-The spoken commands that ship, as MFCC: 4 frames of 40 features to a position, 4 Conformer layers
-and 2 of the decoder, d_model 160, batches of at most 5,000 frames; the loss is half CTC and half
+The bundled spoken commands, as MFCC: 4 frames of 40 features per position, 4 Conformer layers and 2
+decoder layers, d_model 160, batches of at most 5,000 frames; the loss is half CTC and half
 cross-entropy, label smoothing 0.1, Adam.
 
     plain loop     torchaudio.models.conformer.ConformerLayer, torch.nn.TransformerDecoder,
@@ -9,9 +9,9 @@ cross-entropy, label smoothing 0.1, Adam.
                    bucketed by length
     transduce ...  Trainer.run, with clipping, skipping, progress bar and metrics
 
-Time to make batches counts, log-mels are in the cache. torchaudio's layers know no positions and
-have no CTC inside, so ours have neither here; its BatchNorm is over time as well, our norm over
-channels. The systems take turns as in the benchmark training.
+Times include making batches; log-mels are cached. torchaudio's layers have no positions and no
+intermediate CTC, so ours have neither here; its BatchNorm also normalizes over time, our norm over
+channels only. The systems take turns as in the benchmark training.
 
     python scripts/bench speech_training
 """
@@ -66,7 +66,7 @@ class Options(TurnOptions):
 
 
 class PlainSpeech(nn.Module):
-    """torchaudio's Conformer and torch.nn's decoder, a hybrid of CTC and attention, to a loss."""
+    """torchaudio's Conformer and torch.nn's decoder with a hybrid CTC/attention loss."""
 
     def __init__(self, config: td.TransformerConfig) -> None:
         super().__init__()

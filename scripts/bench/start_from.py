@@ -1,12 +1,12 @@
-"""What does a start from another run bring? New command words, learned from few sentences.
+"""How much does starting from another run help to learn new command words from few sentences?
 
     python scripts/bench start_from runs/start_from
 
-The spoken commands that ship are split: a first run trains without the words below. Then 200
-sentences with them train one run that starts from the first, one that starts from it with LoRA, and
-one from scratch. Prints updates, minutes, and the WER of test sentences that have the words, in
-voices of no training recording; that of the first run beside them. The same command again resumes,
-and then the minutes are those of what was left.
+The bundled spoken commands are split: a first run trains without the words below. Then three runs
+train on 200 sentences with these words: one that starts from the first run, one that starts from it
+with LoRA, and one from scratch. Prints updates, minutes, and the WER on test sentences with the
+words, by unseen speakers, also for the first run. The same command again resumes, and then the
+minutes are those of what was left.
 """
 
 import json
@@ -70,7 +70,7 @@ def split(folder: Path, n: int, limit: int | None) -> None:
 
 
 def train(folder: Path, name: str, updates: int, flags: list[Any]) -> str:
-    """Run the recipe; gives its minutes, and the WER in percent of each search."""
+    """Run the recipe; return its minutes, and the WER in percent of each search."""
     prefix = "first_" if name == "first" else ""
     run = folder / name.replace(", ", "_")
     command = ["train", "speech-to-text", "commands", "--data", folder, "--run", run]

@@ -1,16 +1,16 @@
-"""Commands that benchmarks run in processes of their own."""
+"""Commands that benchmarks run in separate processes."""
 
 import subprocess
 import sys
 
 
 def this_benchmark(*arguments: object) -> str:
-    """What this benchmark prints when it runs again with further arguments."""
+    """Run this benchmark again with further arguments, and return its output."""
     return _output([sys.executable, *sys.argv, *arguments])
 
 
 def transduce(*arguments: object) -> str:
-    """What a command of transduce prints."""
+    """Run a transduce command, and return its output."""
     return _output([sys.executable, "-m", "transduce.cli.main", *arguments])
 
 

@@ -1,9 +1,9 @@
 """Training speed and memory against a plain PyTorch loop: the same sizes, the same run.
 
 English to German Multi30k, one BPE vocabulary of 8000 pieces, 3 + 3 layers, d_model 256, d_ff 1024,
-4 heads: 7,577,600 parameters; batches of at most 4096 positions a side, dropout and label smoothing
-0.1, Adam, gradients clipped. Without the data, random ids: sources of 6 to 30 tokens, evenly,
-targets up to 3 tokens shorter or longer, within 6 to 30.
+4 heads: 7,577,600 parameters; batches of at most 4096 positions per side, dropout and label
+smoothing 0.1, Adam, gradients clipped. Without the data, random ids: sources of 6 to 30 tokens,
+evenly, targets up to 3 tokens shorter or longer, within 6 to 30.
 
     plain loop              torch.nn.Transformer, F.cross_entropy and torch.optim.Adam, on our
                             length-bucketed batches; dropout where the paper and we have it, which
@@ -11,10 +11,10 @@ targets up to 3 tokens shorter or longer, within 6 to 30.
     plain loop, no buckets  the same on sentences in random order, as many toolkits batch them
     transduce ...           Trainer.run, with clipping, skipping, progress bar and metrics
 
-Time to make batches counts, validation and checkpoints do not. The systems take turns, each resumes
-where it stopped, and the median of `--rounds` turns of `--updates` updates is printed, with the
-time of the first update, in which code is compiled. `--systems` names others: compiled, or with
-`recompute`. Memory is what training adds to a process of its own.
+Times include making batches, but not validation and checkpoints. The systems take turns, and each
+resumes where it stopped. Prints the median of `--rounds` turns of `--updates` updates, and the time
+of the first update, which includes compilation. `--systems` selects other systems: compiled, or
+with `recompute`. Memory is what training adds to a separate process.
 
     python scripts/bench training --data DIRECTORY
 """
@@ -58,7 +58,7 @@ PLAIN, UNSORTED, FP32, BF16, COMPILED = NAMES = (
     "transduce bf16 compiled",
 )
 MORE = ("transduce fp32 compiled", "transduce fp32 recompute", "transduce bf16 recompute")
-"""Only where --systems names them: compiled, and with activations computed twice."""
+"""Systems that run only if --systems names them: compiled, and with recomputed activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Corpus:
     tokens_per_batch: int
 
     def epoch(self, n: int) -> Epoch:
-        """Length-bucketed, as every recipe has them."""
+        """Length-bucketed batches, as in every recipe."""
         return pair_epoch(
             self.source,
             self.target,
@@ -99,7 +99,8 @@ class Corpus:
         )
 
     def unsorted(self, n: int) -> Batches:
-        """In random order: pairs until rows times the longest side reaches the budget."""
+        """Batches in random order: pairs are added until rows times the longest side reaches the
+        budget."""
         batches: list[list[int]] = [[]]
         longest = 0
         for i in np.random.default_rng((1, n)).permutation(len(self.source)):
@@ -120,7 +121,7 @@ class Corpus:
 class PlainTransformer(nn.Module):
     """torch.nn.Transformer with one table for both sides and the output, and its loss.
 
-    What it adds to the paper is taken out: a second norm at the end of each stack, and dropout
+    Its additions to the paper are removed: a second norm at the end of each stack, and dropout
     inside attention and feed-forward.
     """
 
@@ -169,7 +170,7 @@ class PlainTransformer(nn.Module):
 
 
 def model_config(*, tiny: bool, recompute: bool = False) -> td.TransformerConfig:
-    """The Transformer of this page, or a small one."""
+    """The Transformer described above, or a small one."""
     d_model = 32 if tiny else 256
     stack = td.StackConfig(input=td.Tokens(vocab_size=vocab_size(tiny)), n_layers=1 if tiny else 3)
     return td.TransformerConfig(
@@ -223,7 +224,7 @@ def read_corpus(data: Path | None, tokens_per_batch: int, *, tiny: bool) -> Corp
 
 
 def print_memory(names: Sequence[str], corpus: Corpus) -> None:
-    """Print the memory of every system, measured by this script in a process for each."""
+    """Print the memory of every system, measured in a separate process for each."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "ids.json"
         ids = [corpus.source, corpus.target, corpus.tokens_per_batch]

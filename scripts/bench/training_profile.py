@@ -1,9 +1,9 @@
-"""Where an update of a recipe spends its time: PyTorch's operators by their own time.
+"""Profile an update of a recipe: PyTorch's operators by self time.
 
     python scripts/bench training_profile --updates 3 recipes/translation.py multi30k --run /tmp/run
 
-After some updates to warm up, prints how long an update takes, its share outside of operators
-(Python, and waiting), and the share and calls of each operator.
+After some warm-up updates, prints the time of an update, the share outside of operators (Python and
+waiting), and the share and calls of each operator.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def report(profiler: profile, seconds: float, n_updates: int, n_rows: int) -> None:
-    """Print the operators that take longest by themselves."""
+    """Print the operators with the largest self time."""
     rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_time_total)
     inside = sum(row.self_cpu_time_total for row in rows) / 1e6
     outside = 1 - inside / seconds

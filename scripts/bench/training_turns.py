@@ -1,4 +1,4 @@
-"""A plain PyTorch loop and the Trainer in turns: what the benchmarks of training share."""
+"""Code that the training benchmarks share: a plain PyTorch loop and the Trainer take turns."""
 
 import contextlib
 import io
@@ -26,7 +26,7 @@ SMOOTHING = 0.1
 """Label smoothing of every system."""
 
 Epochs = Callable[[int], Sequence[Batch]]
-"""The number of an epoch to its batches."""
+"""From the number of an epoch to its batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def cpu_seconds() -> float:
 
 
 class Clock(Sequence[Batch]):
-    """Batches that measure a turn, from the first batch that is read, which may be prefetched."""
+    """Batches that time a turn, starting when the first one is read, perhaps by prefetching."""
 
     def __init__(self, epochs: Epochs, device: str) -> None:
         self.epochs = epochs
@@ -95,7 +95,7 @@ def make_trainer(
     config: TrainingConfig,
     validate: Callable[[nn.Module], Validation] = lambda _: Validation({"loss": 0.0}, 0.0),
 ) -> Trainer:
-    """A Trainer with the logs of every recipe; by default its validation computes nothing."""
+    """A Trainer with the same logs as in recipes; by default, its validation computes nothing."""
     return Trainer(
         objective=objective,
         data=data,
@@ -143,7 +143,7 @@ class Ours:
 
 
 def copy_to(batch: Batch, device: str) -> Batch:
-    """As a tutorial copies: tensor by tensor, waiting for each."""
+    """Copy a batch as tutorials do: tensor by tensor, waiting for each."""
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     tensors = {
         name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)
@@ -152,7 +152,7 @@ def copy_to(batch: Batch, device: str) -> Batch:
 
 
 class Plain:
-    """Turns of the loop that a tutorial writes, with a model that gives the loss of a batch."""
+    """Turns of a typical tutorial's loop, with a model that returns the loss of a batch."""
 
     def __init__(self, model: nn.Module, epochs: Epochs, x: TurnOptions) -> None:
         self.model = model
@@ -178,7 +178,7 @@ class Plain:
 
 
 def check_sizes(ours: nn.Module, plain: nn.Module) -> int:
-    """The number of parameters of both models; ends the program where they differ."""
+    """The number of parameters of both models; exits if they differ."""
     n_ours, n_plain = (sum(p.numel() for p in model.parameters()) for model in (ours, plain))
     if n_ours != n_plain:
         raise SystemExit(
@@ -189,7 +189,7 @@ def check_sizes(ours: nn.Module, plain: nn.Module) -> int:
 
 
 def compare_training(systems: Mapping[str, Plain | Ours], x: TurnOptions) -> None:
-    """Print how long the first update of each took, and then the speed of each."""
+    """Print the time of each system's first update, then the speed of each system."""
 
     def turn(run: Plain | Ours) -> tuple[float, float]:
         return run(x.updates), 1000 * run.clock.cpu_seconds / x.updates

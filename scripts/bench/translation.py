@@ -1,8 +1,9 @@
-"""Speed and BLEU of a trained run beside CTranslate2 with the same weights, from file to file.
+"""Speed and BLEU of a trained run and of CTranslate2 with the same weights, from file to file.
 
-Everything counts but loading, so tokenizing does. Several threads of CTranslate2 share a batch, or
-each have one ("batches at once"). The systems take turns; prints median and range of `--repeats`
-rounds, and the least CPU seconds of one, which other work on the machine changes less.
+Times include everything but loading, also tokenization. Several threads of CTranslate2 share a
+batch, or have one each ("batches at once"). The systems take turns. Prints median and range of
+`--repeats` rounds, and the minimum CPU seconds of a round, which other work on the machine affects
+less.
 
     python scripts/bench translation RUN SOURCE REFERENCE
     python scripts/bench translation RUN SOURCE REFERENCE --beam-size 1 --threads 1
@@ -102,7 +103,7 @@ class Options:
 
 
 def load_systems(lines: list[str], directory: Path, x: Options) -> dict[str, System]:
-    """By name, what translates; exports of the run go to `directory`."""
+    """The translation systems by name; exports of the run go to `directory`."""
     translator = td.load_translator(x.run)
     n_tokens = x.batch_size * sum(map(len, translator.sources(lines))) // len(lines)
     options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Systems that do the same work in turns: what the benchmarks measure and print of them."""
+"""Run systems that do the same work in turns; measure and print their speed."""
 
 import statistics
 import time
@@ -27,7 +27,7 @@ def timed(work: Callable[[], T]) -> Timed[T]:
 
 
 def take_turns(systems: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Call every system once in each round; gives the results of each by its name."""
+    """Call every system once in each round; return the results of each by name."""
     results: dict[str, list[T]] = {name: [] for name in systems}
     for _ in range(rounds):
         for name, system in systems.items():

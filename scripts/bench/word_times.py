@@ -1,4 +1,4 @@
-"""How exact are the word times of a speech run, and its confidences? On joined digits.
+"""How exact are a speech run's word times and confidences on joined digits?
 
     python scripts/corpora/make_digits.py FSDD DIGITS
     python recipes/speech_to_text.py digits --data DIGITS
@@ -68,7 +68,7 @@ def true_times(recording: Recording) -> list[tuple[float, float]]:
 def confidences(
     transcriber: td.Transcriber, recordings: list[Recording]
 ) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-    """The confidence of every word transcribed, and whether it is right by the best alignment."""
+    """The confidence of every transcribed word, and whether it is correct in the best alignment."""
     transcripts = transcriber.transcribe([r.audio for r in recordings], word_times=True)
     words = [
         [word for segment in each.segments for word in segment.outputs[0].words]

@@ -65,7 +65,7 @@ STYLE = {
     "legend.frameon": False,
     "savefig.dpi": 160,
 }
-"""What all pictures have in common: 6 inches are readable on a phone."""
+"""The style of all pictures: 6 inches are readable on a phone."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read_tutorial(path: Path) -> tuple[list[Cell], Path]:
 
 @contextmanager
 def elsewhere(path: Path) -> Iterator[None]:
-    """Like `python PATH` in an empty folder, with our style of pictures."""
+    """Run a file like `python PATH` in an empty folder, with our style of pictures."""
     before, modules, here = sys.path[:], set(sys.modules), Path.cwd()
     sys.path[0:0] = [str(parent) for parent in path.parents if parent.name == "tutorials"]
     with TemporaryDirectory() as folder, plt.rc_context(STYLE):
@@ -166,17 +166,18 @@ def run(path: Path, page: Path) -> None:
 
 
 PLAIN = str.maketrans("\n[]()", "     ")
-"""What an image's description leaves out."""
+"""Markup that is left out of an image's description."""
 
 
 def fenced(language: str, text: str) -> str:
-    """A block of code, behind a fence that is longer than any in it."""
+    """A fenced block of code, with a fence that is longer than any in it."""
     fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("^`+", text, re.MULTILINE)), 0)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def place(path: Path, docs: Path) -> Path:
-    """Where a file of the repository lies in the site: what is not in docs/ is in repository/, Python as a page."""
+    """The path of a repository file in the site: files outside docs/ are in repository/, and Python files become
+    pages."""
     if not path.is_relative_to(docs):
         page = Path("repository") / path.relative_to(docs.parent)
         return page.with_name(f"{page.name}.md") if path.suffix == ".py" else page
@@ -299,7 +300,7 @@ def module_page(name: str, imported: str) -> str:
 
 
 def command_help(name: str) -> str:
-    """What a command says of itself, on a page of 88 columns, without the paths of this machine."""
+    """The help of a command, 88 columns wide, without the paths of this machine."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "88"
     page = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # an encoding that has the lines of boxes
@@ -314,7 +315,7 @@ def command_help(name: str) -> str:
 
 
 def command_tables(page: str) -> str:
-    """A page of help as Markdown: what stands in its boxes becomes tables of flags and what they mean."""
+    """A help page as Markdown: its boxes become tables of flags and their meanings."""
     usage, text = page.split("\n\n", 1)
     parts: list[str] = [fenced("text", usage), ""]
     for line in text.replace("<", r"\<").splitlines():

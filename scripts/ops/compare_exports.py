@@ -1,4 +1,4 @@
-"""How equal a run is wherever it can be exported: its greedy outputs, and their log-probabilities.
+"""Compare a run with all of its exports: greedy outputs and their log-probabilities.
 
     python scripts/ops/compare_exports.py RUN lines.txt [--to ctranslate2 onnx marian gpt2 llama] [--n 100]
 
@@ -21,7 +21,7 @@ from transduce.cli.main import main as transduce
 
 KINDS = ("ctranslate2", "onnx", "marian", "gpt2", "llama")
 LENGTH = 30
-"""Tokens of an output at most."""
+"""Maximum tokens of an output."""
 
 Rows = list[list[int]]
 Judge = Callable[[Rows, Rows], list[np.ndarray]]

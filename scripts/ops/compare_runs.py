@@ -25,7 +25,7 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def main() -> int:
-    """0 if the last losses that both have are close, 1 if they are not."""
+    """Return 0 if the last losses of both are close, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("other", type=Path)

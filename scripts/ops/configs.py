@@ -1,6 +1,6 @@
 """The settings of the recipes as YAML, recipes/configs/RECIPE/SETTING.yaml: what --print-config prints.
 
-    python scripts/ops/configs.py    # write them anew, after a recipe has changed
+    python scripts/ops/configs.py    # write them again after a recipe has changed
 
 Folders of data are named from the root of a clone.
 """
@@ -26,7 +26,7 @@ FOLDER = ROOT / "recipes" / "configs"
 
 
 def configs(recipes: Iterable[ModuleType] = RECIPES) -> Iterator[tuple[Path, str]]:
-    """Each file of some recipes, and its text."""
+    """The files of some recipes, with their texts."""
     for recipe in recipes:
         name = recipe.__name__.removeprefix("recipes.")
         for setting in recipe.SETTINGS:

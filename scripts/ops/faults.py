@@ -1,4 +1,4 @@
-"""Training under faults: whatever happens to a run, the same command again ends with the same bytes.
+"""Test training under faults: whatever happens to a run, repeating its command gives the same bytes.
 
     python scripts/ops/faults.py                              300 kills, and 10 of every other fault
     python scripts/ops/faults.py --kills 12 --others 1        the short form
@@ -52,7 +52,7 @@ from transduce.train.state import Store
 from transduce.train.trainer import Trainer
 
 NOBODY = 65534
-"""Who may not write where root may."""
+"""A user without root's write permissions."""
 
 MOMENTS: dict[str, tuple[list[tuple[Any, str]], int, float]] = {
     "a save": ([(Store, "save")], 3, 0.02),
@@ -62,11 +62,12 @@ MOMENTS: dict[str, tuple[list[tuple[Any, str]], int, float]] = {
     "the end": ([(training, "finish")], 1, 0.05),
     "any moment": ([(Trainer, "__init__")], 1, 1.0),
 }
-"""By name: the functions, the most calls until it happens, and how long after the call at most, in seconds."""
+"""For each moment, by name: functions, maximum number of calls before it, and maximum seconds after the call."""
 
 
 def corpus(folder: Path) -> Path:
-    """42 sentences and the same backwards; 18 of them also in tones, a pitch for every word: train.tsv and valid.tsv."""
+    """Make 42 sentences paired with their reversals; 18 of them also as sound, with a pitch per word: train.tsv and
+    valid.tsv."""
     rng = np.random.default_rng(1)
     words = {"red": 300, "green": 700, "blue": 1500, "black": 2800}  # and their pitch in hertz
     for split, n in (("train", 40), ("valid", 2)):
@@ -123,7 +124,7 @@ def trainings(folder: Path) -> dict[str, tuple[Callable[[Any], object], Any]]:
 
 
 def dot(*parts: Any) -> None:
-    """A picture that takes no time; pictures are not what is tried here."""
+    """Write a picture without drawing it; pictures are not tested here."""
     from matplotlib.image import imsave
 
     imsave(parts[-1], np.zeros((1, 1, 3)))
@@ -311,7 +312,7 @@ class Farm:
         return output
 
     def kill(self, number: int) -> None:
-        """So many SIGKILLs; what was killed is started again, and may be killed again."""
+        """Several SIGKILLs; the killed training is started again, and may be killed again."""
         while (left := number - sum(self.made.values())) > 0:
             name, faults = self.some(), set()
             run, x = self.new(name)
@@ -339,7 +340,7 @@ class Farm:
         return fault
 
     def damage(self) -> str:
-        """Of the newest checkpoint, a file is cut short, has another byte or is gone."""
+        """A file of the newest checkpoint is truncated, has a changed byte or is missing."""
         name, x = self.stopped()
         *_, newest = sorted((x.run / "checkpoints").iterdir())
         file = newest / self.rng.choice(["model.safetensors", "optimizer.safetensors", "state.json"])
@@ -390,7 +391,7 @@ class Farm:
         return "file size limit"
 
     def read_only(self) -> str:
-        """A folder in which one may not write, when a run begins or goes on."""
+        """A folder without write permission, when a run begins or is resumed."""
         which = self.rng.choice(["parent", "cache", "run", "run/checkpoints", "run/samples"])
         fault = f"read-only {which}"
         if which in ("parent", "cache"):
@@ -430,7 +431,7 @@ class Farm:
         return "two starts"
 
     def at_once(self) -> str:
-        """Two starts at the same time: one trains, or both, one after the other."""
+        """Two starts at the same time: only one trains, or both do, one after the other."""
         name = self.some()
         run, x = self.new(name)
         ends = [started.end() for started in [Started(run, x), Started(run, x)]]
@@ -440,7 +441,7 @@ class Farm:
         return "two starts at once"
 
     def clock(self) -> str:
-        """The wall clock goes on two days earlier."""
+        """The wall clock is set back by two days."""
         name, x = self.stopped()
         real = time.time
 

@@ -1,4 +1,4 @@
-"""A picture of the server's page, with a sentence translated and the decoder's looks, as docs/page.png shows it.
+"""Make docs/page.png: a picture of the server's page with a translated sentence and the decoder's attention.
 
     transduce serve runs/commands runs/speech runs/language &
     python scripts/ops/picture_page.py http://127.0.0.1:8000 "Did my sister delete the old letter?" docs/page.png
@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 
 
 def main(url: str, line: str, path: str) -> None:
-    """Translate the line there, point at the likeliest look, and write the picture."""
+    """Translate the line on the page, point at the largest attention weight, and write the picture."""
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 820, "height": 600}, color_scheme="light")

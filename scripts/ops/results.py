@@ -2,7 +2,7 @@
 
     python scripts/ops/results.py list                      # every figure, with its command
     python scripts/ops/results.py command NAME [OPTIONS]    # the command that measures one again
-    python scripts/ops/results.py compare NAME              # what it gave, beside what is stated
+    python scripts/ops/results.py compare NAME              # its result, compared with the stated one
     python scripts/ops/results.py readme                    # write the tables of recipes/README.md
 
 scripts/reproduce.sh calls the first three. Figures of the same command share a run directory,
@@ -79,14 +79,14 @@ class Figure(NamedTuple):
     measure: str
     """bleu, bleu.lowercase, wer, loss (nats) or ratio (of two speeds)."""
     search: str
-    """As the run's file calls it: greedy, beam5, beam5.ctc; with .en-de, of one direction."""
+    """The search, as named in the run's file: greedy, beam5, beam5.ctc; with .en-de for one direction."""
     file: str
     """The JSON in the run directory that has the value; empty: the command prints it."""
     command: str
     """In a clone; TRANSDUCE_DATA names the folder of the corpora."""
     seed: str
     commit: str
-    """Which measured it."""
+    """The one that measured it."""
     device: str
     minutes: str
     """From the start of the command to its last score."""

@@ -1,4 +1,4 @@
-"""Strange and long input through the command line: is anything lost or moved, and does memory stay flat?
+"""Send strange and long input through the command line: is anything lost or moved, and does memory stay constant?
 
     python scripts/ops/soak.py text RUN --lines 20000      # random Unicode through `transduce translate RUN --greedy`
     python scripts/ops/soak.py sound RUN MANIFEST --hours 2    # recordings joined to one through `transduce transcribe RUN`
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def soak_text(args: argparse.Namespace, folder: Path) -> bool:
-    """Whether every line came out, in its place."""
+    """Whether every line was translated, in the right order."""
     rng = random.Random(1)
     lines = [random_line(rng) for _ in range(args.lines)]
     (folder / "in").write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="")
@@ -69,7 +69,7 @@ def soak_text(args: argparse.Namespace, folder: Path) -> bool:
 
 
 def random_line(rng: random.Random) -> str:
-    """0 to 12 words: of any code points, of letters, or odd; never a line break of the file."""
+    """0 to 12 words of random code points, of letters, or odd strings; never a line break."""
     kinds = (
         lambda: chr(rng.choice([rng.randrange(0x20, 0xD800), rng.randrange(0xE000, 0x110000)])),
         lambda: rng.choice("abcdefghijklmnopqrstuvwxyzäöüß"),
@@ -101,7 +101,7 @@ def soak_sound(args: argparse.Namespace, folder: Path) -> bool:
 
 
 def watched(arguments: list[str], output: Path) -> tuple[float, int]:
-    """Run a command of transduce, its output to a file; print what memory it had; seconds and exit code."""
+    """Run a transduce command with its output to a file, print its memory, and return its seconds and exit code."""
     start, resident = time.monotonic(), []
     with output.open("w") as out:
         process = subprocess.Popen([sys.executable, "-m", "transduce.cli.main", *arguments], stdout=out)

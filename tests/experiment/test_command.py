@@ -396,7 +396,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "argv", ["recipes/translation.py", "--device=cpu"])
     assert recipe_main(stopped, translation.SETTINGS, default="commands", description="") == 130
-    told = "transduce: stopped; run the same command again to go on from the newest checkpoint\n"
+    told = "transduce: stopped; run the same command again to resume from the newest checkpoint\n"
     assert capsys.readouterr().err.endswith(told)
 
 

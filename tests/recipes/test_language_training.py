@@ -70,5 +70,5 @@ def test_more_updates_have_the_schedule_of_their_number_or_one_of_their_own(
     plain = json.loads((tmp_path / "run" / "config.json").read_text())
     assert [plain[name]["training"]["max_updates"] for name in ("experiment", "specified")] == [6, 6]
     (tmp_path / "run" / "config.json").write_text(json.dumps(plain | {"experiment": {}}))  # as an imported model
-    with pytest.raises(ValueError, match="a run goes on with the configuration it began with, but in"):
+    with pytest.raises(ValueError, match="a run must be resumed with the configuration that it began with, but in"):
         rates("run", 8)

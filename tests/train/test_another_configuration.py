@@ -59,9 +59,9 @@ def test_another_configuration_is_refused_with_the_difference(monkeypatch, corpu
     with pytest.raises(ValueError) as caught:
         translation.run(x)
     assert str(caught.value) == (
-        f"a run goes on with the configuration it began with, but in {whole} this differs: "
+        f"a run must be resumed with the configuration that it began with, but in {whole} this differs: "
         f"model.dropout: 0.25 -> 0.5; training.optim.peak_rate: {rate} -> 0.25. "
-        f"Name another directory with --run, and --start-from {whole} to go on from its weights"
+        f"Name another directory with --run, and --start-from {whole} to start from its weights"
     )
     assert before == {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
 

@@ -28,7 +28,7 @@ FOOT = f"""
   --print-config   print the fields that differ from the defaults as such a file, and exit
 {HELP_ALL}"""
 
-INTERRUPTED = "stopped; run the same command again to go on from the newest checkpoint"
+INTERRUPTED = "stopped; run the same command again to resume from the newest checkpoint"
 
 
 def main(

@@ -153,9 +153,9 @@ class SpeechExperiment(Experiment):
     """Share of model.ctc_layers in the CTC loss, if there are any; the rest is that of the
     encoder's last layer."""
     ctc_consistency: float = 0.0
-    """Weight, beside CTC, of the divergence between the CTC outputs of two passes of each batch
-    with different dropout and augmentation (not speed and silence); 0 = one pass. CR-CTC (Yao et
-    al. 2024) uses 0.2, and 2.5 times as many time masks."""
+    """Weight, relative to CTC, of the divergence between the CTC outputs of two passes of each
+    batch with different dropout and augmentation (not speed and silence); 0 = one pass. CR-CTC (Yao
+    et al. 2024) uses 0.2, and 2.5 times as many time masks."""
     ctc_column: str | None = None
     """The column that CTC learns. By default, text (what is said) if the manifests have it; with
     another target column, the search then does without CTC."""

@@ -200,7 +200,7 @@ def our_config(settings: Settings, ours: Json) -> TransformerConfig:
 def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> Json:
     """Translate fields of TransformerConfig into settings, the inverse of `our_fields`."""
     assert config.decoder is not None
-    # of two names, the first one counts
+    # if two names have the same value, the first one is used
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     ours = vars(config) | {
         "n_layers": config.decoder.n_layers,

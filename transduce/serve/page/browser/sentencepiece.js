@@ -80,7 +80,7 @@ export class SentencePiece {
     const { 3: kind = UNIGRAM, 24: suffix = 0, 44: unknown } = part(2);
     const { 2: rules, 3: prefix = 1, 4: trim = 1, 5: marked = 1 } = part(3);
     if (![UNIGRAM, BPE].includes(kind) || suffix || !marked) throw new Error("The page cannot read such a SentencePiece model.");
-    this.segment = kind === BPE ? this.#merged : this.#likeliest;
+    this.segment = kind === BPE ? this.#merged : this.#viterbi;
     this.rules = rules?.length ? new Rules(rules) : null;
     this.prefix = prefix; // whether a text begins with a space
     this.trim = trim; // whether to merge runs of spaces, and remove them at both ends
@@ -150,7 +150,7 @@ export class SentencePiece {
   }
 
   /** The pieces of a text whose scores have the largest sum (Viterbi). */
-  #likeliest(text) {
+  #viterbi(text) {
     const scores = this.pieces.filter(({ type }) => type === NORMAL).map(({ score }) => score);
     const least = scores.reduce((a, b) => Math.min(a, b));
     const most = scores.reduce((a, b) => Math.max(a, b), 0);
