@@ -26,23 +26,23 @@ README = ROOT / "recipes" / "README.md"
 PREPARED = re.compile(r"(?<![\w$])[A-Z][A-Z0-9_]+(?![\w=])")
 """A word in capitals, in a command: a file or a run that other commands make first."""
 
-MARKER = "<!-- What follows is made of results.tsv: python scripts/ops/results.py readme -->\n"
+MARKER = "<!-- What follows is made from results.tsv: python scripts/ops/results.py readme -->\n"
 """In the README: the text before this line is written by hand."""
 
 SUBJECTS = {
     "Translation of the spoken commands": (
-        "BLEU on combinations that training never had. More in [translation](../docs/results/translation.md)."
+        "BLEU on combinations that are not in the training data. More in [translation](../docs/results/translation.md)."
     ),
     "Multi30k, English to German": (
-        "Lower-cased BLEU on test_2016_flickr, models of 2.3M parameters where nothing else is "
-        "said. Wu et al. (2021) report 41.02, tokenized. More in [translation](../docs/results/"
+        "Lower-cased BLEU on test_2016_flickr, models of 2.3M parameters unless stated "
+        "otherwise. Wu et al. (2021) report 41.02, tokenized. More in [translation](../docs/results/"
         "translation.md)."
     ),
-    "Multi30k: other directions, less text, and text that a model wrote": (
-        "Lower-cased BLEU on test_2016_flickr where nothing else is said. More in [translation]("
+    "Multi30k: other directions, less data, and synthetic data": (
+        "Lower-cased BLEU on test_2016_flickr unless stated otherwise. More in [translation]("
         "../docs/results/translation.md#other-directions-and-one-model-for-many-languages)."
     ),
-    "Speech: spoken commands, voices and accents never heard in training": (
+    "Speech: spoken commands, voices and accents not in the training data": (
         "WER in percent, 150 recordings of 6 synthetic voices. More in [speech](../docs/results/"
         "speech.md#spoken-commands)."
     ),
@@ -51,14 +51,14 @@ SUBJECTS = {
         "[speech](../docs/results/speech.md#from-the-papers-layers-to-the-recipes)."
     ),
     "Speech: digits, and English read by learners": (
-        "WER in percent; the mean of six left-out voices is 14.6, from a run of other voices 10.2 (three seeds). More in [speech](../docs/"
-        "results/speech.md#spoken-digits)."
+        "WER in percent; the mean of six left-out voices is 14.6, and 10.2 when starting from a run of other voices (three seeds). "
+        "More in [speech](../docs/results/speech.md#spoken-digits)."
     ),
     "Language models": (
-        "Nats per character on held-out text, of masked_language per token; nanoGPT prints 1.88 and 1.4697 for its two sizes. More "
+        "Nats per character on held-out text, for masked_language per token; nanoGPT has 1.88 and 1.4697 for its two sizes. More "
         "in [language models](../docs/results/language_models.md)."
     ),
-    "Speed, as multiples of what it is compared with": (
+    "Speed, relative to other libraries": (
         "The systems take turns in one process. More in [speed](../docs/results/speed.md)."
     ),
 }
