@@ -72,7 +72,7 @@ def loaded() -> ctypes.CDLL | None:
     shipped, compiler = shipped_library(), find_compiler()
     if not (shipped or compiler):
         logger.info(
-            "no C++ kernels: %s, so PyTorch's operators decode, up to several times as slowly",
+            "no C++ kernels: %s; decoding uses PyTorch's operators, up to several times slower",
             origin(),
         )
         return None
@@ -84,18 +84,18 @@ def loaded() -> ctypes.CDLL | None:
         # OSError: also a C++ runtime older than the wheel's; RuntimeError: a user without a home
         reason = getattr(error, "stderr", None) or str(error)
         logger.warning(
-            "the C++ kernels cannot be used, so PyTorch's operators decode:\n%s", reason[-2000:]
+            "the C++ kernels cannot be used; decoding uses PyTorch's operators:\n%s", reason[-2000:]
         )
         return None
 
 
 def origin() -> str:
-    """Say where the kernels come from, or why there are none."""
+    """Where the kernels come from, or why there are none."""
     if shipped := shipped_library():
         return f"{shipped.name} of the installation"
     if not SUPPORTED:
         return "they are for Linux on x86-64 and aarch64"
-    return "compiled at first use" if find_compiler() else "no C++ compiler (g++) is here"
+    return "compiled at first use" if find_compiler() else "no C++ compiler (g++) was found"
 
 
 def shipped_library() -> Path | None:
@@ -200,7 +200,6 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
 def _checked(result: int, *_: object) -> int:
     if result == OUT_OF_MEMORY:
         raise MemoryError(
-            "the kernels need more memory than there is; take fewer sentences or shorter ones at "
-            "once"
+            "the kernels need more memory than there is; decode fewer or shorter sentences at once"
         )
     return result
