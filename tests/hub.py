@@ -47,8 +47,8 @@ class Hub:
     def answer(self, method: str, path: str, body: bytes, token: str | None) -> tuple[int, object, dict[str, str]]:
         """Status, JSON or bytes, and headers."""
         for pattern, call in self.ROUTES:
-            if found := re.fullmatch(pattern, f"{method} {path}"):
-                named = {name: unquote(value) for name, value in found.groupdict().items() if value}
+            if got := re.fullmatch(pattern, f"{method} {path}"):
+                named = {name: unquote(value) for name, value in got.groupdict().items() if value}
                 name = named.get("name")
                 there = self.repositories.get(name or "")
                 if name and (there is None or (there.private and token != TOKEN)):
@@ -105,8 +105,8 @@ class Hub:
 
     def batch(self, body: bytes, name: str):
         asked = json.loads(body)["objects"]
-        found = [each | {"actions": {"upload": {"href": f"{self.url}/lfs/{each['oid']}"}}} for each in asked]
-        return 200, {"transfer": "basic", "objects": found}, {}
+        got = [each | {"actions": {"upload": {"href": f"{self.url}/lfs/{each['oid']}"}}} for each in asked]
+        return 200, {"transfer": "basic", "objects": got}, {}
 
     def put(self, body: bytes, oid: str):
         if self.full:

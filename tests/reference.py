@@ -131,13 +131,13 @@ class Reference:
         for x_t in x:
             y = linear(weights, f"{name}.pointwise", x_t)
             gated.append([a / (1 + math.exp(-b)) for a, b in zip(y[:d], y[d:], strict=True)])
-        found = np.zeros((len(x), d))
+        got = np.zeros((len(x), d))
         for t in range(len(x)):
             for c in range(d):
                 heard = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
-                found[t, c] = sum(kernel[c, 0, k + reach] * gated[t + k][c] for k in heard)
-            found[t] += weights.get(f"{name}.depthwise.bias", 0.0)
-        through = [[activate("silu", number) for number in row] for row in self.normed(weights, f"{name}.norm", found)]
+                got[t, c] = sum(kernel[c, 0, k + reach] * gated[t + k][c] for k in heard)
+            got[t] += weights.get(f"{name}.depthwise.bias", 0.0)
+        through = [[activate("silu", number) for number in row] for row in self.normed(weights, f"{name}.norm", got)]
         return np.array([linear(weights, f"{name}.output", np.array(row)) for row in through])
 
     def sublayer(self, weights: Weights, norm: str, x: Array, function) -> Array:
@@ -296,7 +296,7 @@ def linear(weights: Weights, name: str, x: Array) -> Array:
 
 def convolved(weights: Weights, name: str, x: Array, stride: int, activation: str) -> Array:
     """sum_k W_k x[t + k] + b around every stride-th frame t, zeros outside; gated, a * sigmoid(b) (Dauphin et al. 2016)."""
-    kernel, found = weights[f"{name}.weight"], []
+    kernel, got = weights[f"{name}.weight"], []
     reach = kernel.shape[2] // 2
     if kernel.ndim == 4:  # over features as well: a convolution over time at every stride-th of them
         for feature in range(0, x.shape[2], stride):
@@ -306,17 +306,17 @@ def convolved(weights: Weights, name: str, x: Array, stride: int, activation: st
                 {"part.bias": weights[f"{name}.bias"]} if f"{name}.bias" in weights else {}
             )
             flow = np.concatenate([x[:, :, feature + k] for k in near], axis=1)
-            found.append(convolved(part, "part", flow, stride, activation))
-        return np.stack(found, axis=2)
+            got.append(convolved(part, "part", flow, stride, activation))
+        return np.stack(got, axis=2)
     for t in range(0, len(x), stride):
         heard = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
         y = sum(kernel[:, :, k + reach] @ x[t + k] for k in heard) + weights.get(f"{name}.bias", 0.0)
         if activation == "glu":
             half = len(y) // 2
-            found.append([a / (1 + math.exp(-b)) for a, b in zip(y[:half], y[half:], strict=True)])
+            got.append([a / (1 + math.exp(-b)) for a, b in zip(y[:half], y[half:], strict=True)])
         else:
-            found.append([activate(activation, number) for number in y])
-    return np.array(found)
+            got.append([activate(activation, number) for number in y])
+    return np.array(got)
 
 
 def rms(weights: Weights, name: str, x: Array, eps: float) -> Array:

@@ -88,15 +88,15 @@ def nested(depth: int) -> Break:
 
 def weights(change: Callable[[dict[str, np.ndarray]], object], name: str = "model.safetensors") -> Break:
     def rewrite(directory: Path) -> None:
-        found = safetensors.numpy.load_file(directory / name)
-        change(found)
-        safetensors.numpy.save_file(found, directory / name)
+        got = safetensors.numpy.load_file(directory / name)
+        change(got)
+        safetensors.numpy.save_file(got, directory / name)
 
     return rewrite
 
 
-def first(found: dict[str, np.ndarray]) -> str:
-    return min(found)
+def first(got: dict[str, np.ndarray]) -> str:
+    return min(got)
 
 
 def header(text: str) -> Break:

@@ -17,10 +17,10 @@ def test_every_name_that_is_listed_is_what_its_module_has(package):
     assert {each.asname for each in listed} >= names  # "as" makes them public for type checkers
     assert names == set(dir(package))
     for name in names:
-        found = getattr(package, name)
-        home = getattr(found, "__module__", None)
+        got = getattr(package, name)
+        home = getattr(got, "__module__", None)
         if home and home.startswith("transduce.") and hasattr(importlib.import_module(home), name):
-            assert getattr(importlib.import_module(home), name) is found
+            assert getattr(importlib.import_module(home), name) is got
 
 
 def test_another_name_is_refused():

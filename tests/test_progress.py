@@ -79,12 +79,12 @@ def test_a_training_says_how_long_it_will_take_and_its_memory(max_minutes, ends,
 
 
 def test_on_a_terminal_it_is_tqdms(monkeypatch):
-    found = []
+    got = []
     for kind in (process.Bar, tqdm):
         monkeypatch.setattr(sys, "stderr", Terminal())
         with kind(total=3, dynamic_ncols=True, bar_format="{n_fmt} of {total_fmt}", mininterval=0) as bar:
             for _ in range(3):
                 bar.update()
                 kind.write("a line", file=sys.stderr)
-        found.append(sys.stderr.getvalue())
-    assert found[0] == found[1] and found[0].count("\r") > 6
+        got.append(sys.stderr.getvalue())
+    assert got[0] == got[1] and got[0].count("\r") > 6

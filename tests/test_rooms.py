@@ -74,17 +74,17 @@ def statements(node: ast.AST) -> Iterator[ast.stmt]:
 @cache
 def imports(path: Path) -> set[str]:
     """Every module that this file imports, wherever in the file; "from a import b" as a.b if b is a module."""
-    found = set()
+    got = set()
     for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            got |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports name the whole path"
             assert node.module is not None
             folder = ROOT.joinpath(*node.module.split("."))
-            found |= {f"{node.module}.{a.name}" for a in node.names if (folder / f"{a.name}.py").is_file()}
-            found.add(node.module)
-    return found
+            got |= {f"{node.module}.{a.name}" for a in node.names if (folder / f"{a.name}.py").is_file()}
+            got.add(node.module)
+    return got
 
 
 def may(room: str, other: str) -> bool:
@@ -135,14 +135,14 @@ def test_every_room_is_known_and_there():
 
 def names(path: Path) -> set[str]:
     """Every name that this file gives or uses: of variables, fields, parameters, functions, imports."""
-    found = set()
+    got = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
-                found.add(name)
+                got.add(name)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(name=name):
-                found.add(name.split(".")[-1])
-    return found
+                got.add(name.split(".")[-1])
+    return got
 
 
 ATTENTION_MASKS = {"scaled_dot_product_attention", "is_causal", "attn_mask", "attention_mask", "visible"}
@@ -151,13 +151,13 @@ ATTENTION_MASKS = {"scaled_dot_product_attention", "is_causal", "attn_mask", "at
 def test_attention_masks_are_made_in_attention_only():
     """PyTorch contradicts itself on what True means, so lengths cross the borders, and boolean masks do not."""
     word = re.compile("|".join(ATTENTION_MASKS))
-    found = {own_module(path): names(path) & ATTENTION_MASKS for path in SOURCES if word.search(path.read_text())}
-    assert {module for module, masks in found.items() if masks} == {"model.attention"}, found
+    got = {own_module(path): names(path) & ATTENTION_MASKS for path in SOURCES if word.search(path.read_text())}
+    assert {module for module, masks in got.items() if masks} == {"model.attention"}, got
 
 
 def test_attention_makes_them():
-    found = names(PACKAGE / "model" / "attention.py")
-    assert {"visible", "scaled_dot_product_attention", "is_causal"} <= found
+    got = names(PACKAGE / "model" / "attention.py")
+    assert {"visible", "scaled_dot_product_attention", "is_causal"} <= got
 
 
 def test_no_rival_and_no_test_tool_is_imported():

@@ -155,11 +155,11 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, wrong):
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("said", "got"),
     [({}, "format 0 of transduce 0.1"), ({"format": 7, "transduce": "2.3.1"}, "format 7 of transduce 2.3.1")],
     ids=["before formats", "a later one"],
 )
-def test_another_format_is_refused_with_the_version_that_reads_it(tmp_path, said, found):
+def test_another_format_is_refused_with_the_version_that_reads_it(tmp_path, said, got):
     save_run(tmp_path, Run(tiny(), {}, None, None))
     path, own = tmp_path / "config.json", version("transduce")
     plain = json.loads(path.read_text())
@@ -168,7 +168,7 @@ def test_another_format_is_refused_with_the_version_that_reads_it(tmp_path, said
     with pytest.raises(ValueError) as caught:
         load_run(tmp_path)
     assert str(caught.value) == (
-        f"{path} must have format 1, which transduce {own} reads, but it has {found}; use the source of that version for "
+        f"{path} must have format 1, which transduce {own} reads, but it has {got}; use the source of that version for "
         "it, or train the run again"
     )
 

@@ -109,8 +109,8 @@ def test_systems_in_turns_are_compared_with_the_first(capsys, monkeypatch):
 
     monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     systems = {"theirs": work([[1, 2], [3, 4]]), "ours": work([[1, 2], [3, 5]])}
-    found = turns.compare("batch 2", systems, n_tokens=2, repeats=3)
-    assert found == {"theirs": [2.0] * 3, "ours": [4.0, 4.0, 1.0]}
+    got = turns.compare("batch 2", systems, n_tokens=2, repeats=3)
+    assert got == {"theirs": [2.0] * 3, "ours": [4.0, 4.0, 1.0]}
     first, second = capsys.readouterr().out.splitlines()
     assert "1.00 x" in first and "100.00%" in first
     assert "2.00 x" in second and "50.00%" in second

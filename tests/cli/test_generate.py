@@ -34,8 +34,8 @@ def stdin(monkeypatch):
 
 def printed(run, prompts: list[str], **settings) -> str:
     """What the command line should print, from Python."""
-    found = td.load(run).generate(prompts, td.GenerationConfig(**settings))
-    return RULE.join(p + text.text + "\n" for p, texts in zip(prompts, found, strict=True) for text in texts)
+    got = td.load(run).generate(prompts, td.GenerationConfig(**settings))
+    return RULE.join(p + text.text + "\n" for p, texts in zip(prompts, got, strict=True) for text in texts)
 
 
 @pytest.mark.parametrize("stream", [[], ["--stream"]])

@@ -50,7 +50,7 @@ def answers(main: str, calls: list[list[str]]) -> list[tuple[int, str, list[str]
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'recipes'}"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=path)
     assert done.returncode == 0, done.stderr
-    return [tuple(found) for found in json.loads(done.stdout)]
+    return [tuple(got) for got in json.loads(done.stdout)]
 
 
 @pytest.mark.process
@@ -78,9 +78,9 @@ def test_help_and_typos_of_a_recipe_do_not_wait_for_torch():
     for name in RECIPES:
         setting = "text" if "language" in name else "commands"
         calls += [[name, "--help"], [name, setting, "--help"], [name, "--wrong-flag", "1"]]
-    found = answers(RECIPE, calls)
-    assert [(code, heavy) for code, _, heavy in found] == [(0, []), (0, []), (2, [])] * len(RECIPES)
-    for general, setting, typo in (found[i : i + 3] for i in range(0, len(found), 3)):
+    got = answers(RECIPE, calls)
+    assert [(code, heavy) for code, _, heavy in got] == [(0, []), (0, []), (2, [])] * len(RECIPES)
+    for general, setting, typo in (got[i : i + 3] for i in range(0, len(got), 3)):
         assert general[1] and "--training.max-updates" in setting[1] and "wrong-flag" in typo[1]
 
 

@@ -52,11 +52,11 @@ CHUNKS = [(0, [1, 1]), (2, [2, 2]), (4, [3, 3]), (6, [4])]
 def test_every_chunk_comes_back_once_from_two_processes(caplog, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     steps = []
-    found = list(by_workers(Sums(run=Path(), machine=Machine()), iter(CHUNKS), lambda *step: steps.append(step), 2, 3))
-    assert [rows.text for _, rows in found] == ["0 2\n", "2 4\n", "4 6\n", "6 4\n"]
-    assert [n for n, _ in found] == [2, 2, 2, 1] and steps == [(2, 0), (2, 0), (2, 0), (1, 0)]
+    got = list(by_workers(Sums(run=Path(), machine=Machine()), iter(CHUNKS), lambda *step: steps.append(step), 2, 3))
+    assert [rows.text for _, rows in got] == ["0 2\n", "2 4\n", "4 6\n", "6 4\n"]
+    assert [n for n, _ in got] == [2, 2, 2, 1] and steps == [(2, 0), (2, 0), (2, 0), (1, 0)]
     assert [record.getMessage() for record in caplog.records] == ["a warning of 4"]
-    processes = {tuple(rows.errors[0].split()) for _, rows in found}
+    processes = {tuple(rows.errors[0].split()) for _, rows in got}
     assert str(os.getpid()) not in {pid for pid, _ in processes} and {threads for _, threads in processes} == {"3"}
     assert os.environ["OMP_NUM_THREADS"] == "7"
 

@@ -93,8 +93,8 @@ def test_parts_merged_are_what_one_process_writes(folder, small, tmp_path, capsy
     assert (tmp_path / "whole").read_text() == want and capsys.readouterr().err == told
     if command == "translate":
         assert want.count("\n") == 2 * (len(LINES) + 1)
-        found = td.load(folder / "text").translate([*LINES[:4], "", *LINES[4:]], n_best=2)
-        assert [row.split("\t")[1] for row in want.splitlines()] == [each.text for some in found for each in some]
+        got = td.load(folder / "text").translate([*LINES[:4], "", *LINES[4:]], n_best=2)
+        assert [row.split("\t")[1] for row in want.splitlines()] == [each.text for some in got for each in some]
     for i in (2, 1, 3):
         with suppress(FileNotFoundError):
             (tmp_path / "out").unlink()

@@ -45,17 +45,17 @@ def stdin(monkeypatch):
 
 def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsys):
     """Pairs of words behind the text; in JSON the n best, with pairs, tokens and words."""
-    found = td.load(run).translate(LINES, length_ratio=0.5, n_best=2, alignments=True, token_scores=True)
+    ours = td.load(run).translate(LINES, length_ratio=0.5, n_best=2, alignments=True, token_scores=True)
     stdin("\n".join(LINES).encode() + b"\n")
     bounded = ["translate", str(run), "--length-ratio", "0.5", "--alignments"]
     assert main(bounded) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
-    assert rows == [[o.text, str(o.alignment or "")] for o, _ in found]
+    assert rows == [[o.text, str(o.alignment or "")] for o, _ in ours]
     stdin("\n".join(LINES).encode() + b"\n")
     assert main([*bounded, "--n-best", "2", "--format", "json", "--token-scores"]) == 0
     objects = [json.loads(line) for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
     assert [each["source"] for each in objects] == LINES
-    for each, outputs in zip(objects, found, strict=True):
+    for each, outputs in zip(objects, ours, strict=True):
         for got, want in zip(each["outputs"], outputs, strict=True):
             assert (got["text"], got["score"], got["log_prob"]) == (want.text, want.score, want.log_prob)
             if not want.tokens:

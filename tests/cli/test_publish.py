@@ -48,16 +48,16 @@ def point_at(url, monkeypatch):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A hub of its own with an empty cache, and a token."""
-    found = Hub()
+    got = Hub()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # which other tests ask for
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    with serving(found) as url:
+    with serving(got) as url:
         point_at(url, monkeypatch)
-        yield found
+        yield got
     huggingface_hub.close_session()
 
 

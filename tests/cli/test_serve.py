@@ -83,8 +83,8 @@ def test_what_was_accepted_is_answered_before_the_end(run, end):
     server = subprocess.Popen([*words, "--batch", "1", "--queue", "200"], stderr=subprocess.PIPE, text=True,
                               preexec_fn=interruptible, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
     try:
-        found = re.search(r"mt at (http://127.0.0.1:\d+), described at \1/docs", server.stderr.readline())
-        with httpx.Client(base_url=found[1], timeout=120) as client:
+        got = re.search(r"mt at (http://127.0.0.1:\d+), described at \1/docs", server.stderr.readline())
+        with httpx.Client(base_url=got[1], timeout=120) as client:
             assert client.get("/health").status_code == 200
             asked, answers = {"q": lines, "source": "en", "target": "de"}, list[httpx.Response]()
             thread = threading.Thread(target=lambda: answers.append(client.post("/translate", json=asked)))
@@ -94,7 +94,7 @@ def test_what_was_accepted_is_answered_before_the_end(run, end):
             server.send_signal(end)
             thread.join()
             with pytest.raises(httpx.ConnectError):
-                httpx.get(f"{found[1]}/health")
+                httpx.get(f"{got[1]}/health")
         (answer,) = answers
         assert answer.json()["translatedText"] == load(run)(lines)
         assert server.wait(60) == (130 if end == signal.SIGINT else -signal.SIGTERM)

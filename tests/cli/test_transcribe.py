@@ -56,12 +56,12 @@ def test_bad_sound_has_its_place_in_json_and_none_in_a_table(run, folder, tmp_pa
         with pytest.raises(SystemExit) as stop:
             transcribe(run, paths, "--format", kind, "--output", str(tmp_path / kind))
         assert stop.value.code == 1
-    found = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
-    assert [each["audio"] for each in found] == [str(path) for path in paths]
-    assert [each["text"] for each in found] == ["", "red blue", ""]
-    assert [len(each["segments"]) for each in found] == [0, 1, 0]
-    assert found[0]["error"] == f"{paths[0]} cannot be read: No such file or directory; check the path"
-    assert "error" not in found[1]
+    got = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
+    assert [each["audio"] for each in got] == [str(path) for path in paths]
+    assert [each["text"] for each in got] == ["", "red blue", ""]
+    assert [len(each["segments"]) for each in got] == [0, 1, 0]
+    assert got[0]["error"] == f"{paths[0]} cannot be read: No such file or directory; check the path"
+    assert "error" not in got[1]
     header, row = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")]
     assert header == ["audio", "start", "end", "score", "text"]
     assert row[:3] == [str(paths[1]), "0.000", f"{len(sound('red blue')) / RATE:.3f}"] and row[4].strip() == "red blue"
@@ -90,11 +90,11 @@ def covers(spans: list[tuple[float, float]], path: Path) -> None:
 def test_a_long_file_comes_in_pieces_whatever_the_format(run, long, tmp_path):
     for kind in ("text", "tsv", "json", "srt"):
         assert transcribe(run, [long], "--format", kind, "--max-seconds", "15", "--output", str(tmp_path / kind)) == 0
-    (found,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
-    covers([(p["start"], p["end"]) for p in found["segments"]], long)
-    texts = [p["text"] for p in found["segments"]]
-    assert found["text"] == " ".join(TALK)
-    assert (tmp_path / "text").read_text() == " ".join(text.strip() for text in texts) + "\n" == found["text"] + "\n"
+    (got,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
+    covers([(p["start"], p["end"]) for p in got["segments"]], long)
+    texts = [p["text"] for p in got["segments"]]
+    assert got["text"] == " ".join(TALK)
+    assert (tmp_path / "text").read_text() == " ".join(text.strip() for text in texts) + "\n" == got["text"] + "\n"
 
     rows = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")[1:]]
     covers([(float(start), float(stop)) for _, start, stop, _, _ in rows], long)
@@ -123,9 +123,9 @@ def test_words_have_the_times_of_the_tones_that_they_are(run, tmp_path):
     for kind in ("json", "srt", "vtt"):
         asked = ["--format", kind, "--word-times", "--max-seconds", "3", "--output", str(tmp_path / kind)]
         assert transcribe(run, [tmp_path / "a.wav"], *asked) == 0
-    (found,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
-    words = [word for segment in found["segments"] for word in segment["words"]]
-    assert [word["word"] for word in words] == " ".join(TALK[:12]).split() and len(found["segments"]) > 2
+    (got,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
+    words = [word for segment in got["segments"] for word in segment["words"]]
+    assert [word["word"] for word in words] == " ".join(TALK[:12]).split() and len(got["segments"]) > 2
     times, said = [(word["start"], word["end"]) for word in words], spoken(samples)
     assert np.abs(np.subtract(times, said)).max() < 0.03
     assert all(word["confidence"] > 0.8 for word in words)
@@ -135,7 +135,7 @@ def test_words_have_the_times_of_the_tones_that_they_are(run, tmp_path):
     assert np.allclose([tuple(map(seconds, cue[1].split(" --> "))) for cue in cues], times, atol=0.0011)
     head, *cues = (tmp_path / "vtt").read_text().removesuffix("\n\n").split("\n\n")
     lit = [pair for cue in cues for pair in re.findall(r"<([^>]*)>(\w+)", cue)]
-    assert head == "WEBVTT" and len(cues) == len(found["segments"])
+    assert head == "WEBVTT" and len(cues) == len(got["segments"])
     assert [word for _, word in lit] == [word["word"] for word in words]
     assert np.allclose([seconds(moment) for moment, _ in lit], [word["start"] for word in words], atol=0.0011)
 

@@ -39,14 +39,14 @@ def files(folder: Path) -> list[str]:
 
 def cues(text: str, point: str) -> list[tuple[float, float, str]]:
     """Cues as a player reads them: a line with an arrow has the times, the lines to the next blank one are the text."""
-    found, moment = [], rf"(\d\d):([0-5]\d):([0-5]\d)\{point}(\d{{3}})"
+    got, moment = [], rf"(\d\d):([0-5]\d):([0-5]\d)\{point}(\d{{3}})"
     lines = iter(text.split("\n"))
     for line in lines:
         if match := re.fullmatch(f"{moment} --> {moment}", line):
             h, m, s, ms, *end = map(int, match.groups())
             times = [3600 * h + 60 * m + s + ms / 1000, 3600 * end[0] + 60 * end[1] + end[2] + end[3] / 1000]
-            found.append((*times, "\n".join(iter(lambda: next(lines), ""))))
-    return found
+            got.append((*times, "\n".join(iter(lambda: next(lines), ""))))
+    return got
 
 
 def test_a_recording_of_a_folder_is_not_replaced_by_the_output(run, recordings, capsys):

@@ -86,8 +86,8 @@ def test_sound_itself_comes_from_standard_input(run, stdin, capsys, kind, subtyp
     soundfile.write(file, sound("red blue"), RATE, format=kind, subtype=subtype)
     stdin(file.getvalue())
     assert transcribe(run, [Path("-")], "--format", "json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["audio"], found["text"]) == ("standard input", "red blue")
+    got = json.loads(capsys.readouterr().out)
+    assert (got["audio"], got["text"]) == ("standard input", "red blue")
 
 
 def test_a_stream_whose_length_was_unknown_is_read_to_its_end(run, stdin, capsys):
@@ -137,9 +137,9 @@ def test_a_manifest_stands_for_the_sound_that_it_names(run, tmp_path, capsys, mo
     (tmp_path / "b.tsv").write_text("audio\ttext\n" + "".join(f"a/{r.audio.name}\twrong\n" for r in recordings[::-1]))
     monkeypatch.chdir(tmp_path / "a")
     assert transcribe(run, [Path("a.tsv"), recordings[0].audio, Path("../b.tsv")], "--format", "json") == 0
-    found = [json.loads(line) for line in lines_of(capsys.readouterr().out)]
-    assert [each["text"] for each in found] == [*texts, "red", *texts[::-1]]
-    assert found[0]["audio"] == recordings[0].audio.name and found[3]["audio"] == f"../a/{recordings[1].audio.name}"
+    got = [json.loads(line) for line in lines_of(capsys.readouterr().out)]
+    assert [each["text"] for each in got] == [*texts, "red", *texts[::-1]]
+    assert got[0]["audio"] == recordings[0].audio.name and got[3]["audio"] == f"../a/{recordings[1].audio.name}"
     (tmp_path / "c.tsv").write_text("id\tsound\na\tb.wav\n")
     (tmp_path / "d.tsv").write_text("id\taudio\na\t\n")
     assert transcribe(run, [tmp_path / "c.tsv"]) == 2
@@ -237,20 +237,20 @@ def test_any_name_of_a_file_works_in_every_format(run, folder, tmp_path, capsys)
     for path in paths:
         path.write_bytes((folder / "8000.wav").read_bytes())
     shown = [str(folder / "8000.wav"), *(f"{tmp_path}/{name.decode(errors='replace')}" for name in NAMES)]
-    found = {}
+    got = {}
     for kind in ("text", "tsv", "json"):
         assert transcribe(run, [folder / "8000.wav", *paths], "--format", kind) == 0
-        found[kind] = capsys.readouterr().out.splitlines()
-    assert found["text"] == ["red blue"] * 3
-    _, *rows = [row.split("\t") for row in found["tsv"]]
+        got[kind] = capsys.readouterr().out.splitlines()
+    assert got["text"] == ["red blue"] * 3
+    _, *rows = [row.split("\t") for row in got["tsv"]]
     assert [row[0] for row in rows] == [name.replace("\n", " ").replace("\t", " ") for name in shown]
     assert rows[0][1:] == rows[1][1:] == rows[2][1:] and rows[0][-1].strip() == "red blue"
-    objects = [json.loads(line) for line in found["json"]]
+    objects = [json.loads(line) for line in got["json"]]
     assert objects == [{**objects[0], "audio": name} for name in shown]
     for path in (folder / "8000.wav", *paths):
         assert transcribe(run, [path], "--format", "srt") == 0
-        found[path] = capsys.readouterr().out
-    assert found[paths[0]] == found[paths[1]] == found[folder / "8000.wav"]
+        got[path] = capsys.readouterr().out
+    assert got[paths[0]] == got[paths[1]] == got[folder / "8000.wav"]
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9.wav", b"two\nlines.wav"], ids=["not UTF-8", "two lines"])

@@ -43,7 +43,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def test_options_reach_the_search(random, recordings, capsys):
-    loaded, found = td.load(random), []
+    loaded, got = td.load(random), []
     for options, way in (
         ([], {}),
         (["--greedy"], {"beam_size": 1}),
@@ -56,8 +56,8 @@ def test_options_reach_the_search(random, recordings, capsys):
         texts, scores = zip(*(searched(loaded, path, **way) for path in recordings), strict=True)
         assert [row[4].strip() for row in rows] == list(texts), options
         assert [float(row[3]) for row in rows] == pytest.approx(scores, abs=2e-4), options
-        assert scores not in [pytest.approx(others, abs=0.01) for others in found], f"{options} change nothing"
-        found.append(scores)
+        assert scores not in [pytest.approx(others, abs=0.01) for others in got], f"{options} change nothing"
+        got.append(scores)
 
 
 def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkeypatch, capsys):

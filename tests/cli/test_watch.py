@@ -28,8 +28,8 @@ def interruptible():
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as got:
+        return got.getsockname()[1]
 
 
 def add(run, update: int, loss: float) -> None:
@@ -40,7 +40,7 @@ def add(run, update: int, loss: float) -> None:
 
 def watched(run, look, capsys) -> tuple[str, object]:
     """What `look` gives, called with a client and the port while the run is watched; and stderr until Ctrl-C ended it."""
-    port, found = free_port(), []
+    port, got = free_port(), []
 
     def browser() -> None:
         for _ in range(200):
@@ -53,7 +53,7 @@ def watched(run, look, capsys) -> tuple[str, object]:
             return  # the command has ended, and says why
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                found.append(look(client, port))
+                got.append(look(client, port))
         finally:
             _thread.interrupt_main()
 
@@ -61,9 +61,9 @@ def watched(run, look, capsys) -> tuple[str, object]:
     asking.start()
     assert main(["watch", str(run), "--port", str(port)]) == 130
     asking.join()
-    assert found
+    assert got
     assert capsys.readouterr().err.startswith(f"transduce: {run} at http://127.0.0.1:{port}, described at")
-    return found[0]
+    return got[0]
 
 
 def test_the_page_follows_the_run(run, capsys):
@@ -90,7 +90,7 @@ def test_no_request_names_a_file_or_changes_anything(run, capsys):
     (run / "secret").write_text("the secret")
 
     def look(client, port):
-        found = [client.post("/").status_code, client.request("DELETE", "/secret").status_code]
+        got = [client.post("/").status_code, client.request("DELETE", "/secret").status_code]
         for path in (
             "/secret",
             "/config.json",
@@ -103,8 +103,8 @@ def test_no_request_names_a_file_or_changes_anything(run, capsys):
                 plain.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
                 answer = b"".join(iter(lambda: plain.recv(4096), b""))
             assert b"the secret" not in answer
-            found.append(int(answer.split()[1]))
-        return found
+            got.append(int(answer.split()[1]))
+        return got
 
     assert watched(run, look, capsys) == [405, *[404] * 7]
 

@@ -190,10 +190,10 @@ def test_blank_lines_and_sentences_are_those_of_python():
     command = [node, "--input-type=module", "-e", SPLIT, str(PAGE / "browser" / "search.js")]
     answer = subprocess.run(command, input=json.dumps(lines), capture_output=True, text=True, check=True).stdout
     blank = [{"text": "", "log_prob": 0, "score": 0}] * 2
-    for line, found in zip(lines, json.loads(answer), strict=True):
+    for line, got in zip(lines, json.loads(answer), strict=True):
         parts = [] if is_blank(line) else sentences(line)
-        assert found["outputs"] == (blank if is_blank(line) else None), ascii(line)
-        assert found["parts"] == (parts if len(parts) > 1 else []), ascii(line)
+        assert got["outputs"] == (blank if is_blank(line) else None), ascii(line)
+        assert got["parts"] == (parts if len(parts) > 1 else []), ascii(line)
 
 
 @pytest.mark.process

@@ -23,9 +23,9 @@ def recordings() -> list[Recording]:
     root = os.environ.get("TRANSDUCE_DATA")
     if not root:
         pytest.skip("needs fsdd inside the folder that TRANSDUCE_DATA names")
-    found = read_manifest(f"{root}/fsdd/test.tsv")[::11]
-    assert len(found) == 28 and len({r.speaker for r in found}) == 6
-    return found
+    got = read_manifest(f"{root}/fsdd/test.tsv")[::11]
+    assert len(got) == 28 and len({r.speaker for r in got}) == 6
+    return got
 
 
 def doubled(samples: np.ndarray) -> np.ndarray:

@@ -38,14 +38,14 @@ def mask_frequency(log_mel, *, spans, widest, rng):
 
 def runs(flags: list[bool]) -> list[tuple[int, int]]:
     """Start and length of every stretch of True."""
-    found, start = [], None
+    got, start = [], None
     for i, flag in enumerate([*flags, False]):
         if flag and start is None:
             start = i
         elif not flag and start is not None:
-            found.append((start, i - start))
+            got.append((start, i - start))
             start = None
-    return found
+    return got
 
 
 def test_hidden_frames_are_the_mean_and_the_others_untouched(rng):

@@ -71,8 +71,8 @@ def test_an_epoch_leaves_memory_with_the_last_who_holds_it():
 
 def test_an_example_longer_than_the_budget_is_alone():
     lengths = np.array([[3, 3], [50, 2], [2, 3], [3, 60], [2, 2]])
-    found = sorted(sorted(batch.tolist()) for batch in bucket(lengths, 12))
-    assert found == [[0, 2, 4], [1], [3]]
+    got = sorted(sorted(batch.tolist()) for batch in bucket(lengths, 12))
+    assert got == [[0, 2, 4], [1], [3]]
 
 
 def test_buckets_are_as_full_as_the_budget_allows():

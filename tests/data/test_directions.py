@@ -80,11 +80,11 @@ def test_small_corpora_are_drawn_more_often_where_the_temperature_is_high(folder
         for side in (language, "en"):
             (folder / f"train.{language}-en.{side}").write_text("".join(line("own", side, i) + "\n" for i in range(n)))
     corpus = Directions(data=folder, languages=LANGUAGES, directions=("de-en", "cs-en"), temperature=temperature)
-    found = Counter(source.split()[2] for source in corpus.splits(seed=1)[0].source)
+    got = Counter(source.split()[2] for source in corpus.splits(seed=1)[0].source)
     wanted = {language: n ** (1 / temperature) for language, n in sizes.items()}
     share = wanted["cs"] / sum(wanted.values())
-    assert found["de"] == 160
-    assert found["cs"] / found.total() == pytest.approx(share, abs=0.003)
+    assert got["de"] == 160
+    assert got["cs"] / got.total() == pytest.approx(share, abs=0.003)
     each = Counter(source for source in corpus.splits(seed=1)[0].source if " cs " in source)
     assert len(each) == 10
     assert max(each.values()) - min(each.values()) <= 1

@@ -280,17 +280,17 @@ def test_bands_too_narrow_for_the_dft_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("normalize", "mean", "std", "found"),
+    ("normalize", "mean", "std", "got"),
     [
         ("global", None, None, ("(40,)", "None", "None")),
         ("global", torch.zeros(13), torch.ones(13), ("(40,)", "(13,)", "(13,)")),
         ("none", torch.zeros(40), torch.ones(40), ("None", "(40,)", "(40,)")),
     ],
 )
-def test_mean_and_std_belong_to_global(normalize, mean, std, found):
+def test_mean_and_std_belong_to_global(normalize, mean, std, got):
     with pytest.raises(ValueError) as caught:
         FeatureExtractor(FeatureConfig(normalize=normalize), mean=mean, std=std)
     assert str(caught.value) == (
-        f"normalize={normalize} needs mean and std of shape {found[0]}, but mean has {found[1]} and std has {found[2]}; "
+        f"normalize={normalize} needs mean and std of shape {got[0]}, but mean has {got[1]} and std has {got[2]}; "
         "`statistics` computes them for global, and the other settings take none"
     )

@@ -32,8 +32,8 @@ def test_ids_and_texts_are_the_librarys_own(kind, layout):
     assert tokenizer.decode(want[:6]) == texts[:6]
     assert tokenizer.vocab_size == library.get_vocab_size()
     assert tokenizer.tokens(want[0]) == [library.id_to_token(i) for i in want[0]]
-    found = (tokenizer.unk_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.bos_id)
-    assert found == tuple(library.token_to_id(name) for name in (unk, eos, pad, bos))
+    got = (tokenizer.unk_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.bos_id)
+    assert got == tuple(library.token_to_id(name) for name in (unk, eos, pad, bos))
     assert set(tokenizer.suppressed) == {tokenizer.unk_id, tokenizer.pad_id, tokenizer.bos_id} - {tokenizer.eos_id}
     assert tokenizer.with_eos([[7], []]) == [[7, tokenizer.eos_id], [tokenizer.eos_id]]
 

@@ -197,9 +197,9 @@ def test_recordings_of_every_speaker_are_held_out(spoken, share, n):
 
 
 def test_every_recording_and_every_speaker_may_be_held_out_and_the_seed_decides(spoken):
-    found = [frozenset(r.id for r in split(spoken, "recordings", 0.25, seed)[1]) for seed in range(40)]
-    assert found[3] == frozenset(r.id for r in split(spoken, "recordings", 0.25, 3)[1])
-    assert len(set(found)) == 40 and frozenset.union(*found) == {r.id for r in spoken}
+    got = [frozenset(r.id for r in split(spoken, "recordings", 0.25, seed)[1]) for seed in range(40)]
+    assert got[3] == frozenset(r.id for r in split(spoken, "recordings", 0.25, 3)[1])
+    assert len(set(got)) == 40 and frozenset.union(*got) == {r.id for r in spoken}
 
 
 def test_one_speaker_or_recording_cannot_be_split_and_a_share_is_a_share(spoken):

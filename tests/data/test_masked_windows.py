@@ -66,10 +66,10 @@ def test_rates_are_those_of_the_formula(share, hidden, random):
         assert torch.equal(batch.source[~chosen], text.target_out[~chosen])
         assert torch.equal(batch.source_lengths, text.target_lengths) and batch.source.shape == chosen.shape
         places += chosen.sum(dim=0).numpy()
-        for wanted, found in zip(batch.target_out[chosen].tolist(), batch.source[chosen].tolist(), strict=True):
-            fate["hidden" if found == V else "kept" if found == wanted else "other"] += 1
-            if found not in (wanted, V):
-                drawn[found] += 1
+        for wanted, got in zip(batch.target_out[chosen].tolist(), batch.source[chosen].tolist(), strict=True):
+            fate["hidden" if got == V else "kept" if got == wanted else "other"] += 1
+            if got not in (wanted, V):
+                drawn[got] += 1
     n = N * ROWS * round(share * CONTEXT)
     assert fate.total() == n > 10_000
     by_luck = random / V  # the right one, drawn at random
@@ -95,8 +95,8 @@ def test_padding_and_marks_are_left_alone():
             assert not got.source[row, length:].any() and not chosen[row, length:].any()
     assert counts == [[1, 1, 6, 18]] * 40  # 30 %, but one at least
     only_marks = batch_of(None, None, [[BOS, EOS]], bos=PAD)
-    found = masked_batch(only_marks, MaskingConfig(), tokenizer, np.random.default_rng(0))
-    assert found.n_tokens == 1  # never none: a mean is taken
+    ours = masked_batch(only_marks, MaskingConfig(), tokenizer, np.random.default_rng(0))
+    assert ours.n_tokens == 1  # never none: a mean is taken
 
 
 def test_what_is_chosen_is_a_function_of_seed_epoch_and_batch():
@@ -141,28 +141,28 @@ def test_the_loss_is_the_mean_surprise_at_the_chosen_tokens_in_loops(rng):
 
 def test_both_sides_are_seen_and_other_answers_are_not(rng):
     model, batch = random_model(ENCODER, rng), uneven_batch()
-    found = []
-    model.source_input.register_forward_hook(lambda module, inputs, output: found.append(output[0]))
+    got = []
+    model.source_input.register_forward_hook(lambda module, inputs, output: got.append(output[0]))
     for t in (0, 4, 8):
         one = replace(batch, target_out=torch.full_like(batch.target_out, IGNORE), n_tokens=1)
         one.target_out[0, t] = 7
-        (gradient,) = torch.autograd.grad(CrossEntropy(model)(one).total, found[-1])
+        (gradient,) = torch.autograd.grad(CrossEntropy(model)(one).total, got[-1])
         seen = gradient.abs().amax(dim=-1) > 0
         assert seen[0].all() and not seen[1].any()
     whole = CrossEntropy(model)(batch).total
-    (gradient,) = torch.autograd.grad(whole, found[-1])
+    (gradient,) = torch.autograd.grad(whole, got[-1])
     assert not gradient[1, 5:].any()  # padding
     assert CrossEntropy(model)(replace(batch, target_in=batch.target_in * 0)).total.item() == whole.item()
 
 
 def test_experts_are_balanced_per_chosen_token(rng):
     model = Transformer(replace(ENCODER, n_experts=3, balance_weight=0.25))
-    batch, found = uneven_batch(), []
+    batch, got = uneven_batch(), []
     for layer in model.encoder.layers:
-        layer.feed_forward.router.register_forward_hook(lambda module, inputs, output: found.append(output))
+        layer.feed_forward.router.register_forward_hook(lambda module, inputs, output: got.append(output))
     with torch.no_grad():
         trained = CrossEntropy(model.train())(batch).total
-        want = batch.n_tokens * 0.25 * sum(balance_loss(scores, 2, batch.source_lengths) for scores in found)
+        want = batch.n_tokens * 0.25 * sum(balance_loss(scores, 2, batch.source_lengths) for scores in got)
         torch.testing.assert_close(trained - CrossEntropy(model.eval())(batch).total, want, rtol=0, atol=1e-4)
 
 

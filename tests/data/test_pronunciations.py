@@ -53,8 +53,8 @@ def test_a_dictionary_is_read_plain_or_packed_with_the_first_pronunciation_of_ea
     packed = path.with_suffix(".dict.gz")
     packed.write_bytes(gzip.compress(DICTIONARY.encode()))
     for file in (path, packed):
-        found = read_dictionary(file)
-        assert found["two"] == "T UW" and found["the"] == "DH AH" and "two(2)" not in found and len(found) == 12
+        got = read_dictionary(file)
+        assert got["two"] == "T UW" and got["the"] == "DH AH" and "two(2)" not in got and len(got) == 12
 
 
 def test_words_are_found_whatever_marks_their_script_has_and_however_accents_are_written(tmp_path):
@@ -181,8 +181,8 @@ def test_the_lexicon_of_a_search_lets_the_phones_of_known_words_through_and_no_o
         if not last or last in wanted:  # spaces may follow each other, as in any text
             may |= {"▁", "</s>"}
         added = known([names.index(name) for name in begun]).tolist()
-        found = {name for name, nats in zip(names, added, strict=True) if nats == 0}
-        assert found - {"<pad>", "<unk>", "<s>"} == may  # which are ruled out elsewhere
+        got = {name for name, nats in zip(names, added, strict=True) if nats == 0}
+        assert got - {"<pad>", "<unk>", "<s>"} == may  # which are ruled out elsewhere
 
 
 def test_a_word_keeps_its_tokens_though_what_follows_decides_how_it_is_written(path):

@@ -27,8 +27,8 @@ def cuts(waveform: torch.Tensor, rate: int, *bounds: float, **more: float) -> li
     return segments(levels([waveform], rate), *bounds, **more)
 
 
-def in_seconds(found: list[tuple[int, int]]) -> list[tuple[float, float]]:
-    return [(start / RATE, stop / RATE) for start, stop in found]
+def in_seconds(got: list[tuple[int, int]]) -> list[tuple[float, float]]:
+    return [(start / RATE, stop / RATE) for start, stop in got]
 
 
 SPOKEN = [(0.5, 2.0), (2.4, 3.1), (5.0, 8.0), (8.5, 9.5)]
@@ -38,9 +38,9 @@ SPOKEN = [(0.5, 2.0), (2.4, 3.1), (5.0, 8.0), (8.5, 9.5)]
 @pytest.mark.parametrize("level", [0.5, 0.1])
 def test_a_long_recording_is_cut_in_its_pauses(noise, level):
     """Whatever the levels of speech and background are; a little of a pause stays on either side."""
-    found = in_seconds(cuts(speech(SPOKEN, 10, noise=noise * level / 0.1, level=level), RATE, 4.0))
-    assert len(found) == len(SPOKEN)
-    for (start, stop), (first, last) in zip(found, SPOKEN, strict=True):
+    got = in_seconds(cuts(speech(SPOKEN, 10, noise=noise * level / 0.1, level=level), RATE, 4.0))
+    assert len(got) == len(SPOKEN)
+    for (start, stop), (first, last) in zip(got, SPOKEN, strict=True):
         assert start == pytest.approx(max(0, first - LEAD), abs=0.02)
         assert stop == pytest.approx(last + TRAIL, abs=0.02)
 
@@ -57,8 +57,8 @@ def test_more_of_a_pause_stays_where_that_is_asked_for():
 
 def test_a_gap_within_a_word_and_a_click_are_no_end_and_no_speech():
     spoken = [(0.2, 1.0), (1.1, 2.0), (3.0, 3.03), (4.0, 5.5)]  # 0.1 s of silence; 0.03 s of sound
-    found = in_seconds(cuts(speech(spoken, 6, noise=1e-4), RATE, 3.0))
-    (first, second) = found
+    got = in_seconds(cuts(speech(spoken, 6, noise=1e-4), RATE, 3.0))
+    (first, second) = got
     assert first == (0.0, pytest.approx(2.0 + TRAIL, abs=0.02))  # 0.2 s of silence are no pause either
     assert second == pytest.approx((4.0 - LEAD, 5.5 + TRAIL), abs=0.02)
 
@@ -68,17 +68,17 @@ def test_a_gap_within_a_word_and_a_click_are_no_end_and_no_speech():
 )
 def test_what_is_too_short_joins_its_neighbour_where_both_fit(shortest, longest, want):
     """With what stays of the pauses they last 1.61, 0.81, 3.11 and 1.11 s."""
-    found = in_seconds(cuts(speech(SPOKEN, 10, noise=1e-4), RATE, longest, shortest))
-    assert len(found) == want
-    assert all(stop - start <= longest for start, stop in found)
+    got = in_seconds(cuts(speech(SPOKEN, 10, noise=1e-4), RATE, longest, shortest))
+    assert len(got) == want
+    assert all(stop - start <= longest for start, stop in got)
 
 
 def test_what_is_too_short_joins_the_neighbour_that_is_nearer():
     """Words one after the other belong together, however long what they are joined to became before."""
     words = [(0.5, 0.9), (1.3, 1.7), (2.1, 2.5), (3.3, 3.7), (4.1, 4.5), (4.9, 5.3)]  # pauses of 0.4 s, and one of 0.8
-    found = in_seconds(cuts(speech(words, 6, noise=1e-4), RATE, 5.0, 1.0))
+    got = in_seconds(cuts(speech(words, 6, noise=1e-4), RATE, 5.0, 1.0))
     want = [(0.5 - LEAD, 2.5 + TRAIL), (3.3 - LEAD, 5.3 + TRAIL)]
-    assert [pytest.approx(each, abs=0.02) for each in want] == found
+    assert [pytest.approx(each, abs=0.02) for each in want] == got
 
 
 def test_a_recording_that_is_short_enough_is_one_segment():
@@ -86,46 +86,46 @@ def test_a_recording_that_is_short_enough_is_one_segment():
     assert cuts(waveform, RATE, 4.0) == [(0, 4 * RATE)]
 
 
-def assert_covers(found: list[tuple[int, int]], n: int, limit: int) -> None:
-    assert found[0][0] == 0 and found[-1][1] == n
-    assert all(one[1] == other[0] for one, other in pairwise(found))
-    assert all(0 < stop - start <= limit for start, stop in found)
-    if len(found) > 1:
-        assert min(stop - start for start, stop in found) >= limit // 4
+def assert_covers(got: list[tuple[int, int]], n: int, limit: int) -> None:
+    assert got[0][0] == 0 and got[-1][1] == n
+    assert all(one[1] == other[0] for one, other in pairwise(got))
+    assert all(0 < stop - start <= limit for start, stop in got)
+    if len(got) > 1:
+        assert min(stop - start for start, stop in got) >= limit // 4
 
 
 @pytest.mark.parametrize("n", [1, 799, 800, 801, 803, 1000, 1199, 1200, 1201, 1601, 4001, 50_001])
 def test_without_a_pause_segments_cover_everything_and_none_is_too_long_or_tiny(n, rng):
     for waveform in (torch.randn(n, generator=rng), torch.zeros(n), torch.ones(n)):
-        found = cuts(waveform, 800, 1.0)
-        assert_covers(found, n, 800)
-        assert len(found) == 1 or n > 800
+        got = cuts(waveform, 800, 1.0)
+        assert_covers(got, n, 800)
+        assert len(got) == 1 or n > 800
 
 
 def test_without_a_pause_the_cut_is_where_brute_force_finds_the_least_energy(rng):
     rate = 200
     waveform = torch.randn(10 * rate, generator=rng) * (0.5 + torch.rand(10 * rate, generator=rng))
-    (_, found), _ = cuts(waveform, rate, 9.0)
+    (_, got), _ = cuts(waveform, rate, 9.0)
     # from half of 9 s on, and leaving a quarter of 9 s behind, between frames of two samples
     places = range(int(4.5 * rate), 10 * rate - 9 * rate // 4 - 20 + 1, 2)
     energy = {i + 10: sum(float(x) ** 2 for x in waveform[i : i + 20]) for i in places}
-    assert found == min(energy, key=lambda place: energy[place])
+    assert got == min(energy, key=lambda place: energy[place])
 
 
 def test_an_hour_of_silence_can_be_cut():
     waveform = torch.zeros(3600 * 1000)
-    found = cuts(waveform, 1000, 30.0)
-    assert_covers(found, len(waveform), 30 * 1000)
+    got = cuts(waveform, 1000, 30.0)
+    assert_covers(got, len(waveform), 30 * 1000)
 
 
 @pytest.mark.parametrize("size", [1, 7, 80, 333, 10_000])
 def test_a_recording_in_blocks_is_the_same_as_a_whole(size, rng):
     """Its levels, where it is cut, and what is between the cuts; the last frame and the last block are not full."""
     waveform = 3 * torch.randn(2503, generator=rng)
-    found, frames = levels(waveform.split(size), 1000), np.resize(np.r_[waveform.numpy(), np.zeros(7)], (251, 10))
-    np.testing.assert_allclose(found.power, (frames.astype(np.float64) ** 2).mean(axis=1), rtol=1e-6)
-    assert (found.n_samples, float(found.loudest)) == (2503, float(waveform.abs().max()))
-    spans = segments(found, 1.0)
+    got, frames = levels(waveform.split(size), 1000), np.resize(np.r_[waveform.numpy(), np.zeros(7)], (251, 10))
+    np.testing.assert_allclose(got.power, (frames.astype(np.float64) ** 2).mean(axis=1), rtol=1e-6)
+    assert (got.n_samples, float(got.loudest)) == (2503, float(waveform.abs().max()))
+    spans = segments(got, 1.0)
     assert spans == cuts(waveform, 1000, 1.0) and len(spans) > 2
     for some in (spans, spans[1:2], [(3, 5), (700, 701), (2400, 2503)]):
         for (start, stop), samples in zip(some, split_segments(waveform.split(size), some, "a"), strict=True):

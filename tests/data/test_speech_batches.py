@@ -41,12 +41,12 @@ def told(caplog) -> list[str]:
 
 def rows(pairs: SpeechPairs, epoch: int) -> list[tuple[torch.Tensor, list[int], list[int]]]:
     """Frames, target_in and target_out of every example, padding cut off."""
-    found = []
+    got = []
     for batch in pairs.epoch(epoch):
         for i, (s, t) in enumerate(zip(batch.source_lengths.tolist(), batch.target_lengths.tolist(), strict=True)):
             assert torch.all(batch.source[i, s:] == 0)
-            found.append((batch.source[i, :s], batch.target_in[i, :t].tolist(), batch.target_out[i, :t].tolist()))
-    return found
+            got.append((batch.source[i, :s], batch.target_in[i, :t].tolist(), batch.target_out[i, :t].tolist()))
+    return got
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 4])
@@ -74,9 +74,9 @@ def test_an_epoch_has_all_that_is_new_and_a_share_of_what_is_replayed_in_turn(
     new, old = ({r.id for r in part} for part in (some[:6], some[6:]))
     seen = Counter[str]()
     for epoch in range(9):
-        found = [names[frames.numpy().tobytes()] for frames, *_ in rows(pairs, epoch)]
-        assert sorted(name for name in found if name in new) == sorted(new) and len(found) == 6 + per_epoch
-        seen.update(name for name in found if name in old)
+        got = [names[frames.numpy().tobytes()] for frames, *_ in rows(pairs, epoch)]
+        assert sorted(name for name in got if name in new) == sorted(new) and len(got) == 6 + per_epoch
+        seen.update(name for name in got if name in old)
     assert seen == Counter(dict.fromkeys(old, per_epoch))
     with pytest.raises(ValueError, match="training, validation and canary need recordings, but of 9 none is left"):
         speech_pairs(some[6:], reader, tokenizer, frames_per_batch=300)
@@ -88,9 +88,9 @@ def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordin
     both = [*long, *(replace(r, text=f"{r.text} {r.text}", columns={"said": r.text}) for r in recordings[2:])]
     pairs = speech_pairs(both, reader, tokenizer, frames_per_batch=200, ctc_column="said")
     want = Counter((r.text, r.columns["said"]) for r in both)
-    found = Counter[tuple[str, str]]()
+    got = Counter[tuple[str, str]]()
     for made in pairs.epoch(1):
-        found.update(
+        got.update(
             (tokenizer.decode([target[: n - 1]])[0].strip(), tokenizer.decode([heard[: m - 1]])[0].strip())
             for target, n, heard, m in zip(
                 made.target_out.tolist(),
@@ -100,7 +100,7 @@ def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordin
                 strict=True,
             )
         )
-    assert found == Counter({(text.strip(), said): n for (text, said), n in want.items()})
+    assert got == Counter({(text.strip(), said): n for (text, said), n in want.items()})
     with pytest.raises(ValueError, match="another column of the manifests, but it is 'spoken', and there are said"):
         speech_pairs(both, reader, tokenizer, frames_per_batch=200, ctc_column="spoken")
 

@@ -27,12 +27,12 @@ def test_masks_hide_and_leave_the_cache_alone(recordings, reader):
 
 def spans_by_hand(size: int, n: int, widest: int, rng: torch.Generator) -> list[slice]:
     """Width, then start, all as likely."""
-    found = []
+    got = []
     for _ in range(n):
         width = int(torch.randint(0, widest + 1, (), generator=rng))
         start = int(torch.randint(0, size - width + 1, (), generator=rng))
-        found.append(slice(start, start + width))
-    return found
+        got.append(slice(start, start + width))
+    return got
 
 
 def warped_by_hand(log_mel: np.ndarray, factor: float, config: FeatureConfig) -> np.ndarray:
@@ -116,12 +116,12 @@ def test_what_happens_to_an_utterance_does_not_depend_on_its_batch(recordings, r
             augmentation=Augmentation(token_dropout=0.4),
             seed=5,
         )
-        epoch, found = pairs.epoch(2), {}
+        epoch, got = pairs.epoch(2), {}
         for batch, chosen in zip(epoch, epoch.batches, strict=True):
             for row, i in enumerate(chosen.tolist()):
                 ids = batch.target_in[row, : batch.target_lengths[row]].tolist()
-                found[i] = (ids, batch.source[row, : batch.source_lengths[row]])
-        return len(epoch), found
+                got[i] = (ids, batch.source[row, : batch.source_lengths[row]])
+        return len(epoch), got
 
     (few, large), (many, small) = heard(1000), heard(100)
     assert many > few and large.keys() == small.keys()

@@ -11,12 +11,12 @@ def test_two_columns_of_one_file_share_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("transduce.data.parallel_text.POOL", 2)
     columns = {name: [f"{name} {i}" for i in range(5)] for name in ("en", "de", "fr")}
     parquet.write_table(arrow.table(columns), tmp_path / "all.parquet")
-    found = {}
+    got = {}
     for source, target in (("en", "de"), ("de", "en"), ("en", "fr")):
         files = Files(train_table=tmp_path / "all.parquet", source_column=source, target_column=target, hold_out=1)
         train, valid, _ = files.splits(1, tmp_path / "cache")
         assert isinstance(train, parallel.LargeText)
         assert valid.source[0].startswith(source) and valid.target[0].startswith(target)
         assert all(s.startswith(source) and t.startswith(target) for s, t in zip(*train.sample(), strict=True))
-        found[source, target] = (train.folder, train.digest)
-    assert len({*found.values()}) == len({folder for folder, _ in found.values()}) == 3
+        got[source, target] = (train.folder, train.digest)
+    assert len({*got.values()}) == len({folder for folder, _ in got.values()}) == 3

@@ -13,11 +13,11 @@ def transcripts(logits: Tensor, blank: int) -> dict[tuple[int, ...], float]:
     for frame in logits.tolist():
         norm = sum(math.exp(x) for x in frame)
         probabilities.append([math.exp(x) / norm for x in frame])
-    found: dict[tuple[int, ...], float] = defaultdict(float)
+    got: dict[tuple[int, ...], float] = defaultdict(float)
     for path in itertools.product(range(logits.size(1)), repeat=len(probabilities)):
         said = tuple(label for label, _ in itertools.groupby(path) if label != blank)
-        found[said] += math.prod(p[label] for p, label in zip(probabilities, path, strict=True))
-    return found
+        got[said] += math.prod(p[label] for p, label in zip(probabilities, path, strict=True))
+    return got
 
 
 def log(p: float) -> float:
@@ -25,13 +25,13 @@ def log(p: float) -> float:
 
 
 def next_log_probs(
-    found: dict[tuple[int, ...], float], prefix: tuple[int, ...], *, vocab_size: int, eos: int, blank: int
+    got: dict[tuple[int, ...], float], prefix: tuple[int, ...], *, vocab_size: int, eos: int, blank: int
 ) -> list[float]:
     """For every token, the log-probability that it follows a transcript's prefix; for EOS, that none follows."""
     begins: dict[tuple[int, ...], float] = defaultdict(float)
-    for said, p in found.items():
+    for said, p in got.items():
         begins[said[: len(prefix) + 1]] += p if said[: len(prefix)] == prefix else 0.0
     total = math.fsum(begins.values())
     scores = [log(begins.get((*prefix, token), 0.0) / total) for token in range(vocab_size)]
-    scores[eos], scores[blank] = log(found.get(prefix, 0.0) / total), -math.inf
+    scores[eos], scores[blank] = log(got.get(prefix, 0.0) / total), -math.inf
     return scores

@@ -61,21 +61,21 @@ def penalty(length: int, alpha: float) -> float:
 
 def brute_force(language: Language, sentence: int, bound: int, alpha: float, suppressed: list[int]) -> list[Hypothesis]:
     """Every possible sequence, best score first."""
-    found: list[Hypothesis] = []
+    got: list[Hypothesis] = []
 
     def grow(prefix: tuple[int, ...], log_prob: float) -> None:
         if len(prefix) == bound:
-            found.append(Hypothesis(list(prefix), log_prob, log_prob / penalty(bound, alpha), False))
+            got.append(Hypothesis(list(prefix), log_prob, log_prob / penalty(bound, alpha), False))
             return
         for token, gain in enumerate(language.log_probs(sentence, prefix)):
             total = log_prob + gain
             if token == EOS and EOS not in suppressed:
-                found.append(Hypothesis(list(prefix), total, total / penalty(len(prefix) + 1, alpha), True))
+                got.append(Hypothesis(list(prefix), total, total / penalty(len(prefix) + 1, alpha), True))
             elif token not in suppressed:
                 grow((*prefix, token), total)
 
     grow((), 0.0)
-    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+    return sorted(got, key=lambda hypothesis: -hypothesis.score)
 
 
 def plain_beam_search(

@@ -106,8 +106,8 @@ def test_a_beam_of_one_is_greedy(alpha):
 
 def test_hypotheses_are_sorted_and_distinct_and_keep_their_bounds():
     bounds = [1 + i % 7 for i in range(70)]
-    found = search(Language(seed=1), list(range(70)), bounds, beam_size=5, n_best=5, alpha=0.6)
-    for hypotheses, bound in zip(found, bounds, strict=True):
+    got = search(Language(seed=1), list(range(70)), bounds, beam_size=5, n_best=5, alpha=0.6)
+    for hypotheses, bound in zip(got, bounds, strict=True):
         assert len(hypotheses) == len({tuple(h.tokens) + (EOS,) * h.finished for h in hypotheses}) == 5
         assert hypotheses == sorted(hypotheses, key=lambda h: -h.score)
         for h in hypotheses:
@@ -172,9 +172,9 @@ def as_many_come_out_as_exist(seed: int) -> None:
         rules = {"suppressed": suppressed, "no_repeat_ngram": ngram, "min_length": least}
         for first in (True, False):
             how = {"beam_size": beam_size, "n_best": beam_size, "at_max_length": AT_MAX_LENGTH[first]}
-            (found,) = search(language, [0], [bound], **rules, **how)
-            assert len(found) == len({(*h.tokens, h.finished) for h in found}) == min(beam_size, len(exist))
-            assert {(*h.tokens, h.finished) for h in found} <= {(*h.tokens, h.finished) for h in exist}
+            (got,) = search(language, [0], [bound], **rules, **how)
+            assert len(got) == len({(*h.tokens, h.finished) for h in got}) == min(beam_size, len(exist))
+            assert {(*h.tokens, h.finished) for h in got} <= {(*h.tokens, h.finished) for h in exist}
 
 
 # A real Transformer
@@ -278,9 +278,9 @@ def test_half_precision_logits_are_summed_in_float32(example):
         model = deepcopy(example.model).bfloat16()
         memory = model.encode(example.source, example.lengths)
     constraints = Constraints(example.bounds, eos_id=EOS)
-    found = [best for (best,) in beam_search(ModelScorer(model, memory), starts(24), constraints, BeamConfig())]
-    found += greedy(ModelScorer(model, memory), example.bounds.tolist())
-    log_prob = torch.tensor([hypothesis.log_prob for hypothesis in found])
+    got = [best for (best,) in beam_search(ModelScorer(model, memory), starts(24), constraints, BeamConfig())]
+    got += greedy(ModelScorer(model, memory), example.bounds.tolist())
+    log_prob = torch.tensor([hypothesis.log_prob for hypothesis in got])
     assert (log_prob.bfloat16().float() != log_prob).all()
 
 
@@ -316,13 +316,13 @@ def test_equally_likely_hypotheses_come_alone_as_among_others(beam_size):
     for seed in range(10):
         language, sentences = Language(seed, vocab_size=6), list(range(9))
 
-        def found(some: list[int], language: Language = language) -> list[list[tuple[list[int], float]]]:
+        def got(some: list[int], language: Language = language) -> list[list[tuple[list[int], float]]]:
             scorer, constraints = WholeNumbers(language, some), constrained([7] * len(some))
             config = BeamConfig(beam_size=beam_size, n_best=beam_size, alpha=0.0)
             outputs = beam_search(scorer, starts(len(some)), constraints, config)
             return [[(h.tokens, h.score) for h in each] for each in outputs]
 
-        together = found(sentences)
+        together = got(sentences)
         ties += sum(len({score for _, score in each}) < beam_size for each in together)
-        assert [found([i])[0] for i in sentences] == together
+        assert [got([i])[0] for i in sentences] == together
     assert ties > 10

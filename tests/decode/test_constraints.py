@@ -56,12 +56,12 @@ def test_a_beam_of_one_is_greedy_and_nothing_occurs_twice(n):
     sentences, bounds = list(range(100)), [1 + i % 19 for i in range(100)]
     settings = {"suppressed": [PAD], "no_repeat_ngram": n}
     beam = search(Language(seed=5), sentences, bounds, beam_size=1, **settings)
-    found = greedy(Language(seed=5), sentences, bounds, **settings)
-    assert [(h.tokens, h.finished) for (h,) in beam] == [(h.tokens, h.finished) for h in found]
-    assert [h.log_prob for (h,) in beam] == pytest.approx([h.log_prob for h in found], rel=1e-12)
-    assert not any(repeats(h.tokens, n) for h in found)
+    got = greedy(Language(seed=5), sentences, bounds, **settings)
+    assert [(h.tokens, h.finished) for (h,) in beam] == [(h.tokens, h.finished) for h in got]
+    assert [h.log_prob for (h,) in beam] == pytest.approx([h.log_prob for h in got], rel=1e-12)
+    assert not any(repeats(h.tokens, n) for h in got)
     without = greedy(Language(seed=5), sentences, bounds, suppressed=[PAD])
-    for h, free in zip(found, without, strict=True):
+    for h, free in zip(got, without, strict=True):
         assert h.tokens == free.tokens or repeats(free.tokens, n)
     assert any(repeats(h.tokens, n) for h in without)
 
@@ -79,14 +79,14 @@ def test_a_wide_beam_repeats_nothing_and_neighbours_change_nothing():
 def test_where_nothing_is_left_a_hypothesis_ends_even_if_it_may_not():
     """Two tokens without EOS: at most five in a row hold no pair twice (aabba and its like)."""
     language, settings = Language(seed=1), {"suppressed": [PAD, BOS, EOS], "no_repeat_ngram": 2}
-    found = greedy(language, list(range(30)), [40] * 30, **settings)
+    got = greedy(language, list(range(30)), [40] * 30, **settings)
     beams = search(language, list(range(30)), [40] * 30, beam_size=3, n_best=3, **settings)
-    for h in [*found, *(h for hypotheses in beams for h in hypotheses)]:
+    for h in [*got, *(h for hypotheses in beams for h in hypotheses)]:
         pairs = set(pairwise(h.tokens))
         assert h.finished and not repeats(h.tokens, 2)
         assert all((h.tokens[-1], token) in pairs for token in (3, 4))
         assert math.isfinite(h.log_prob)
-    assert max(len(h.tokens) for h in found) == 5
+    assert max(len(h.tokens) for h in got) == 5
 
 
 # Repetition penalty, minimum length, suppressed tokens
@@ -118,9 +118,9 @@ def test_a_penalty_makes_another_language():
         got = search(Language(seed=4), list(range(20)), bounds, repetition_penalty=1.7, **settings)
         for one, other in zip(got, search(Penalized(seed=4), list(range(20)), bounds, **settings), strict=True):
             same(one, other)
-    found = greedy(Language(seed=4), list(range(20)), bounds, suppressed=[PAD], repetition_penalty=1.7)
-    same(found, greedy(Penalized(seed=4), list(range(20)), bounds, suppressed=[PAD]))
-    assert found != greedy(Language(seed=4), list(range(20)), bounds, suppressed=[PAD])
+    ours = greedy(Language(seed=4), list(range(20)), bounds, suppressed=[PAD], repetition_penalty=1.7)
+    same(ours, greedy(Penalized(seed=4), list(range(20)), bounds, suppressed=[PAD]))
+    assert ours != greedy(Language(seed=4), list(range(20)), bounds, suppressed=[PAD])
 
 
 @pytest.mark.parametrize(("rules", "keeps"), [
@@ -138,12 +138,12 @@ def test_a_beam_as_wide_as_the_space_finds_all_that_keeps_the_rules(rules, keeps
     settings = {"suppressed": [PAD, BOS], **rules}
     (got,) = search(language, [3], [bound], beam_size=len(every), n_best=len(every), **settings)
     same(got, want)
-    (best,), (found,) = (
+    (best,), (ours,) = (
         search(language, [3], [bound], beam_size=1, **settings),
         greedy(language, [3], [bound], **settings),
     )
-    same(best, [found])
-    assert keeps(found)
+    same(best, [ours])
+    assert keeps(ours)
 
 
 def test_what_has_no_token_left_and_no_end_is_refused():
@@ -189,10 +189,10 @@ def test_a_rule_of_one_s_own_is_one_more(beam_size):
     scorer = LanguageScorer(language, [3, 4])
     if beam_size == 1:
         score = BeamConfig()
-        found = Sampler(scorer, starts(2), constraints, sampling=GREEDY, score=score).run()
+        got = Sampler(scorer, starts(2), constraints, sampling=GREEDY, score=score).run()
     else:
-        found = beam_search(scorer, starts(2), constraints, BeamConfig(beam_size=beam_size, n_best=beam_size))
-    for sentence, hypotheses in zip([3, 4], found, strict=True):
+        got = beam_search(scorer, starts(2), constraints, BeamConfig(beam_size=beam_size, n_best=beam_size))
+    for sentence, hypotheses in zip([3, 4], got, strict=True):
         assert hypotheses and all(keeps(h) and h.tokens for h in hypotheses)
         if beam_size > 3:
             every = brute_force(language, sentence, bound, 0.6, [PAD, BOS])

@@ -28,16 +28,16 @@ def said(scorer: CTCPrefixScorer, tokens: list[list[int]]) -> torch.Tensor:
 def test_scores_are_sums_over_all_labellings(rng, eos, blank):
     length, vocab_size = 5, 4
     logits = 2 * torch.randn(1, length, vocab_size, generator=rng, dtype=torch.float64)
-    found = transcripts(logits[0], blank)
-    assert math.fsum(found.values()) == pytest.approx(1, rel=1e-12)
+    ours = transcripts(logits[0], blank)
+    assert math.fsum(ours.values()) == pytest.approx(1, rel=1e-12)
     seen = set()
     for tokens in itertools.product([1, 3], repeat=length):
         got = said(CTCPrefixScorer(logits, eos_id=eos, blank_id=blank), [[*tokens]])
         for t in range(length + 1):
             prefix = tokens[:t]
             assert not got[0, t].isnan().any()
-            if any(transcript[:t] == prefix for transcript in found):
-                want = next_log_probs(found, prefix, vocab_size=vocab_size, eos=eos, blank=blank)
+            if any(transcript[:t] == prefix for transcript in ours):
+                want = next_log_probs(ours, prefix, vocab_size=vocab_size, eos=eos, blank=blank)
                 assert got[0, t].tolist() == pytest.approx(want, rel=1e-10, abs=1e-10)
                 seen.add(prefix)
             else:
@@ -122,14 +122,14 @@ def test_search_over_ctc_alone_finds_the_likeliest_transcript(rng):
     ((best,),) = beam_search(CTCPrefixScorer(logits, eos_id=EOS), starts(1), constraints, BeamConfig(alpha=0.0))
     assert (best.tokens, best.finished) == ([3], True)
     assert best.log_prob == pytest.approx(math.log(1 - 0.6**2), rel=1e-6)
-    (found,) = greedy(CTCPrefixScorer(logits, eos_id=EOS), [5], suppressed=[PAD, BOS])
-    assert found.tokens == [3] and found.log_prob == pytest.approx(best.log_prob, rel=1e-6)
+    (got,) = greedy(CTCPrefixScorer(logits, eos_id=EOS), [5], suppressed=[PAD, BOS])
+    assert got.tokens == [3] and got.log_prob == pytest.approx(best.log_prob, rel=1e-6)
 
     logits = torch.randn(1, 6, 5, generator=rng, dtype=torch.float64)
-    found = {said: p for said, p in transcripts(logits[0], PAD).items() if not {BOS, EOS} & set(said)}
-    want = max(found, key=lambda transcript: found[transcript])
+    got = {said: p for said, p in transcripts(logits[0], PAD).items() if not {BOS, EOS} & set(said)}
+    want = max(got, key=lambda transcript: got[transcript])
     constraints = constrained([9], suppressed=[PAD, BOS])
     ((best,),) = beam_search(
         CTCPrefixScorer(logits, eos_id=EOS), starts(1), constraints, BeamConfig(alpha=0.0, beam_size=40)
     )
-    assert tuple(best.tokens) == want and best.log_prob == pytest.approx(math.log(found[want]), rel=1e-10)
+    assert tuple(best.tokens) == want and best.log_prob == pytest.approx(math.log(got[want]), rel=1e-10)

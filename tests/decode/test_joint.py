@@ -29,13 +29,13 @@ class JointLanguage:
     language: Language
     logits: Tensor
     weight: float
-    found: dict[int, dict[tuple[int, ...], float]] = field(default_factory=dict)
+    ours: dict[int, dict[tuple[int, ...], float]] = field(default_factory=dict)
 
     def log_probs(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
         attention = self.language.log_probs(sentence, prefix)
-        if sentence not in self.found:
-            self.found[sentence] = transcripts(self.logits[sentence], PAD)
-        ctc = next_log_probs(self.found[sentence], prefix, vocab_size=5, eos=EOS, blank=PAD)
+        if sentence not in self.ours:
+            self.ours[sentence] = transcripts(self.logits[sentence], PAD)
+        ctc = next_log_probs(self.ours[sentence], prefix, vocab_size=5, eos=EOS, blank=PAD)
         return [(1 - self.weight) * a + self.weight * c for a, c in zip(attention, ctc, strict=True)]
 
     def scorer(self, sentences: list[int]) -> Scorer:
@@ -66,7 +66,7 @@ def it_finds_what_brute_force_finds(joint: JointLanguage) -> None:
         for h in got[sentence]:
             attention = [Language(seed=3).log_probs(sentence, tuple(h.tokens[:t])) for t in range(len(h.tokens) + 1)]
             entropy = sum(x[token] for x, token in zip(attention, [*h.tokens, EOS], strict=True))
-            whole = (1 - weight) * entropy + weight * math.log(joint.found[sentence][tuple(h.tokens)])
+            whole = (1 - weight) * entropy + weight * math.log(joint.ours[sentence][tuple(h.tokens)])
             assert not h.finished or h.log_prob == pytest.approx(whole, rel=1e-10)
 
 
@@ -81,10 +81,10 @@ def test_a_narrow_beam_is_the_search_in_lists_and_a_beam_of_one_is_greedy(rng, a
         for sentence, hypotheses in enumerate(got):
             want = plain_beam_search(joint, sentence, bounds[sentence], beam_size, alpha, SUPPRESSED)
             same(hypotheses, [h for h in want if h.score > -math.inf])
-    found = greedy(joint.scorer(sentences), bounds, suppressed=SUPPRESSED)
+    ours = greedy(joint.scorer(sentences), bounds, suppressed=SUPPRESSED)
     best = [h for (h,) in search(joint.scorer(sentences), bounds, beam_size=1)]
-    assert [(h.tokens, h.finished) for h in best] == [(h.tokens, h.finished) for h in found]
-    assert [h.log_prob for h in best] == pytest.approx([h.log_prob for h in found], rel=1e-12)
+    assert [(h.tokens, h.finished) for h in best] == [(h.tokens, h.finished) for h in ours]
+    assert [h.log_prob for h in best] == pytest.approx([h.log_prob for h in ours], rel=1e-12)
 
 
 def test_more_tokens_than_frames_can_hold_never_come(rng):
@@ -215,8 +215,8 @@ def test_an_ensemble_of_two_models_and_a_language_model_is_the_sum_of_their_forw
         scorers: list[tuple[float, Scorer]] = [
             (0.5, ModelScorer(model, model.encode(source, lengths))) for model in (first.model, second)
         ]
-        found = search(combined([*scorers, (0.3, ModelScorer(fusing, prompts=start))]), [9] * 6, beam_size=4, n_best=4)
-        for row, hypotheses in enumerate(found):
+        ours = search(combined([*scorers, (0.3, ModelScorer(fusing, prompts=start))]), [9] * 6, beam_size=4, n_best=4)
+        for row, hypotheses in enumerate(ours):
             for h in hypotheses:
                 out = torch.tensor([*h.tokens, *[EOS] * h.finished])
                 begun = torch.tensor([[BOS, *out[:-1]]])

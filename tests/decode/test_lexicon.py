@@ -33,10 +33,10 @@ def test_only_known_words_come_out_and_nothing_else_is_lost(words):
         assert 1 <= len(want) < len(every(language, sentence))
         same(got, want)
     for beam_size in (1, 3):
-        found = search(language, list(range(30)), beam_size, rules=[by_sentence([lexicon(words)] * 30)])
+        ours = search(language, list(range(30)), beam_size, rules=[by_sentence([lexicon(words)] * 30)])
         alone = [search(language, [i], beam_size, rules=[by_sentence([lexicon(words)])])[0] for i in (0, 17)]
-        assert [found[0], found[17]] == alone
-        assert all(known(h, words) for each in found for h in each)
+        assert [ours[0], ours[17]] == alone
+        assert all(known(h, words) for each in ours for h in each)
 
 
 def test_a_byte_of_no_word_leads_nowhere():
@@ -52,9 +52,9 @@ def test_what_has_a_prefix_or_must_hold_something_is_free_of_it():
     prefix = Prefix(VOCABULARY, [], b"ab")
     for beam_size in (1, 3):
         rules = [by_sentence([None, lexicon(words), lexicon(words)])]
-        found = search(language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], rules=rules)
-        assert found[0] == search(language, [8], beam_size, prefixes=[prefix])[0]
-        assert found[1:] == search(language, [8, 7], beam_size, rules=[by_sentence([lexicon(words)] * 2)])
+        got = search(language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], rules=rules)
+        assert got[0] == search(language, [8], beam_size, prefixes=[prefix])[0]
+        assert got[1:] == search(language, [8, 7], beam_size, rules=[by_sentence([lexicon(words)] * 2)])
     required = Required(VOCABULARY, [[b"ab"], []])
     first, second = search(language, [8, 7], 3, required=required, rules=[by_sentence([None, lexicon(words)])])
     assert [first] == search(language, [8], 3, required=Required(VOCABULARY, [[b"ab"]]))

@@ -126,7 +126,7 @@ def test_unfinished_by_score_and_any_rules_find_what_generate_finds(pair, seed, 
             min_new_tokens=least or None, no_repeat_ngram_size=ngram, suppress_tokens=[ours.pad_id, *banned],
         )  # fmt: skip
         want = [[token for token in row[1:] if token != ours.pad_id] for row in output.tolist()]
-        starts, found = torch.full((3, 1), ours.bos_id), {}
+        starts, got = torch.full((3, 1), ours.bos_id), {}
         for at_max_length in ("by_score", "finished_first"):
             with torch.no_grad():
                 scorer = ModelScorer(ours.model, ours.model.encode(source[rows], lengths[rows]))
@@ -137,9 +137,9 @@ def test_unfinished_by_score_and_any_rules_find_what_generate_finds(pair, seed, 
             how = {"beam_size": beam_size, "n_best": n_best, "at_max_length": at_max_length}
             how |= {"alpha": alpha, "length_offset": 0.0, "early_stopping": early}
             hypotheses = [h for each in beam_search(scorer, starts, constraints, BeamConfig(**how)) for h in each]
-            found[at_max_length] = [h.tokens + [ours.eos_id] * h.finished for h in hypotheses]
-        assert found["by_score"] == want, (beam_size, bound, n_best, ngram, least, banned, alpha, early)
-        differ += found["finished_first"] != want
+            got[at_max_length] = [h.tokens + [ours.eos_id] * h.finished for h in hypotheses]
+        assert got["by_score"] == want, (beam_size, bound, n_best, ngram, least, banned, alpha, early)
+        differ += got["finished_first"] != want
     assert n < 100 or differ
 
 
@@ -151,9 +151,9 @@ def test_search_finds_what_generate_finds(pair, beam_size):
         early_stopping=False, max_new_tokens=BOUND, bad_words_ids=[[ours.pad_id]],
     )  # fmt: skip
     want = [[token for token in row[1:] if token != ours.pad_id] for row in output.tolist()]
-    found = search(ours, source, lengths, beam_size)
-    assert [h.tokens + [ours.eos_id] * h.finished for h in found] == want
-    assert len({len(h.tokens) for h in found if h.finished}) > 5, sorted(len(h.tokens) for h in found if h.finished)
+    got = search(ours, source, lengths, beam_size)
+    assert [h.tokens + [ours.eos_id] * h.finished for h in got] == want
+    assert len({len(h.tokens) for h in got if h.finished}) > 5, sorted(len(h.tokens) for h in got if h.finished)
 
 
 def test_the_residual_order_turns_their_positions_into_ours(pair):

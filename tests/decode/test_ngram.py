@@ -44,12 +44,12 @@ def model(text: str, tokens: list[str] = TOKENS) -> NGrams:
 
 def plain(text: str) -> dict[tuple[str, ...], tuple[float, float]]:
     """Log 10 of probability and backoff by n-gram."""
-    found = {}
+    got = {}
     for line in text.splitlines():
         if "\t" in line:
             log_prob, gram, backoff = [*line.split("\t"), "0"][:3]
-            found[tuple(gram.split())] = float(log_prob), float(backoff)
-    return found
+            got[tuple(gram.split())] = float(log_prob), float(backoff)
+    return got
 
 
 def by_rule(grams: dict, past: tuple[str, ...], word: str) -> float:

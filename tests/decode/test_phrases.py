@@ -68,10 +68,10 @@ def test_a_forbidden_phrase_comes_out_of_no_tokens_and_nothing_else_is_lost(phra
         assert 1 <= len(want) < len(every(language, sentence))
         same(got, want)
     for beam_size in (1, 3):
-        found = search(language, list(range(30)), beam_size, rules=[by_sentence([forbidden] * 30)])
+        ours = search(language, list(range(30)), beam_size, rules=[by_sentence([forbidden] * 30)])
         alone = [search(language, [i], beam_size, rules=[by_sentence([forbidden])])[0] for i in (0, 17)]
-        assert [found[0], found[17]] == alone
-        assert not any(phrase in between(h) for each in found for h in each for phrase in phrases)
+        assert [ours[0], ours[17]] == alone
+        assert not any(phrase in between(h) for each in ours for h in each for phrase in phrases)
 
 
 @pytest.mark.parametrize(("fixed", "free"), [([], "ab"), ([], " a"), ([4], "ba"), ([], "aba"), ([3, 6], "")])
@@ -145,8 +145,8 @@ def test_a_bonus_counts_once_and_is_given_back_where_its_phrase_does_not_go_on(b
     language = Language(seed=2, vocab_size=len(SURFACES))
     rule = biased_phrases(VOCABULARY, {phrase.encode(): nats for phrase, nats in bias.items()})
     other = biased_phrases(VOCABULARY, {b"ba": 2.0})
-    found = search(language, [4, 5, 6], WIDE, rules=[by_sentence([rule, None, other])])
-    for sentence, got, each in zip([4, 5, 6], found, [bias, {}, {"ba": 2.0}], strict=True):
+    ours = search(language, [4, 5, 6], WIDE, rules=[by_sentence([rule, None, other])])
+    for sentence, got, each in zip([4, 5, 6], ours, [bias, {}, {"ba": 2.0}], strict=True):
         want = []
         for h in every(language, sentence):
             log_prob = h.log_prob + bonus(between(h) + "$" * h.finished, each)
@@ -180,17 +180,17 @@ def test_every_output_holds_every_required_phrase_and_nothing_else_is_lost(phras
     same(with_phrases, want)
     same(without, plain)
     for beam_size in (2, 5):
-        found = search(language, list(range(20)), beam_size, required=required(20, *phrases))
-        assert all(found) and all(phrase in between(h) for each in found for h in each for phrase in phrases)
-        assert search(language, [7], beam_size, required=required(1, *phrases)) == [found[7]]
+        got = search(language, list(range(20)), beam_size, required=required(20, *phrases))
+        assert all(got) and all(phrase in between(h) for each in got for h in each for phrase in phrases)
+        assert search(language, [7], beam_size, required=required(1, *phrases)) == [got[7]]
 
 
 @pytest.mark.parametrize("beam_size", [2, 3, 6])
 def test_a_sentence_that_requires_nothing_is_searched_as_ever(beam_size):
     language = Language(seed=9, vocab_size=len(SURFACES))
     needed = Required(VOCABULARY, [[b"ab"], *[[]] * 20])
-    found = search(language, list(range(21)), beam_size, required=needed)
-    for got, want in zip(found[1:], search(language, list(range(1, 21)), beam_size), strict=True):
+    ours = search(language, list(range(21)), beam_size, required=needed)
+    for got, want in zip(ours[1:], search(language, list(range(1, 21)), beam_size), strict=True):
         same(got, want)
 
 

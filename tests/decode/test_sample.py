@@ -202,8 +202,8 @@ def test_a_longer_sample_begins_like_the_shorter_one():
 def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generator():
     language, bounds = Language(seed=5), [1 + i % 9 for i in range(50)]
     settings = {"sampling": GREEDY, "suppressed": [PAD], "score": BeamConfig(alpha=0.0)}
-    found = sampled(language, list(range(50)), bounds, rngs=[], **settings)
-    for sentence, (h, bound) in enumerate(zip(found, bounds, strict=True)):
+    got = sampled(language, list(range(50)), bounds, rngs=[], **settings)
+    for sentence, (h, bound) in enumerate(zip(got, bounds, strict=True)):
         tokens, log_prob = (), 0.0
         while len(tokens) < bound and EOS not in tokens:
             p = language.log_probs(sentence, tokens)
@@ -211,7 +211,7 @@ def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generato
             tokens, log_prob = (*tokens, best), log_prob + p[best]
         assert tuple(h.tokens) + (EOS,) * h.finished == tokens
         assert h.log_prob == h.score == pytest.approx(log_prob, rel=1e-12)
-    assert {h.finished for h in found} == {True, False}
+    assert {h.finished for h in got} == {True, False}
 
 
 def test_log_prob_is_of_the_whole_distribution_whatever_was_drawn_from():
@@ -232,9 +232,9 @@ def test_tokens_come_step_by_step():
     while sampler.running:
         for row, token in zip(sampler.running, sampler.step().tolist(), strict=True):
             tokens[row].append(token)
-    found = sampled(Language(seed=3), list(range(6)), [7] * 6, n=2)
-    assert [h.tokens for h in itertools.chain(*sampler.run())] == [h.tokens for h in found]
-    assert [tokens[i] for i in range(12)] == [h.tokens + [EOS] * h.finished for h in found]
+    got = sampled(Language(seed=3), list(range(6)), [7] * 6, n=2)
+    assert [h.tokens for h in itertools.chain(*sampler.run())] == [h.tokens for h in got]
+    assert [tokens[i] for i in range(12)] == [h.tokens + [EOS] * h.finished for h in got]
 
 
 def test_an_empty_batch_has_no_samples():
@@ -254,9 +254,9 @@ def decoder(**changes) -> Transformer:
 def test_a_model_goes_on_where_the_prompt_ends(rng, length):
     model, prompts = decoder(), torch.randint(13, (3, length), generator=rng)
     scorer, constraints = ModelScorer(model, prompts=prompts), constrained([9, 4, 9], eos_id=2)
-    found = [*itertools.chain(*Sampler(scorer, prompts, constraints, rngs=rngs(0, 6)).run())]
-    assert [len(h.tokens) for h in found if not h.finished]
-    for row, h in enumerate(found):
+    got = [*itertools.chain(*Sampler(scorer, prompts, constraints, rngs=rngs(0, 6)).run())]
+    assert [len(h.tokens) for h in got if not h.finished]
+    for row, h in enumerate(got):
         uniforms, tokens = np.random.default_rng((0, row)).random(9), prompts[row // 2].tolist()
         for uniform in uniforms[: len(h.tokens) + h.finished]:  # without a cache, and without a batch
             with torch.no_grad():
@@ -272,14 +272,14 @@ def test_translations_are_sampled_too(rng):
     model = Transformer(TransformerConfig(encoder=stack, decoder=stack, d_model=8, n_heads=2, d_ff=12)).eval()
     source, lengths = torch.randint(4, 13, (3, 7), generator=rng), torch.tensor([7, 2, 5])
 
-    def found(rows: Tensor, n: int) -> list[list[int]]:
+    def got(rows: Tensor, n: int) -> list[list[int]]:
         with torch.no_grad():
             memory = model.encode(source[rows], lengths[rows])
         scorer, constraints = ModelScorer(model, memory), constrained([12] * len(rows))
         by_sentence = Sampler(scorer, starts(len(rows)), constraints, rngs=rngs(0, n * len(rows))).run()
         return [h.tokens for h in itertools.chain(*by_sentence)]
 
-    assert found(torch.tensor([0, 1, 2]), 3) == found(torch.tensor([0] * 3 + [1] * 3 + [2] * 3), 1)
+    assert got(torch.tensor([0, 1, 2]), 3) == got(torch.tensor([0] * 3 + [1] * 3 + [2] * 3), 1)
 
 
 # What is refused

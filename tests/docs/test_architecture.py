@@ -31,12 +31,12 @@ def test_modules_and_their_functions_exist(name):
     *parts, last = name.split(".")
     for n in range(len(parts), 0, -1):
         try:
-            found = import_module(".".join(["transduce", *parts[:n]]))
+            got = import_module(".".join(["transduce", *parts[:n]]))
         except ModuleNotFoundError:
             continue
         for part in parts[n:]:
-            found = getattr(found, part)
-        assert hasattr(found, last) or import_module(f"transduce.{name}")
+            got = getattr(got, part)
+        assert hasattr(got, last) or import_module(f"transduce.{name}")
         return
     raise AssertionError(name)
 
@@ -53,30 +53,30 @@ def test_the_page_names_much_and_every_room():
 
 def waiting() -> set[str]:
     """The functions of the package that wait for the caller, as module.function, without nested ones."""
-    frame, found = sys._getframe(1), set()
+    frame, got = sys._getframe(1), set()
     while frame := frame.f_back:
         code = frame.f_code
         if Path(code.co_filename).is_relative_to(ROOT / "transduce") and not code.co_flags & inspect.CO_NESTED:
             module = Path(code.co_filename).relative_to(ROOT / "transduce").with_suffix("")
             if code.co_name.isidentifier():  # no <listcomp>
-                found.add(".".join([*module.parts, code.co_name]))
-    return found
+                got.add(".".join([*module.parts, code.co_name]))
+    return got
 
 
 def test_the_path_of_a_sentence_is_short_and_all_of_it_is_named(tmp_path, monkeypatch):
     """From the command to the engine and to the written line: what the stack holds at either end."""
-    run, found = random_run(tmp_path / "run", model=LITTLE), set()
+    run, got = random_run(tmp_path / "run", model=LITTLE), set()
 
     class Watched(io.StringIO):
         def write(self, text: str) -> int:
-            found.update(waiting())
+            got.update(waiting())
             return super().write(text)
 
     for engine, name in product((CPUEngine, Transformer), ("encode", "decoder_states", "project")):
         inside = getattr(engine, name)
 
         def look(*rest, inside=inside, **named):
-            found.update(waiting())
+            got.update(waiting())
             return inside(*rest, **named)
 
         monkeypatch.setattr(engine, name, look)
@@ -86,5 +86,5 @@ def test_the_path_of_a_sentence_is_short_and_all_of_it_is_named(tmp_path, monkey
     assert out.getvalue().count("\n") == 1
     path = PAGE.split("## The path of a sentence")[1].split("## ")[0]
     short = {re.sub(r"\.[A-Z]\w+\.", ".", name) for name in NAMES if f"`{name}`" in path}
-    assert found <= short, found - short
-    assert f"one another: {len(found)}." in path and len(found) <= TWENTY_FIVE
+    assert got <= short, got - short
+    assert f"one another: {len(got)}." in path and len(got) <= TWENTY_FIVE

@@ -47,8 +47,8 @@ def blocks(page: Path) -> list[str]:
     fenced = re.findall(r"^```(?:bash|sh)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     indented = re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", text, flags=re.MULTILINE)
-    found = [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in indented] + fenced
-    return [block for block in found if re.search(r"^(transduce|python|for|torchrun) ", block, flags=re.MULTILINE)]
+    got = [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in indented] + fenced
+    return [block for block in got if re.search(r"^(transduce|python|for|torchrun) ", block, flags=re.MULTILINE)]
 
 
 def runnable(block: str) -> str:

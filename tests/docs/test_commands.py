@@ -24,7 +24,7 @@ def commands(page: Path) -> list[list[str]]:
     text = re.sub(r" *\\\n\s*", " ", text)
     fenced = "".join(re.findall(r"^```(?:bash|sh|text)?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
     lines = re.findall(r"^    +(\S.*)$", text, flags=re.MULTILINE) + fenced.splitlines()
-    found = []
+    got = []
     for line in lines:
         line = re.sub(r"\[.*\]", "", re.split(r"\s#(?=\s)|^#", line)[0])  # a comment; and what may be left out
         for part in re.split(r" \| ", line):
@@ -32,8 +32,8 @@ def commands(page: Path) -> list[list[str]]:
                 recipe = [] if match[1] is None else ["train", match[1].replace("_", "-")]
                 words = recipe + shlex.split(re.split(r" [<>] ", match[2] + " ")[0])
                 if " ".join(words[:2]) in COMMANDS or words[0] in COMMANDS:
-                    found.append(words)
-    return found
+                    got.append(words)
+    return got
 
 
 def without_work(function):

@@ -12,17 +12,17 @@ CELL = re.compile(r"^# %%.*$", flags=re.MULTILINE)
 def cells(path: Path) -> list[tuple[str, str]]:
     """The marker and the body of every cell."""
     text = path.read_text(encoding="utf-8")
-    found = list(CELL.finditer(text))
-    stops = [each.start() for each in found[1:]] + [len(text)]
-    return [(each[0], text[each.end() : stop].strip()) for each, stop in zip(found, stops, strict=True)]
+    got = list(CELL.finditer(text))
+    stops = [each.start() for each in got[1:]] + [len(text)]
+    return [(each[0], text[each.end() : stop].strip()) for each, stop in zip(got, stops, strict=True)]
 
 
 @pytest.mark.parametrize("korean", sorted((TUTORIALS / "ko").glob("*_*.py")), ids=lambda path: path.stem)
 def test_a_korean_tutorial_names_every_code_cell_once_and_in_order(korean):
     english = cells(TUTORIALS / korean.name)
-    found, n_code = cells(korean), 0
-    assert len(found) == len(english) > 30
-    for (marker, body), (original, other) in zip(found, english, strict=True):
+    got, n_code = cells(korean), 0
+    assert len(got) == len(english) > 30
+    for (marker, body), (original, other) in zip(got, english, strict=True):
         if "[markdown]" in original:
             assert marker.startswith("# %% [markdown]")
             assert all(line.startswith("#") for line in body.splitlines())

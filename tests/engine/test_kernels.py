@@ -48,9 +48,9 @@ def test_a_product_is_that_of_pytorch(shape, n_threads, rng):
     want = x.double() @ weight.double().T
     folded = torch.randn(2, 3, n_in, generator=rng).transpose(0, 1)  # more dimensions, and not contiguous
     with by_threads(n_threads):
-        found = product(x), biased(x)
+        ours = product(x), biased(x)
         products = product(folded), product(folded.reshape(6, n_in))
-    for got, wanted in zip(found, (want, want + bias), strict=True):
+    for got, wanted in zip(ours, (want, want + bias), strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * math.sqrt(n_in))
     assert torch.equal(products[0], products[1].view(3, 2, n_out))
 
@@ -91,8 +91,8 @@ def test_int8_is_the_product_of_integers(shape, n_threads, rng):
     x = x_int * x_scale
     near = {"rtol": 1e-6, "atol": 1e-6 * float(exact.abs().max()) if n else 0.0}
     with by_threads(n_threads):
-        found, zeros = (product(x), biased(x)), product(torch.zeros(2, n_in))
-    for got, want in zip(found, (exact, exact + bias), strict=True):
+        ours, zeros = (product(x), biased(x)), product(torch.zeros(2, n_in))
+    for got, want in zip(ours, (exact, exact + bias), strict=True):
         torch.testing.assert_close(got.double(), want, **near)
     assert torch.equal(zeros, torch.zeros(2, n_out))
 

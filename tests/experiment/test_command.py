@@ -131,10 +131,10 @@ def kinds(recipe) -> list[str]:
 
 def each_kind(default):
     """A recipe and the name of a setting: one of each recipe by default, and before landing one of each kind."""
-    found = [(recipe, name) for recipe in RECIPES for name in kinds(recipe)]
-    marks = [[] if default(recipe) == name else [pytest.mark.long] for recipe, name in found]
-    names = [f"{recipe.__name__}-{name}" for recipe, name in found]
-    cases = [pytest.param(*case, marks=mark, id=id) for case, mark, id in zip(found, marks, names, strict=True)]
+    got = [(recipe, name) for recipe in RECIPES for name in kinds(recipe)]
+    marks = [[] if default(recipe) == name else [pytest.mark.long] for recipe, name in got]
+    names = [f"{recipe.__name__}-{name}" for recipe, name in got]
+    cases = [pytest.param(*case, marks=mark, id=id) for case, mark, id in zip(got, marks, names, strict=True)]
     return pytest.mark.parametrize(("recipe", "name"), cases)
 
 
@@ -159,8 +159,8 @@ def test_what_is_printed_is_yaml_with_the_help_of_what_differs(said, chosen, tmp
     words = ("--model.positions", "sinusoidal", "--training.optim.eps", "1e-7", "--symbols", "<2de> # '\"")
     code, out, _ = said(translation, "multi30k", *words, "--print-config")
     plain = flatten(yaml.safe_load(out))
-    found = flatten(to_dict(chosen(translation, "multi30k", *words)))
-    assert code == 0 and {name: found[name] for name in plain} == plain
+    got = flatten(to_dict(chosen(translation, "multi30k", *words)))
+    assert code == 0 and {name: got[name] for name in plain} == plain
     assert plain["model.positions"] == "sinusoidal" and plain["training.optim.eps"] == 1e-7
     assert plain["training.optim.optimizer"] == "muon" and plain["symbols"] == "<2de> # '\""
     assert not {"device", "joint", "training.seed", "training.compile", "model.norm_eps"} & {*plain}
@@ -312,7 +312,7 @@ def test_a_wrong_setting_gets_the_nearest_one(said, word, way_out):
 
 def flags(page: str) -> dict[str, str]:
     """Every flag of a page of help in one column, with its text."""
-    found: dict[str, str] = {}
+    got: dict[str, str] = {}
     flag = None
     for line in page.splitlines():
         begins = re.match(r"(│ |  )--?[a-z]", line)  # a text may have a flag at the beginning of a line, further in
@@ -320,12 +320,12 @@ def flags(page: str) -> dict[str, str]:
         if begins:
             head, _, told = line.partition("  ")
             flag = head.split()[0].rstrip(",")
-            found[flag] = told
+            got[flag] = told
         elif not re.match(r"[\w(]|--[a-z]", line) or line.endswith(" options"):
             flag = None
         elif flag:
-            found[flag] += f" {line}"
-    return {flag: told.strip() for flag, told in found.items()}
+            got[flag] += f" {line}"
+    return {flag: told.strip() for flag, told in got.items()}
 
 
 def has_text(told: str) -> bool:
@@ -341,13 +341,13 @@ def test_the_reader_of_help_sees_what_is_missing():
 def test_every_flag_of_a_recipe_has_a_help_text_and_help_shows_what_is_used_most(recipe, name, said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     (code, short, _), (_, full, _) = (said(recipe, name, word) for word in ("--help", "--help-all"))
-    short, found = set(flags(short)), flags(full)
-    assert code == 0 and [flag for flag, told in found.items() if not has_text(told)] == []
+    short, got = set(flags(short)), flags(full)
+    assert code == 0 and [flag for flag, told in got.items() if not has_text(told)] == []
     fields = flatten(to_dict(recipe.SETTINGS[name][1]))
     names = {"--" + path.replace("_", "-").removeprefix("corpus.") for path in fields}
-    assert names - set(found) <= {"--model.encoder", "--model.decoder"}  # a half that is not there has no flags
-    assert {"--config", "--print-config", "--help-all"} <= set(found)
-    assert short < set(found) and len(short) <= 20
+    assert names - set(got) <= {"--model.encoder", "--model.decoder"}  # a half that is not there has no flags
+    assert {"--config", "--print-config", "--help-all"} <= set(got)
+    assert short < set(got) and len(short) <= 20
     assert {"--run", "--device", "--start-from", "--training.max-updates", "--config"} <= short
 
 
@@ -356,8 +356,8 @@ def test_every_flag_of_a_command_has_a_help_text(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
-    found = flags(capsys.readouterr().out)
-    assert 0 < len(found) <= 20 and [flag for flag, told in found.items() if not has_text(told)] == []
+    got = flags(capsys.readouterr().out)
+    assert 0 < len(got) <= 20 and [flag for flag, told in got.items() if not has_text(told)] == []
 
 
 @pytest.mark.parametrize("command", ["translate", "transcribe", "generate"])

@@ -90,12 +90,12 @@ def test_a_transcriber_is_scored_by_wer_and_a_speech_translator_by_bleu():
 )
 def test_ctc_learns_what_is_said_and_searches_into_its_own_text_alone(column, fields, columns, ctc_text, in_search):
     x = speech(column, **fields)
-    found = resolved(x, columns=columns)
-    assert found.ctc_text == ctc_text
-    assert (found.decoding == x.decoding) == in_search == found.model.ctc_conditioning
-    assert in_search or (found.decoding.ctc_weight, found.decoding.no_speech_threshold) == (0.0, 0.0)
-    assert found.model.ctc_layers == (() if x.ctc_weight == 0 else (2,))
-    assert resolved(found, columns=columns) == found
+    got = resolved(x, columns=columns)
+    assert got.ctc_text == ctc_text
+    assert (got.decoding == x.decoding) == in_search == got.model.ctc_conditioning
+    assert in_search or (got.decoding.ctc_weight, got.decoding.no_speech_threshold) == (0.0, 0.0)
+    assert got.model.ctc_layers == (() if x.ctc_weight == 0 else (2,))
+    assert resolved(got, columns=columns) == got
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_ctc_learns_what_is_said_and_searches_into_its_own_text_alone(column, fi
 )
 def test_segments_are_about_as_long_as_recordings_of_the_training(seconds, fields, bounds):
     x = replace(speech_to_text.COMMANDS, **fields)
-    found = resolved(replace(x, augmentation=replace(x.augmentation, silence=0.3)), seconds=seconds).decoding
-    assert (found.min_seconds, found.max_seconds) == pytest.approx(bounds) and found.margin == 0.15
+    got = resolved(replace(x, augmentation=replace(x.augmentation, silence=0.3)), seconds=seconds).decoding
+    assert (got.min_seconds, got.max_seconds) == pytest.approx(bounds) and got.margin == 0.15
 
 
 @pytest.mark.parametrize(

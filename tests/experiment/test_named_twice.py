@@ -25,14 +25,14 @@ def test_the_same_name_in_two_blocks_is_two_fields(tmp_path):
     (tmp_path / "a.yaml").write_text(
         "training:\n  max_updates: 7\n  optim:\n    peak_rate: 0.1\nmodel:\n  dropout: 0.2\n"
     )
-    found = with_files(COMMANDS, [tmp_path / "a.yaml"])
-    assert (found.training.max_updates, found.training.optim.peak_rate, found.model.dropout) == (7, 0.1, 0.2)
+    got = with_files(COMMANDS, [tmp_path / "a.yaml"])
+    assert (got.training.max_updates, got.training.optim.peak_rate, got.model.dropout) == (7, 0.1, 0.2)
 
 
 def test_what_is_merged_may_be_changed_and_a_key_that_is_a_list_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("training:\n  <<: {max_updates: 7, seed: 5}\n  seed: 6\n")
-    found = with_files(COMMANDS, [tmp_path / "a.yaml"]).training
-    assert (found.max_updates, found.seed) == (7, 6)
+    got = with_files(COMMANDS, [tmp_path / "a.yaml"]).training
+    assert (got.max_updates, got.seed) == (7, 6)
     (tmp_path / "a.yaml").write_text("? [training]\n: 1\n")
     with pytest.raises(ValueError, match="unhashable key"):
         with_files(COMMANDS, [tmp_path / "a.yaml"])

@@ -104,13 +104,13 @@ def test_a_ctc_head_keeps_pieces_and_their_biases(tmp_path):
     after = SentencePieceTokenizer.train([*sentences(30), "yellow violet"], vocab_size=300)
     config = with_frames(run.model, 10, after.vocab_size)
     fresh = made(tmp_path / "run", config).state_dict()
-    found = made(tmp_path / "run", config, source, target=after).state_dict()
+    got = made(tmp_path / "run", config, source, target=after).state_dict()
     tokens = [each.tokens(range(each.vocab_size)) for each in (after, run.target_tokenizer)]
     for name in ("ctc.weight", "ctc.bias", "output"):
-        assert check_rows(found[name], weights[name], fresh[name], *tokens) > 260
-    columns = (each["ctc_condition.weight"].T for each in (found, weights, fresh))
+        assert check_rows(got[name], weights[name], fresh[name], *tokens) > 260
+    columns = (each["ctc_condition.weight"].T for each in (got, weights, fresh))
     assert check_rows(*columns, *tokens) > 260
-    assert torch.equal(found["ctc_condition.bias"], weights["ctc_condition.bias"])
+    assert torch.equal(got["ctc_condition.bias"], weights["ctc_condition.bias"])
 
 
 @pytest.mark.parametrize("multiple", [1, 64])
@@ -127,12 +127,12 @@ def test_the_mask_symbol_stays_the_mask_symbol(tmp_path, multiple):
     save_weights(tmp_path / "source" / "model.safetensors", model)
     for after in (before, before.with_symbols(["<2de>", "<2fr>"])):
         config = encoder(after, multiple)
-        found = made(tmp_path / "run", config, tmp_path / "source", after, after).output
-        assert torch.equal(found[after.vocab_size], model.output[before.vocab_size])
-        assert torch.equal(found[: before.vocab_size], model.output[: before.vocab_size])
+        got = made(tmp_path / "run", config, tmp_path / "source", after, after).output
+        assert torch.equal(got[after.vocab_size], model.output[before.vocab_size])
+        assert torch.equal(got[: before.vocab_size], model.output[: before.vocab_size])
         fresh = made(tmp_path / "run", config).output
-        assert torch.equal(found[before.vocab_size : after.vocab_size], fresh[before.vocab_size : after.vocab_size])
-        assert torch.equal(found[after.vocab_size + 1 :], fresh[after.vocab_size + 1 :])
+        assert torch.equal(got[before.vocab_size : after.vocab_size], fresh[before.vocab_size : after.vocab_size])
+        assert torch.equal(got[after.vocab_size + 1 :], fresh[after.vocab_size + 1 :])
 
 
 def test_whose_tokenizer_counts(translator, tmp_path):

@@ -85,9 +85,9 @@ def test_a_model_whose_loss_is_not_finite_is_not_searched(loaded, pairs):
     broken = Transformer(loaded.model.config)
     with torch.no_grad():
         next(broken.parameters()).fill_(1e38)
-    found = translation_validator(loaded, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0))(broken)
-    assert found.metrics.keys() == {"loss"} and math.isnan(found.metrics["loss"]) and math.isnan(found.score)
-    assert found.by == "bleu"
+    got = translation_validator(loaded, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0))(broken)
+    assert got.metrics.keys() == {"loss"} and math.isnan(got.metrics["loss"]) and math.isnan(got.score)
+    assert got.by == "bleu"
 
 
 @pytest.mark.parametrize(("by", "want"), [
@@ -99,15 +99,15 @@ def test_a_model_whose_loss_is_not_finite_is_not_searched(loaded, pairs):
 def test_any_measure_can_decide(loaded, pairs, by, want):
     """Higher is better, so error rates count as negative; BLEU is told all the same."""
     validate = translation_validator(loaded, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0), by=by)
-    found = validate(loaded.model)
-    assert found.score == pytest.approx(want(loaded(ENGLISH[:6], GREEDY)))
-    assert list(found.metrics) == ["loss", "perplexity", "bleu", by]
+    got = validate(loaded.model)
+    assert got.score == pytest.approx(want(loaded(ENGLISH[:6], GREEDY)))
+    assert list(got.metrics) == ["loss", "perplexity", "bleu", by]
 
 
 def test_the_loss_can_decide_and_what_is_no_metric_is_refused(loaded, pairs):
     text = ParallelText(ENGLISH[:6], GERMAN[:6])
-    found = translation_validator(loaded, text, pairs.epoch(0), by="loss")(loaded.model)
-    assert found.score == -found.metrics["loss"]
+    got = translation_validator(loaded, text, pairs.epoch(0), by="loss")(loaded.model)
+    assert got.score == -got.metrics["loss"]
     with pytest.raises(ValueError, match="blue"):
         translation_validator(loaded, text, pairs.epoch(0), by="blue")
 
@@ -125,13 +125,13 @@ def speech(tmp_path_factory):
 def test_speech_validation_is_loss_error_rates_and_samples(speech):
     transcriber, pairs = speech
     decoding = replace(GREEDY, length_ratio=0.2, length_extra=5)
-    found = speech_validator(transcriber, pairs, search=decoding)(transcriber.model)
+    got = speech_validator(transcriber, pairs, search=decoding)(transcriber.model)
     references = [r.text for r in pairs.recordings]
     outputs = transcriber([r.audio for r in pairs.recordings], decoding)
-    assert found.metrics["wer"] == pytest.approx(100 * jiwer.wer(references, outputs))
-    assert found.metrics["cer"] == pytest.approx(100 * jiwer.cer(references, outputs))
-    assert found.score == -found.metrics["wer"]
-    assert [(name, text, output.strip()) for name, text, output in found.samples] == [
+    assert got.metrics["wer"] == pytest.approx(100 * jiwer.wer(references, outputs))
+    assert got.metrics["cer"] == pytest.approx(100 * jiwer.cer(references, outputs))
+    assert got.score == -got.metrics["wer"]
+    assert [(name, text, output.strip()) for name, text, output in got.samples] == [
         (pairs.recordings[i].id, references[i], outputs[i]) for i in (0, 2, 4)
     ]
     total, n_tokens = 0.0, 0
@@ -142,7 +142,7 @@ def test_speech_validation_is_loss_error_rates_and_samples(speech):
             logits = transcriber.model(source=frames[None], target_in=torch.tensor([[BOS, *ids]]))
             total += F.cross_entropy(logits[0], torch.tensor([*ids, EOS]), reduction="sum").item()
             n_tokens += len(ids) + 1
-    assert found.metrics["loss"] == pytest.approx(total / n_tokens, rel=1e-5)
+    assert got.metrics["loss"] == pytest.approx(total / n_tokens, rel=1e-5)
 
 
 def test_a_canary_is_scored_beside_validation_and_decides_nothing(speech):
@@ -194,8 +194,8 @@ def test_speech_validation_has_the_features_of_a_chunk_in_memory(speech, monkeyp
 def test_another_measure_than_error_rates_may_decide_of_speech(speech):
     transcriber, pairs = speech
     short = replace(GREEDY, length_ratio=0.0, length_extra=4)
-    found = speech_validator(transcriber, pairs, by="bleu", search=short)(transcriber.model)
-    assert found.score == found.metrics["bleu"] and "wer" not in found.metrics
+    got = speech_validator(transcriber, pairs, by="bleu", search=short)(transcriber.model)
+    assert got.score == got.metrics["bleu"] and "wer" not in got.metrics
 
 
 @pytest.mark.parametrize("by", ["wer", "cer"])

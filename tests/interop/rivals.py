@@ -107,8 +107,8 @@ def compare(theirs: nn.Module, tokenizer: Any, directory: Path) -> tuple[float, 
     written = tokenizer.batch_decode(theirs.generate(**batch), skip_special_tokens=True)
     # M2M100Tokenizer leaves tags there
     texts = (re.sub("__[a-z]+__", "", text).strip() if "__" in text else text for text in written)
-    found = translated(run, LINES)
-    return float((got - want).abs().max()), found, [next(texts) if line.strip() else "" for line in LINES]
+    ours = translated(run, LINES)
+    return float((got - want).abs().max()), ours, [next(texts) if line.strip() else "" for line in LINES]
 
 
 def translated(run: Path, lines: list[str], *flags: str) -> list[str]:

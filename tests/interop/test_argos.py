@@ -32,10 +32,10 @@ def translations(folder: Path, lines: list[str]) -> list[str]:
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
     rules = {"suppress_sequences": [["<pad>"], ["<s>"]], "disable_unk": True, "min_decoding_length": 0}
     rows = [pieces.encode(line, out_type=str) for line in lines]
-    found = ctranslate2.Translator(str(folder / "model")).translate_batch(
+    got = ctranslate2.Translator(str(folder / "model")).translate_batch(
         rows, beam_size=1, max_decoding_length=8, **rules
     )
-    return [pieces.decode(each.hypotheses[0]) for each in found]
+    return [pieces.decode(each.hypotheses[0]) for each in got]
 
 
 def test_a_package_has_the_parts_that_argos_names(run, tmp_path):
@@ -88,9 +88,9 @@ def test_argos_installs_and_runs_it(run, tmp_path, monkeypatch):
     ctranslate = ctranslate2.Translator(str(installed.package_path / "model"), compute_type="auto")
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(run / "tokenizer.model"))
     for line in ENGLISH[:6]:
-        (found,) = ctranslate.translate_batch(
+        (got,) = ctranslate.translate_batch(
             [pieces.encode(line, out_type=str)], replace_unknowns=True, beam_size=4, length_penalty=0.2
         )
-        text = pieces.decode(found.hypotheses[0]).replace("_", " ")
+        text = pieces.decode(got.hypotheses[0]).replace("_", " ")
         assert translate.translate(line, "en", "de").strip() == text.strip() != ""
     assert "argostranslate" in sys.modules

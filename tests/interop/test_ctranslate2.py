@@ -99,10 +99,10 @@ def test_log_probabilities_and_greedy_outputs_are_the_same(tmp_path, rng, change
         source, lengths = torch.randint(4, 37, (3, 10), generator=rng), [9, 7, 4]
         told = [[NAMES[i] for i in row[:n]] for row, n in zip(source.tolist(), lengths, strict=True)]
         given = engine.score_batch(told, [[NAMES[i] for i in row] for row in texts.tolist()])
-        found = engine.translate_batch(
+        got = engine.translate_batch(
             told, beam_size=1, min_decoding_length=9, max_decoding_length=9, suppress_sequences=[[NAMES[1]]]
         )
-        rows = torch.tensor([[int(token[1:]) for token in each.hypotheses[0]] for each in found])
+        rows = torch.tensor([[int(token[1:]) for token in each.hypotheses[0]] for each in got])
         for row, n in enumerate(lengths):
             source[row, n] = EOS
         begin, known = torch.full((3, 1), BOS), {"source": source, "source_lengths": torch.tensor(lengths) + 1}

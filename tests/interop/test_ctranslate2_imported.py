@@ -30,7 +30,7 @@ def test_outputs_are_those_of_the_run(tmp_path, spm, family):
     translator, lines = td.load_translator(run), [line for line in LINES if line.strip()]
     rules: Any = {"no_repeat_ngram": 0, "repetition_penalty": 1.0, "min_length": 0, "forbid": (), "suppress_first": ()}
     how = {"beam_size": 1, "alpha": 0.0, "max_length": LENGTH, "length_extra": 99, "at_max_length": "by_score", **rules}
-    want = [found[0].tokens for found in translator.translate(lines, **how)]
+    want = [got[0].tokens for got in translator.translate(lines, **how)]
     assert found_there(exported, translator, lines) == want
 
 
@@ -45,11 +45,11 @@ def found_there(exported: Path, translator: td.Translator, lines: list[str]) -> 
     opening = [target[i] for i in translator.tokenizer.opening]
     never = {*translator.tokenizer.suppressed, *translator.decoding.suppress}
     engine = ctranslate2.Translator(str(exported), intra_threads=1)
-    found = engine.translate_batch(
+    got = engine.translate_batch(
         rows, target_prefix=[opening] * len(rows), beam_size=1, min_decoding_length=0,
         max_decoding_length=LENGTH + len(opening), suppress_sequences=[[target[i]] for i in sorted(never)],
     )  # fmt: skip
-    return [[target.index(token) for token in each.hypotheses[0][len(opening) :]] for each in found]
+    return [[target.index(token) for token in each.hypotheses[0][len(opening) :]] for each in got]
 
 
 def vocabularies(exported: Path) -> list[str]:

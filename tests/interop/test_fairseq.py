@@ -42,10 +42,10 @@ TEXT = ENGLISH + GERMAN
 
 def library(pre: Any, decoder: Any, size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """A vocabulary and merges of BPE, as the library `tokenizers` learns them."""
-    found = Pieces(models.BPE(unk_token="<unk>"))
-    found.pre_tokenizer, found.decoder = pre, decoder
-    found.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False))
-    model = json.loads(found.to_str())["model"]
+    got = Pieces(models.BPE(unk_token="<unk>"))
+    got.pre_tokenizer, got.decoder = pre, decoder
+    got.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False))
+    model = json.loads(got.to_str())["model"]
     return model["vocab"], [tuple(pair) for pair in model["merges"]]
 
 
@@ -71,8 +71,8 @@ def nllb(directory: Path, *, legacy: bool = False) -> Any:
 def mbart(directory: Path, kind: str = "MBartTokenizer") -> Any:
     import transformers
 
-    found = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(TEXT, vocab_size=120))
-    pieces = [(found.id_to_piece(i), found.get_score(i)) for i in range(3, found.get_piece_size())]
+    got = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(TEXT, vocab_size=120))
+    pieces = [(got.id_to_piece(i), got.get_score(i)) for i in range(3, got.get_piece_size())]
     special, languages = ([(name, 0.0) for name in names] for names in (SPECIAL, ["en_XX", "de_DE", "<mask>"]))
     return getattr(transformers, kind)(vocab=[*special, *pieces, *languages], src_lang="en_XX", tgt_lang="de_DE")
 
@@ -87,8 +87,8 @@ def bart(directory: Path) -> Any:
 def pegasus(directory: Path) -> Any:
     import transformers
 
-    found = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(TEXT, vocab_size=120))
-    pieces = [(found.id_to_piece(i), found.get_score(i)) for i in range(3, found.get_piece_size())]
+    got = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(TEXT, vocab_size=120))
+    pieces = [(got.id_to_piece(i), got.get_score(i)) for i in range(3, got.get_piece_size())]
     unused = [("<mask_1>", 0.0), ("<mask_2>", 0.0), *((f"<unk_{i}>", 0.0) for i in range(2, 103))]
     return transformers.PegasusTokenizer(vocab=[("<pad>", 0.0), ("</s>", 0.0), *unused, ("<unk>", 0.0), *pieces])
 
@@ -210,8 +210,8 @@ def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
     assert translated(run, ENGLISH[:5], *flags.split()) == want
     translator = td.load_translator(run)
     assert translator(ENGLISH[:5], **chosen) == want != translator(ENGLISH[:5])
-    found = translator.translate(ENGLISH[:5], token_scores=True, alignments=True, **chosen)
-    for (output,) in found:
+    got = translator.translate(ENGLISH[:5], token_scores=True, alignments=True, **chosen)
+    for (output,) in got:
         assert output.token_scores.log_prob == pytest.approx(output.log_prob, abs=1e-3)
         assert len(output.token_scores.tokens) == len(output.tokens) + output.finished
         assert output.alignment.source and not set(output.alignment.source) & {"fra_Latn", "eng_Latn"}
@@ -226,7 +226,7 @@ def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
     for name, line in (("in", ENGLISH[0]), ("out", GERMAN[0])):
         (tmp_path / name).write_text(line + "\n")
-    translator, found = td.load_translator(tmp_path / "run"), set()
+    translator, got = td.load_translator(tmp_path / "run"), set()
     own = {"source_language": "fra_Latn", "target_language": "fra_Latn"}  # of the run: what is named goes before it
     translator.decoding = translator.decoding.changed(**own)
     for source, target in (("eng_Latn", "deu_Latn"), ("fra_Latn", "deu_Latn"), ("eng_Latn", "fra_Latn")):
@@ -244,8 +244,8 @@ def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys
         (look,) = translator.align([ENGLISH[0]], [GERMAN[0]], **chosen)
         for ours, weights in zip(look.weights, want.cross_attentions, strict=True):
             torch.testing.assert_close(ours, weights[0, :, 1:], atol=1e-5, rtol=1e-4)
-        found.add(log_prob)
-    assert len(found) == 3
+        got.add(log_prob)
+    assert len(got) == 3
 
 
 def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):

@@ -23,7 +23,7 @@ ALL = " or ".join(map(repr, SETTINGS))
 
 
 @pytest.mark.parametrize(
-    ("found", "words", "told"),
+    ("got", "words", "told"),
     [
         ("led", ["{}", "run"], f"model_type must be {ALL}, but in {{}} it is 'led'"),
         (None, ["{}", "run"], "but in {} it is None"),
@@ -31,7 +31,7 @@ ALL = " or ".join(map(repr, SETTINGS))
         ("gpt2", [], "Missing from transduce import: HF_DIRECTORY RUN"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_kind(tmp_path, capsys, found, words, told):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": found}))
+def test_what_cannot_be_read_is_refused_by_its_kind(tmp_path, capsys, got, words, told):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": got}))
     assert main(["import", *(word.format(tmp_path) for word in words)]) == 2
     assert told.format(tmp_path) in capsys.readouterr().err

@@ -205,9 +205,9 @@ def test_a_decoder_alone_goes_on_as_its_file_says(tmp_path, capsys):
     for prompt in PROMPTS[:3]:
         ids = tokenizer(prompt, return_tensors="pt")
         given = {"input_ids": ids.input_ids, "attention_mask": ids.attention_mask}
-        for found, how in ((want, {}), (free, {"repetition_penalty": 1.0})):
+        for got, how in ((want, {}), (free, {"repetition_penalty": 1.0})):
             row = theirs.generate(**given, **how)[0, ids.input_ids.size(1) :]
-            found.append(tokenizer.decode(row, skip_special_tokens=True))
+            got.append(tokenizer.decode(row, skip_special_tokens=True))
     assert generator(PROMPTS[:3]) == want
     # rules hold where a call leaves them alone, and are gone where it does not
     assert generator(PROMPTS[:3], td.GenerationConfig(temperature=0.0, max_length=12)) == want != free

@@ -204,8 +204,8 @@ def test_prompts_go_on_as_in_generate(run, beam_size, n):
     generator = td.load(directory)
     assert isinstance(generator, Generator)
     config = GenerationConfig(max_length=14, beam_size=beam_size, alpha=0.0, temperature=float(beam_size > 1))
-    found = generator.generate(PROMPTS[:n], config)
-    for prompt, (got,) in zip(PROMPTS[:n], found, strict=True):
+    ours = generator.generate(PROMPTS[:n], config)
+    for prompt, (got,) in zip(PROMPTS[:n], ours, strict=True):
         ids = torch.tensor([generator.encode(prompt)])
         output = theirs.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beam_size, do_sample=False, length_penalty=0.0,
@@ -213,7 +213,7 @@ def test_prompts_go_on_as_in_generate(run, beam_size, n):
         )  # fmt: skip
         assert got.tokens + [0] * got.finished == output[0, ids.size(1) :].tolist(), prompt
     if n == 50:  # of all lengths
-        assert len({len(text.tokens) for (text,) in found if text.finished}) > 3
+        assert len({len(text.tokens) for (text,) in ours if text.finished}) > 3
         assert len({len(generator.encode(prompt)) for prompt in PROMPTS}) > 5
 
 

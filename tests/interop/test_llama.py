@@ -210,8 +210,8 @@ def test_prompts_go_on_as_in_generate_and_the_run_goes_back(tmp_path, capsys, ki
     for beam_size in (1, 4):
         config = GenerationConfig(max_length=10, beam_size=beam_size, alpha=0.0, temperature=float(beam_size > 1))
         banned = [i for i in generator.suppressed if i != first]
-        found = generator.generate(PROMPTS[:3], config)
-        for prompt, (got,) in zip(PROMPTS, found, strict=False):
+        ours = generator.generate(PROMPTS[:3], config)
+        for prompt, (got,) in zip(PROMPTS, ours, strict=False):
             ids = torch.tensor([generator.encode(prompt)])
             assert ids.tolist() == [tokenizer(prompt)["input_ids"]]
             output = theirs.generate(

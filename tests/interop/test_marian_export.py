@@ -70,12 +70,12 @@ def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, capl
     )
     translator = td.load_translator(run)
     assert tokenizer(lines)["input_ids"] == translator.sources(lines)
-    found = model.eval().generate(
+    got = model.eval().generate(
         **tokenizer(lines, return_tensors="pt", padding=True), num_beams=4, max_new_tokens=12, length_penalty=0.0,
         early_stopping=False, max_length=None,
     )  # fmt: skip
     how = {"beam_size": 4, "alpha": 0.0, "max_length": 12, "length_extra": 20, "at_max_length": "by_score"}
-    assert tokenizer.batch_decode(found, skip_special_tokens=True) == translator(lines, **how)
+    assert tokenizer.batch_decode(got, skip_special_tokens=True) == translator(lines, **how)
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "back")]) == 0
     back = td.load_translator(tmp_path / "back")
     assert back(lines, **how) == translator(lines, **how) and back.sources(lines) == translator.sources(lines)
@@ -143,7 +143,7 @@ def test_a_search_goes_along_as_far_as_transformers_knows_it(tmp_path, caplog):
     ]):  # fmt: skip
         (run / "config.json").write_text(json.dumps(plain | {"experiment": {"decoding": decoding}}))
         assert main(["export", str(run), str(tmp_path / str(i)), "--to", "marian"]) == 0
-        found = json.loads((tmp_path / str(i) / "generation_config.json").read_text())
-        assert {name: found.get(name) for name in settings} == settings
+        got = json.loads((tmp_path / str(i) / "generation_config.json").read_text())
+        assert {name: got.get(name) for name in settings} == settings
         assert lost in caplog.text and bool(caplog.messages) == bool(lost)
         caplog.clear()

@@ -79,8 +79,8 @@ def test_logits_step_by_step_are_those_of_the_model(tmp_path, rng, changes):
             lengths = torch.tensor([n_source - 2 * row for row in range(n_rows)])
             given = {"source": source, "source_lengths": lengths}
             encoder = onnxruntime.InferenceSession(str(tmp_path / "encoder.onnx"))
-            found = encoder.run(None, {"source": source.numpy(), "lengths": lengths.numpy()})
-            known = dict(zip(["memory_keys", "memory_values", "memory_lengths"], found, strict=True))
+            got = encoder.run(None, {"source": source.numpy(), "lengths": lengths.numpy()})
+            known = dict(zip(["memory_keys", "memory_values", "memory_lengths"], got, strict=True))
         target = torch.randint(37, (n_rows, n_target), generator=rng)
         with torch.no_grad():
             want = model(**given, target_in=target).numpy()

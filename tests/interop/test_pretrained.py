@@ -88,8 +88,8 @@ def test_pickled_weights_are_those_of_safetensors(tmp_path, form):
     gpt2(tmp_path)
     want = read_model(tmp_path).state_dict()
     as_pickle(tmp_path, **form)
-    found = read_model(tmp_path).state_dict()
-    assert found.keys() == want.keys() and all(torch.equal(found[name], want[name]) for name in want)
+    got = read_model(tmp_path).state_dict()
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
 
 
 class Code:

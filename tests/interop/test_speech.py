@@ -211,9 +211,9 @@ MAKERS: dict[str, Callable[..., Rival]] = {"whisper": whisper, "speech_to_text":
 @pytest.fixture(scope="module", params=MAKERS)
 def rival(request, tmp_path_factory) -> Rival:
     """Trained and imported on the command line."""
-    found = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
-    assert main(["import", str(found.directory), str(found.run)]) == 0
-    return found
+    got = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
+    assert main(["import", str(got.directory), str(got.run)]) == 0
+    return got
 
 
 def test_features_are_those_of_transformers(rival):
@@ -227,7 +227,7 @@ def test_features_are_those_of_transformers(rival):
 
 def differences(rival: Rival, ours: td.Transformer, rows: int = 3) -> list[Tensor]:
     """Of logits of any target, sound by sound: alone as theirs are, and ours in one batch."""
-    rng, found = torch.Generator().manual_seed(0), []
+    rng, actual = torch.Generator().manual_seed(0), []
     heard = [rival.heard(read(path)) for path in rival.sounds[:rows]]
     frames = [
         each["input_features"][0].T if "attention_mask" not in each else each["input_features"][0] for each in heard
@@ -240,13 +240,13 @@ def differences(rival: Rival, ours: td.Transformer, rows: int = 3) -> list[Tenso
         for row, inputs in enumerate(heard):
             want = rival.model(**inputs, decoder_input_ids=target[row : row + 1]).logits[0]
             assert want.std() > 0.1
-            found.append(got[row] - want)
-    return found
+            actual.append(got[row] - want)
+    return actual
 
 
 def test_logits_are_those_of_transformers(rival):
-    for found in differences(rival, td.load_model(rival.run)):
-        assert found.abs().max() < 1e-4
+    for got in differences(rival, td.load_model(rival.run)):
+        assert got.abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("beam_size", [1, pytest.param(4, marks=pytest.mark.long)])
@@ -272,9 +272,9 @@ def test_another_task_is_what_stands_before_the_output(rival):
         names, told = "</s> <lang:de>", {"forced_bos_token_id": rival.tokenizer.convert_tokens_to_ids("<lang:de>")}
     transcriber, sounds = td.load_transcriber(rival.run), rival.sounds[:6]  # what follows never ends
     want = [rival.generate(read(path), **told).removeprefix("<lang:de>").strip() for path in sounds]
-    found = transcriber.transcribe(sounds, begin_with=names, token_scores=True)
-    assert [each.text for each in found] == want != transcriber(sounds)
-    (output,), inputs = found[3].segments[0].outputs, rival.heard(read(rival.sounds[3]))
+    got = transcriber.transcribe(sounds, begin_with=names, token_scores=True)
+    assert [each.text for each in got] == want != transcriber(sounds)
+    (output,), inputs = got[3].segments[0].outputs, rival.heard(read(rival.sounds[3]))
     before = [rival.tokenizer.convert_tokens_to_ids(name) for name in names.split()]
     ids = torch.tensor([*before, *output.tokens])
     with torch.no_grad():
@@ -286,8 +286,8 @@ def test_another_task_is_what_stands_before_the_output(rival):
 
 def test_no_speech_is_the_probability_that_transformers_gives_its_token(rival, caplog):
     """At <|startoftranscript|>, as openai-whisper reads it; Speech2Text has no such token, and no CTC head."""
-    found = td.load_transcriber(rival.run).transcribe(rival.sounds, no_speech_threshold=1.0)
-    got = [each.segments[0].outputs[0].no_speech_prob for each in found]
+    ours = td.load_transcriber(rival.run).transcribe(rival.sounds, no_speech_threshold=1.0)
+    got = [each.segments[0].outputs[0].no_speech_prob for each in ours]
     if not rival.task:
         assert set(got) == {None} and "no_speech_threshold changes nothing" in caplog.text
         return
@@ -315,10 +315,10 @@ def test_times_of_words_are_those_that_transformers_makes_of_its_alignment_heads
     model = WhisperForConditionalGeneration.from_pretrained(rival.directory, attn_implementation="eager")
     names = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
     prompt, done = rival.tokenizer.convert_tokens_to_ids(names), dict[Path, int]()
-    for path, found in zip(
+    for path, got in zip(
         rival.sounds, td.load_transcriber(rival.run).transcribe(rival.sounds, word_times=True), strict=True
     ):
-        (output,), waveform = found.segments[0].outputs, read(path)
+        (output,), waveform = got.segments[0].outputs, read(path)
         ids = torch.tensor([[*prompt, *output.tokens]])
         with torch.no_grad():
             looks = model(**rival.heard(waveform), decoder_input_ids=ids, output_attentions=True)
@@ -536,8 +536,8 @@ def test_a_whisper_that_has_learned_more_goes_out(rival, tmp_path):
     (run / "config.json").write_text(json.dumps(plain))
     assert main(["export", str(run), str(there), "--to", "whisper"]) == 0
     model = transformers.WhisperForConditionalGeneration.from_pretrained(there)
-    for found in differences(rival._replace(model=model), td.load_model(run)):
-        assert found.abs().max() < 1e-4
+    for got in differences(rival._replace(model=model), td.load_model(run)):
+        assert got.abs().max() < 1e-4
     transcriber, texts = td.load_transcriber(run), []
     for path in rival.sounds:
         texts.append(
@@ -593,9 +593,9 @@ def test_what_is_no_whisper_is_not_written_as_one(rival, tmp_path):
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory) -> Rival:
     """One that has learned times, too."""
-    found = whisper(tmp_path_factory.mktemp("timed"), times=True)
-    assert main(["import", str(found.directory), str(found.run)]) == 0
-    return found
+    got = whisper(tmp_path_factory.mktemp("timed"), times=True)
+    assert main(["import", str(got.directory), str(got.run)]) == 0
+    return got
 
 
 @pytest.mark.parametrize("beam_size", [1, pytest.param(3, marks=pytest.mark.long)])
@@ -628,14 +628,14 @@ def test_timestamps_are_those_of_transformers(timed, capsys, beam_size):
             time = re.fullmatch(r"<\|(\d\.\d\d)\|>", token)
             want.append(f"<|{min(float(time[1]), seconds):.2f}|>" if time else token)
         want.append(f"<|{seconds:.2f}|>")  # where a text has no time behind it
-        found = transcriber.transcribe([path], timestamps=True, max_length=BOUND, beam_size=beam_size, alpha=0.0)[
+        ours = transcriber.transcribe([path], timestamps=True, max_length=BOUND, beam_size=beam_size, alpha=0.0)[
             0
         ].segments
-        for each in found:
+        for each in ours:
             tokens = rival.tokenizer.convert_ids_to_tokens(each.outputs[0].tokens)
             got += [f"<|{each.start:.2f}|>", *tokens, f"<|{each.stop:.2f}|>"]
         assert want[: len(got)] == got and not any("Ġ" in token for token in want[len(got) :])
-        n_cut += len(found)
+        n_cut += len(ours)
     assert n_cut > len(WORDS)
     plain, named = (
         [each.segments for each in transcriber.transcribe(rival.sounds, timestamps=True, beam_size=beam_size, **how)]
@@ -652,11 +652,11 @@ def test_a_long_recording_is_heard_in_stretches(rival, tmp_path):
     silence = np.zeros(RATE // 2, dtype=np.float32)
     whole = np.concatenate([each for path in rival.sounds[:4] for each in (read(path), silence)])
     soundfile.write(tmp_path / "long.wav", whole, RATE)
-    (found,) = td.load_transcriber(rival.run).transcribe([tmp_path / "long.wav"], max_seconds=1.0)
-    waveform, spans = read(tmp_path / "long.wav"), [(s.start, s.stop) for s in found.segments]
+    (got,) = td.load_transcriber(rival.run).transcribe([tmp_path / "long.wav"], max_seconds=1.0)
+    waveform, spans = read(tmp_path / "long.wav"), [(s.start, s.stop) for s in got.segments]
     assert len(spans) == 4 and all(stop - start <= 1 for start, stop in spans)
     want = [rival.generate(waveform[round(a * RATE) : round(b * RATE)]) for a, b in spans]
-    assert [each.outputs[0].text.strip() for each in found.segments] == want
+    assert [each.outputs[0].text.strip() for each in got.segments] == want
 
 
 # What is refused
@@ -793,8 +793,8 @@ def test_the_files_of_a_slow_tokenizer_are_read(untrained, tmp_path):
     (tmp_path / "theirs" / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     added = {token["content"]: token["id"] for token in plain["added_tokens"]}
     (tmp_path / "theirs" / "added_tokens.json").write_text(json.dumps(added))
-    found = imported(tmp_path / "theirs").target_tokenizer
+    got = imported(tmp_path / "theirs").target_tokenizer
     texts = [*WORDS, " two  spaces", "a<|0.00|>b", "Größe 東京"]
-    assert found.encode(texts) == want.encode(texts) and found.opening == want.opening
+    assert got.encode(texts) == want.encode(texts) and got.opening == want.opening
     rows = [[*row, *added.values()] for row in want.encode(texts)]
-    assert found.decode(rows) == want.decode(rows)
+    assert got.decode(rows) == want.decode(rows)

@@ -57,8 +57,8 @@ def rival(directory, seed: int, kind: str, *, gated: bool):
 @pytest.mark.parametrize("seed", drawn(20, default=(0, 1), long=range(2, 6)))
 def test_logits_and_outputs_are_those_of_transformers(tmp_path, seed, kind, gated):
     theirs, tokenizer = rival(tmp_path / "theirs", seed, kind, gated=gated)
-    difference, found, want = compare(theirs, tokenizer, tmp_path / "theirs")
-    assert difference < 1e-4 and found == want
+    difference, got, want = compare(theirs, tokenizer, tmp_path / "theirs")
+    assert difference < 1e-4 and got == want
     assert any(want)
 
 
@@ -68,8 +68,8 @@ def test_an_activation_beside_feed_forward_proj_counts(tmp_path, activation):
     theirs, tokenizer = rival(directory := tmp_path / "theirs", 0, "MT5", gated=True)
     changed(directory, dense_act_fn=activation)
     loaded = type(theirs).from_pretrained(directory).eval()
-    difference, found, want = compare(loaded, tokenizer, directory)
-    assert difference < 1e-4 and found == want
+    difference, got, want = compare(loaded, tokenizer, directory)
+    assert difference < 1e-4 and got == want
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -213,15 +213,15 @@ def test_training_in_bf16_is_that_in_float64_to_its_rounding(kv_heads, window, l
     upstream = torch.randn(2, 6, 23, 32, generator=rng).bfloat16()
     if biased and lengths is not None:
         lengths = lengths.clamp(min=20)  # a query that sees nothing has zeros only without a bias
-    found = []
+    ours = []
     for dtype in (torch.bfloat16, torch.float64):
         leaves = [x.bfloat16().to(dtype).requires_grad_() for x in tensors]
         added = None if bias is None else bias.to(torch.float64 if dtype == torch.float64 else torch.float32)
         heads = attend(*leaves, key_lengths=lengths, causal=causal, window=window, bias=added)
         heads.backward(upstream.to(dtype))
-        found.append([x.detach().double() for x in (heads, *(leaf.grad for leaf in leaves))])
+        ours.append([x.detach().double() for x in (heads, *(leaf.grad for leaf in leaves))])
     assert heads.isfinite().all()
-    for got, want in zip(*found, strict=True):
+    for got, want in zip(*ours, strict=True):
         assert (got - want).norm() < 0.01 * want.norm()
 
 

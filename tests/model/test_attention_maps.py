@@ -33,15 +33,15 @@ def test_weights_times_values_are_what_cross_attention_gives(norm, rng):
     weights = cross_attention(model, memory, example.target)
     n_places = -(-contract.SOURCE // 3)
     assert weights.shape == (3, contract.ROWS, 2, contract.TARGET, n_places)
-    for (module, (_, context), output), found in zip(watched, weights, strict=True):
+    for (module, (_, context), output), got in zip(watched, weights, strict=True):
         value, lengths = module.project(context.memory).value.detach(), context.memory.lengths
-        heads = np.einsum("bhts,bhse->bthe", found.numpy(), value.numpy())
+        heads = np.einsum("bhts,bhse->bthe", got.numpy(), value.numpy())
         joined = heads.reshape(contract.ROWS, contract.TARGET, 14)
         want = joined @ module.output.weight.detach().numpy().T + module.output.bias.detach().numpy()
         np.testing.assert_allclose(output.numpy(), want, rtol=0, atol=1e-10)
-        np.testing.assert_allclose(found.sum(dim=-1).numpy(), 1.0, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(got.sum(dim=-1).numpy(), 1.0, rtol=0, atol=1e-12)
         for row, length in enumerate(lengths.tolist()):
-            assert torch.all(found[row, :, :, length:] == 0) and torch.all(found[row, :, :, :length] > 0)
+            assert torch.all(got[row, :, :, length:] == 0) and torch.all(got[row, :, :, :length] > 0)
 
 
 @torch.no_grad()
@@ -94,11 +94,11 @@ def test_self_attention_times_values_is_what_each_layer_gives(half, fields, rng)
         model.decode(example.target, memory=memory)
     watched = list(seen)
     if half == "encoder":
-        found = self_attention(model, source=example.source, source_lengths=example.source_lengths)
+        got = self_attention(model, source=example.source, source_lengths=example.source_lengths)
     else:
-        found = self_attention(model, target_in=example.target, memory=memory)
-    assert len(found) == len(watched) == 3
-    for (module, x, output), weights in zip(watched, found, strict=True):
+        got = self_attention(model, target_in=example.target, memory=memory)
+    assert len(got) == len(watched) == 3
+    for (module, x, output), weights in zip(watched, got, strict=True):
         value = module.qkv(x).detach()[..., -module.qkv.widths["v"] :].unflatten(-1, (-1, 14)).numpy()
         value = value.repeat(2 // value.shape[2], axis=2)
         heads = np.einsum("nhts,nshe->nthe", weights.numpy(), value).reshape(*x.shape[:2], -1)

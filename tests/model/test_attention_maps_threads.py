@@ -27,9 +27,9 @@ def test_another_thread_that_decodes_adds_nothing(rng):
         others = [pool.submit(decode) for _ in range(2)]
         try:
             for _ in range(25):
-                found = cross_attention(model, memory, example.target)
-                assert found.shape == want.shape
-                torch.testing.assert_close(found, want)
+                got = cross_attention(model, memory, example.target)
+                assert got.shape == want.shape
+                torch.testing.assert_close(got, want)
         finally:
             ended.set()
         for other in others:

@@ -147,12 +147,12 @@ def test_ctranslate2_has_no_such_layer():
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_does_not_go_with_it_is_refused(changes):
-    found = {name: getattr(CONFIG, name) for name in ("encoder", "norm_position", "n_experts", "conformer_kernel")}
-    found |= changes
+    got = {name: getattr(CONFIG, name) for name in ("encoder", "norm_position", "n_experts", "conformer_kernel")}
+    got |= changes
     message = (
         "Conformer layers need an encoder with pre-norm, no experts and an odd conformer_kernel, but "
-        f"there is {'an' if found['encoder'] else 'no'} encoder, norm_position={found['norm_position']}, n_experts={found['n_experts']} and "
-        f"conformer_kernel={found['conformer_kernel']}; use conformer_kernel=0 (--model.conformer-kernel 0)"
+        f"there is {'an' if got['encoder'] else 'no'} encoder, norm_position={got['norm_position']}, n_experts={got['n_experts']} and "
+        f"conformer_kernel={got['conformer_kernel']}; use conformer_kernel=0 (--model.conformer-kernel 0)"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         replace(CONFIG, **changes)

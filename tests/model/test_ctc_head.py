@@ -72,17 +72,15 @@ def test_a_configuration_from_before_it_existed_has_none():
 
 
 @pytest.mark.parametrize(
-    ("halves", "found"),
+    ("halves", "got"),
     [
         ({"encoder": CONFIG.encoder}, "there is no decoder"),
         ({"decoder": CONFIG.decoder}, "there is no encoder"),
     ],
     ids=["encoder", "decoder"],
 )
-def test_both_halves_are_needed(halves, found):
-    message = (
-        f"ctc=True maps the encoder's memory to the decoder's vocabulary and needs both, but {found}; use ctc=False"
-    )
+def test_both_halves_are_needed(halves, got):
+    message = f"ctc=True maps the encoder's memory to the decoder's vocabulary and needs both, but {got}; use ctc=False"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         TransformerConfig(**halves, ctc=True)
 

@@ -32,7 +32,7 @@ CONFIG = TransformerConfig(
 
 def layer_by_layer(model: Transformer, source: Tensor, lengths: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The memory and the intermediate logits, computed with nothing but the layers and sums of products."""
-    config, found = model.config, []
+    config, got = model.config, []
     x, lengths = model.source_input(source, lengths)
     x = model.encoder.positions(x, 0)
     for n, layer in enumerate(model.encoder.layers, start=1):
@@ -40,11 +40,11 @@ def layer_by_layer(model: Transformer, source: Tensor, lengths: Tensor) -> tuple
         if n in config.ctc_layers:
             seen = model.encoder.norm(x)
             logits = torch.einsum("bsd,vd->bsv", seen, model.ctc.weight) + model.ctc.bias
-            found.append(logits)
+            got.append(logits)
             if config.ctc_conditioning:
                 p = logits.exp() / logits.exp().sum(-1, keepdim=True)
                 x = x + torch.einsum("bsv,dv->bsd", p, model.ctc_condition.weight) + model.ctc_condition.bias
-    return model.encoder.norm(x), found
+    return model.encoder.norm(x), got
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -52,12 +52,12 @@ def reached(model: Transformer, frames: torch.Tensor, lengths: torch.Tensor) -> 
 def stacked(frames: np.ndarray, lengths: list[int], stack: int) -> np.ndarray:
     """By hand: position p holds the frames stack * p ... stack * p + stack - 1 side by side, zeros after the last."""
     rows, n_frames, n_features = frames.shape
-    found = np.zeros((rows, -(-n_frames // stack), stack * n_features), dtype=frames.dtype)
+    got = np.zeros((rows, -(-n_frames // stack), stack * n_features), dtype=frames.dtype)
     for row, length in enumerate(lengths):
         for t in range(length):
             start = t % stack * n_features
-            found[row, t // stack, start : start + n_features] = frames[row, t]
-    return found
+            got[row, t // stack, start : start + n_features] = frames[row, t]
+    return got
 
 
 @pytest.fixture

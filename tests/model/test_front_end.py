@@ -106,6 +106,6 @@ def test_frames_say_the_lengths_that_their_input_gives(frames):
     stack = frames.per_position
     config = TransformerConfig(encoder=StackConfig(input=frames, n_layers=1), d_model=2 * stack * 4, n_heads=1)
     lengths = torch.arange(1, 14)
-    states, found = Transformer(config).eval().encode(torch.randn(13, 13, 2), lengths)
-    assert torch.equal(frames.out_lengths(lengths), found) and states.size(1) == frames.out_lengths(13)
+    states, got = Transformer(config).eval().encode(torch.randn(13, 13, 2), lengths)
+    assert torch.equal(frames.out_lengths(lengths), got) and states.size(1) == frames.out_lengths(13)
     assert frames.out_lengths(np.arange(1, 14)).tolist() == [len(range(0, n, stack)) for n in range(1, 14)]

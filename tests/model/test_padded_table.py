@@ -130,15 +130,15 @@ def test_the_loss_is_that_of_torch_over_the_classes_alone(rng):
 
 
 def test_beam_search_finds_the_same():
-    found = []
+    got = []
     for model in pair("translation"):
         source = torch.randint(3, V, (3, 5), generator=torch.Generator().manual_seed(4))
         with torch.no_grad():
             scorer = ModelScorer(model.eval(), model.encode(source))
             constraints = Constraints(torch.tensor([6, 6, 6]), eos_id=EOS)
             beams = beam_search(scorer, torch.full((3, 1), BOS), constraints, BeamConfig(beam_size=4, n_best=4))
-        found.append([[(h.tokens, h.log_prob) for h in hypotheses] for hypotheses in beams])
-    assert found[0] == found[1]
+        got.append([[(h.tokens, h.log_prob) for h in hypotheses] for hypotheses in beams])
+    assert got[0] == got[1]
 
 
 @pytest.mark.parametrize("name", ["language", "untied"])

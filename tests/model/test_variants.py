@@ -82,9 +82,9 @@ def test_maps_of_attention_follow_every_variant(rng):
     with torch.no_grad():
         memory = example.memory(model)
         model.decode(example.target, memory=memory)
-    for layer, found, heads in zip(layers, cross_attention(model, memory, example.target), list(seen), strict=False):
+    for layer, got, heads in zip(layers, cross_attention(model, memory, example.target), list(seen), strict=False):
         value = layer.cross.project(memory).value.repeat_interleave(3, dim=1)  # 6 heads over 2
-        want = torch.einsum("bhts,bhse->bthe", found, value).flatten(2)
+        want = torch.einsum("bhts,bhse->bthe", got, value).flatten(2)
         torch.testing.assert_close(heads.reshape(want.shape), want, rtol=0, atol=1e-10)
 
 
@@ -165,13 +165,13 @@ def test_the_balance_reaches_the_loss_in_training_only(ctc, rng):
     config = replace(TRANSLATION, **EXPERTS, ctc=ctc, balance_weight=0.25)
     model, batch = Transformer(config), rows(rng)
     objective = CrossEntropy(model, LossConfig(ctc_weight=0.3 * ctc))
-    found: list[torch.Tensor] = []
+    got: list[torch.Tensor] = []
     hooks = [
-        m.router.register_forward_hook(lambda *a: found.append(a[2])) for m in model.modules() if hasattr(m, "router")
+        m.router.register_forward_hook(lambda *a: got.append(a[2])) for m in model.modules() if hasattr(m, "router")
     ]
     trained, parts = objective.train()(batch)
     lengths = [batch.source_lengths] * 2 + [batch.target_lengths] * 2
-    want = 12 * 0.25 * sum(balance_loss(s, 2, n) for s, n in zip(found, lengths, strict=True))
+    want = 12 * 0.25 * sum(balance_loss(s, 2, n) for s, n in zip(got, lengths, strict=True))
     for hook in hooks:
         hook.remove()
     torch.testing.assert_close(trained - objective.eval()(batch).total, want, rtol=0, atol=1e-4)

@@ -58,10 +58,10 @@ def translator(run: Path, data: Path, /, **fields) -> TranslationExperiment:
 def recordings(folder: Path) -> None:
     """Train, valid and test manifests of tones; one recording of each is no sound."""
     for seed, (split, n) in enumerate((("train", 12), ("valid", 3), ("test", 4))):
-        found = record(folder, sentences(n, seed=seed), name=split)
+        got = record(folder, sentences(n, seed=seed), name=split)
         (folder / f"{split}.wav").write_text("no sound")
         broken = Recording("broken", folder / f"{split}.wav", 1.0, "A", "red", {"german": "rot"})
-        write_manifest(folder / f"{split}.tsv", [*found, broken])
+        write_manifest(folder / f"{split}.tsv", [*got, broken])
 
 
 def transcriber(run: Path | None, folder: Path, /, **fields) -> SpeechExperiment:

@@ -57,9 +57,9 @@ def test_a_run_directory_is_whole_and_its_parts_agree(masked_run, running_text, 
     cut = text[int(len(text) * 0.7) :].replace("\n", "\\n")
     samples = (directory / "samples" / "00000002.tsv").read_text().splitlines()
     assert len(samples) == 3
-    gaps, true, found = samples[0].split("\t")
+    gaps, true, got = samples[0].split("\t")
     assert cut[1:].startswith(true) and "_" in gaps
-    assert "_" not in found and len(gaps.replace("\\n", "n")) == 11
+    assert "_" not in got and len(gaps.replace("\\n", "n")) == 11
     outputs = fill_mask(["To _e", "", "no gap"])
     assert len(outputs) == 3 and outputs[1:] == ["", "no gap"]
     assert outputs[0][:3] == "To " and len(outputs[0]) == 5 and outputs[0] != "To _e"

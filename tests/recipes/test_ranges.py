@@ -37,8 +37,8 @@ def with_value(config: Any, path: tuple[str, ...], value: float) -> Any:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
 def test_absurd_numbers_are_refused_by_name(recipe):
-    found = {path: (setting, kind) for _, setting in recipe.SETTINGS.values() for path, kind in numbers(setting)}
-    for path, (setting, kind) in found.items():
+    got = {path: (setting, kind) for _, setting in recipe.SETTINGS.values() for path, kind in numbers(setting)}
+    for path, (setting, kind) in got.items():
         for value in (-1,) if kind is int else (-1.0, math.nan, math.inf, -math.inf):
             if value == MEANT.get(path):
                 with_value(setting, path, value)
@@ -64,10 +64,10 @@ def test_numbers_that_no_machine_bears_are_refused_by_name(path, value):
 
 
 def test_the_test_looks_at_every_recipe_and_deep():
-    found = {recipe: {".".join(p) for _, x in recipe.SETTINGS.values() for p, _ in numbers(x)} for recipe in RECIPES}
-    assert {"training.optim.peak_rate", "max_length"} <= found[translation]
-    assert "model.dropout" in found[language_model] and "augmentation.vtlp" in found[speech_to_text]
-    assert "masking.mask_probability" in found[masked_language_model]
+    got = {recipe: {".".join(p) for _, x in recipe.SETTINGS.values() for p, _ in numbers(x)} for recipe in RECIPES}
+    assert {"training.optim.peak_rate", "max_length"} <= got[translation]
+    assert "model.dropout" in got[language_model] and "augmentation.vtlp" in got[speech_to_text]
+    assert "masking.mask_probability" in got[masked_language_model]
 
 
 def test_the_command_line_says_the_rule_and_nothing_of_its_parser(monkeypatch):

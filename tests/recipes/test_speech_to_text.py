@@ -115,8 +115,8 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(recordings, tm
     (tmp_path / "my.json").unlink()
     transcriber = td.load(x.run)
     paths = [recordings / f"test{i:02d}.wav" for i in range(4)]
-    found = transcriber.transcribe(paths)
-    outputs = [segment.outputs[0] for t in found for segment in t.segments]
+    got = transcriber.transcribe(paths)
+    outputs = [segment.outputs[0] for t in got for segment in t.segments]
     assert [o.text for o in outputs] == [library.decode(o.tokens) for o in outputs] and any(o.tokens for o in outputs)
     assert not {unk, eos, pad, bos} & {i for o in outputs for i in o.tokens}
 
@@ -143,10 +143,10 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(speech_run, re
     assert tokenizer.tokens(range(5, tokenizer.vocab_size)) == sorted({*"".join(said).upper()})
     assert (x.run / "target.pronunciations.json").is_file() and not (x.run / "target.model").exists()
     paths = [recordings / f"test{i:02d}.wav" for i in range(4)]
-    found = transcriber.transcribe(paths, word_times=True)
-    assert [t.text for t in found] == (x.run / "test.beam2.ctc.txt").read_text().split("\n")[:4]
-    assert all({*t.text.split()} <= said for t in found) and any(t.text for t in found)
-    assert all([w.text for s in t.segments for w in s.outputs[0].words] == t.text.split() for t in found)
+    got = transcriber.transcribe(paths, word_times=True)
+    assert [t.text for t in got] == (x.run / "test.beam2.ctc.txt").read_text().split("\n")[:4]
+    assert all({*t.text.split()} <= said for t in got) and any(t.text for t in got)
+    assert all([w.text for s in t.segments for w in s.outputs[0].words] == t.text.split() for t in got)
     for fields, told in (
         ({"symbols": "<a>"}, "symbols=<a>"),
         ({"corpus": replace(x.corpus, target_column="german")}, "corpus.target_column=german"),
@@ -161,12 +161,12 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(speech_run, re
 
 def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(recordings, tmp_path, untrained, capsys):
     """With 2 frames to a position; alone they would be enough."""
-    found = Manifests(data=recordings, valid=Path("valid.tsv")).read(1)[0][:4]
-    frames = len(FeatureExtractor(FEATURES)(read_audio(found[0].audio, RATE)))
+    got = Manifests(data=recordings, valid=Path("valid.tsv")).read(1)[0][:4]
+    frames = len(FeatureExtractor(FEATURES)(read_audio(got[0].audio, RATE)))
     letters = np.random.default_rng(1).choice(list("abcdefghijklmnopqrstuvwxyz"), size=round(0.8 * frames))
-    wordy = replace(found[0], text="".join(letters))
-    long = replace(found[1], seconds=7.5)
-    write_manifest(tmp_path / "train.tsv", [wordy, long, *found[2:]])
+    wordy = replace(got[0], text="".join(letters))
+    long = replace(got[1], seconds=7.5)
+    write_manifest(tmp_path / "train.tsv", [wordy, long, *got[2:]])
     x = small(
         tmp_path / "run",
         recordings,
@@ -188,10 +188,10 @@ def test_another_column_makes_it_speech_translation(recordings, tmp_path, untrai
         ctc_weight=0.0,
     )
     scores = {}
-    found = untrained(lambda x: scores.update(run(x)), x).validation()
+    ours = untrained(lambda x: scores.update(run(x)), x).validation()
     assert set(scores) == {f"{measure}.{search}" for measure in ("bleu", "chrf") for search in ("greedy", "beam2")}
-    assert {"loss", "bleu"} <= set(found.metrics) and "wer" not in found.metrics
-    assert {reference.split()[0] for _, reference, _ in found.samples} <= {"rot", "grün", "blau", "schwarz"}
+    assert {"loss", "bleu"} <= set(ours.metrics) and "wer" not in ours.metrics
+    assert {reference.split()[0] for _, reference, _ in ours.samples} <= {"rot", "grün", "blau", "schwarz"}
     plain = FeatureExtractor(replace(FEATURES, normalize="none"))
     paths = sorted(recordings.glob("train[0-9]*.wav"))
     frames = [plain(read_audio(path, RATE)) for path in paths]

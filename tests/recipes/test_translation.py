@@ -58,9 +58,9 @@ def test_the_finished_model_is_one_of_the_candidates(translation_run):
     """Of three: both checkpoints, and their mean, which is that of the best and that of the last."""
     folder = translation_run.run
     one, two = (load_file(folder / "checkpoints" / f"{u:08d}" / "model.safetensors") for u in (1, 2))
-    found = load_file(folder / "model.safetensors")
+    got = load_file(folder / "model.safetensors")
     candidates = [one, two, {name: (one[name] + two[name]) / 2 for name in one}]
-    assert sum(all(abs(found[name] - each[name]).max() < 1e-6 for name in found) for each in candidates) == 1
+    assert sum(all(abs(got[name] - each[name]).max() < 1e-6 for name in got) for each in candidates) == 1
 
 
 def test_the_card_of_a_run_has_its_scores_and_makes_it_again(translation_run, monkeypatch):
@@ -314,14 +314,14 @@ def test_a_search_that_cannot_be_is_refused_before_the_training(parallel_text, t
 def test_another_measure_decides(parallel_text, tmp_path, untrained):
     """Of the validation data, as is the loss."""
     x = small(tmp_path / "run", parallel_text, validate_by="chrf", corpus=brief(parallel_text))
-    found = untrained(run, replace(x, training=replace(x.training, precision="fp32"))).validation()
+    got = untrained(run, replace(x, training=replace(x.training, precision="fp32"))).validation()
     sources, references = ((parallel_text / f"test.{side}").read_text().splitlines() for side in ("en", "de"))
     translator = td.load(x.run)
     outputs = translator(sources, td.SearchConfig(beam_size=1))
     told = torch.cat([each.log_probs for each in translator.score(sources, references)])
-    assert found.metrics["loss"] == pytest.approx(-told.mean().item(), rel=1e-4)
-    assert found.by == "chrf" and found.score == found.metrics["chrf"]
-    assert found.metrics["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [references]).score)
+    assert got.metrics["loss"] == pytest.approx(-told.mean().item(), rel=1e-4)
+    assert got.by == "chrf" and got.score == got.metrics["chrf"]
+    assert got.metrics["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [references]).score)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -351,11 +351,11 @@ def test_one_model_for_all_directions(parallel_text, tmp_path, untrained, capsys
     places = {None: slice(8), "up-de": slice(4), "en-up": slice(4, 8)}
     rows = json.loads((x.run / "test.json").read_text())
     assert all(f"  {row['score']}\n" in printed for row in rows)
-    found = {row.get("group"): row for row in rows if (row["search"], row["measure"]) == ("beam2", "chrf")}
-    assert found.keys() == places.keys()
+    got = {row.get("group"): row for row in rows if (row["search"], row["measure"]) == ("beam2", "chrf")}
+    assert got.keys() == places.keys()
     for group, own in places.items():
-        assert found[group]["value"] == pytest.approx(sacrebleu.corpus_chrf(kept[own], [references[own]]).score)
-        assert found[group]["score"].startswith(f"{group}: chrF") or group is None
+        assert got[group]["value"] == pytest.approx(sacrebleu.corpus_chrf(kept[own], [references[own]]).score)
+        assert got[group]["score"].startswith(f"{group}: chrF") or group is None
 
     translator = td.load(x.run)
     lines = [(corpus / f"test.{language}").read_text().splitlines() for language in ("up", "en")]
@@ -378,8 +378,8 @@ def test_one_model_for_all_directions(parallel_text, tmp_path, untrained, capsys
     told = translator.score([f"<2de> {line}" for line in lines[0]], kept[:4])
     for here, there in zip(translator.score(lines[0], kept[:4], target_language="de"), told, strict=True):
         torch.testing.assert_close(here.log_probs, there.log_probs)
-    (found,) = translator.align(["OPEN THE FILE"], ["Datei"], target_language="de")
-    assert [*found.words.source] == ["OPEN", "THE", "FILE"]
+    (got,) = translator.align(["OPEN THE FILE"], ["Datei"], target_language="de")
+    assert [*got.words.source] == ["OPEN", "THE", "FILE"]
 
     main(["translate", str(x.run), str(corpus / "test.up"), "--target-language", "de"])
     assert capsys.readouterr().out.removesuffix("\n").split("\n") == kept[:4]

@@ -56,10 +56,10 @@ def filled(run):
     """A run with all that a training leaves to show, where every text would do harm if it were obeyed."""
     losses = {50: 4.25, 100: 2.5, 150: None, 200: 1.125}
     lines = [{"update": u, "epoch": 0, "kind": "train", "seconds": u / 8, "loss": x} for u, x in losses.items()]
-    found = {100: (3.0, 80.5, -0.25), 200: (2.75, 33.25, 0.5)}
+    got = {100: (3.0, 80.5, -0.25), 200: (2.75, 33.25, 0.5)}
     lines += [
         {"update": u, "epoch": 1, "kind": "valid", "seconds": u / 8, "loss": a, "wer": b, "diagonality": c}
-        for u, (a, b, c) in found.items()
+        for u, (a, b, c) in got.items()
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
     scores = [
@@ -123,15 +123,15 @@ def test_every_score_sample_error_and_field_is_on_the_page(run, read):
 def test_the_page_stands_alone_and_obeys_nothing(read):
     names = {name for name, _ in read.tags}
     assert not read.open and not names & {"script", "link", "iframe", "object", "base", "form", "a"}
-    attributes = [(key, value or "") for _, found in read.tags for key, value in found.items()]
+    attributes = [(key, value or "") for _, got in read.tags for key, value in got.items()]
     assert not [key for key, _ in attributes if key.startswith("on") or key in ("href", "srcset", "style", "action")]
     assert all(re.match(r"data:image/(png|svg\+xml);base64,", value) for key, value in attributes if key == "src")
-    (policy,) = (found["content"] for _, found in read.tags if found.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (got["content"] for _, got in read.tags if got.get("http-equiv") == "Content-Security-Policy")
     assert policy.split("; ")[0] == "default-src 'none'" and "script-src" not in policy
 
 
 def test_the_picture_is_that_of_the_last_validation(run, read):
-    (picture,) = (found["src"] for name, found in read.tags if name == "img" and "image/png" in found["src"])
+    (picture,) = (got["src"] for name, got in read.tags if name == "img" and "image/png" in got["src"])
     assert b64decode(picture.partition(",")[2]) == (run / "samples" / "00000200.attention.png").read_bytes()
 
 
@@ -139,8 +139,8 @@ def test_the_points_of_the_curves_are_those_of_the_metrics_by_the_scale_beside_t
     """Two labels of an axis give its scale; whatever is drawn, read by it, is a number of metrics.jsonl."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:-1]]
     charts = {}
-    for found in (found for name, found in Reader(page(run)).tags if name == "img" and "svg" in found["src"]):
-        svg = ElementTree.fromstring(b64decode(found["src"].partition(",")[2]))
+    for got in (got for name, got in Reader(page(run)).tags if name == "img" and "svg" in got["src"]):
+        svg = ElementTree.fromstring(b64decode(got["src"].partition(",")[2]))
         groups = {group.get("id"): group for group in svg.iter(f"{SVG}g")}
         scales = []
         for axis, coordinate in ((1, "x"), (2, "y")):
@@ -155,7 +155,7 @@ def test_the_points_of_the_curves_are_those_of_the_metrics_by_the_scale_beside_t
             drawn[kind] = [(scales[0](x), scales[1](y)) for x, y in zip(numbers[::2], numbers[1::2], strict=True)]
         circles = [(float(c.get("x")), float(c.get("y"))) for c in groups["valid"].iter(f"{SVG}use")]
         assert [tuple(scale(at) for scale, at in zip(scales, c, strict=True)) for c in circles] == drawn["valid"]
-        charts[found["alt"]] = drawn
+        charts[got["alt"]] = drawn
     wanted = {
         "loss (nats per token) by update": {"train": "loss", "valid": "loss"},
         "WER (%) by update": {"valid": "wer"},
@@ -167,8 +167,8 @@ def test_the_points_of_the_curves_are_those_of_the_metrics_by_the_scale_beside_t
         for kind, key in kinds.items():
             points = [(x["update"], x[key]) for x in lines if x["kind"] == kind and x[key] is not None]
             assert len(charts[name][kind]) == len(points)
-            for found, point in zip(charts[name][kind], points, strict=True):
-                assert found == pytest.approx(point, rel=2e-3, abs=2e-3)
+            for got, point in zip(charts[name][kind], points, strict=True):
+                assert got == pytest.approx(point, rel=2e-3, abs=2e-3)
 
 
 def test_a_page_is_below_a_megabyte_however_much_there_is(tmp_path):
@@ -183,9 +183,9 @@ def test_a_page_is_below_a_megabyte_however_much_there_is(tmp_path):
         (run / "samples" / f"{i:08d}.tsv").write_text("".join(f"{k}{'<long>' * 5000}\tb\tc\n" for k in range(3)))
     noise = torch.randint(256, (600, 600, 3), dtype=torch.uint8)
     Image.fromarray(noise.numpy()).save(run / "samples" / "00000059.attention.png")
-    found = page(run)
-    assert len(found.encode()) < 1_000_000
-    text = Reader(found).text
+    got = page(run)
+    assert len(got.encode()) < 1_000_000
+    text = Reader(got).text
     assert "and more in test.errors.txt" in text and "samples/00000059.attention.png is too large" in text
     assert "update 0 c" in text and "update 59 c" in text
 

@@ -25,10 +25,10 @@ def write(folder, **files: str) -> None:
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples/00000005.tsv", "test.json"])
 def test_what_is_damaged_is_left_out_and_the_rest_is_told(tmp_path, name, text):
     write(tmp_path, **{name: text})
-    found = record(tmp_path)
-    assert ([each.validation for each in found.curves] == [[(5, 2.0)]]) == (name != "metrics.jsonl")
-    assert (found.samples == [Sample("a", "b", [(5, "c")])]) == (name != "samples/00000005.tsv")
-    assert (found.scores.get("test") == [HeldOutScore(**SCORE)]) == (name != "test.json")
+    got = record(tmp_path)
+    assert ([each.validation for each in got.curves] == [[(5, 2.0)]]) == (name != "metrics.jsonl")
+    assert (got.samples == [Sample("a", "b", [(5, "c")])]) == (name != "samples/00000005.tsv")
+    assert (got.scores.get("test") == [HeldOutScore(**SCORE)]) == (name != "test.json")
 
 
 def test_values_that_json_lacks_are_left_out(tmp_path):
@@ -36,9 +36,9 @@ def test_values_that_json_lacks_are_left_out(tmp_path):
     lines += '{"update": 7, "kind": "train", "loss": 3}\n{"update": 8, "kind": "train", "loss": "1"}\n'
     lines += f'{{"update": 9, "kind": "train", "loss": {10**400}}}\n'
     write(tmp_path, **{"metrics.jsonl": lines, "validation.json": '{"loss": 1.5, "perplexity": Infinity}'})
-    found = record(tmp_path)
-    assert [each.training for each in found.curves] == [[(7, 3.0)]]
-    assert [(each.measure, each.value) for each in found.scores["validation"]] == [("loss", 1.5)]
+    got = record(tmp_path)
+    assert [each.training for each in got.curves] == [[(7, 3.0)]]
+    assert [(each.measure, each.value) for each in got.scores["validation"]] == [("loss", 1.5)]
 
 
 def test_the_curves_of_training_and_validation_are_of_one_loss(tmp_path):
@@ -65,7 +65,7 @@ def test_a_long_training_is_thinned(tmp_path):
 
 @pytest.mark.parametrize(("n", "most"), [(0, 3), (3, 3), (4, 3), (100, 7)])
 def test_steps_are_equal(n, most):
-    found = spread(range(n), most)
-    steps = [b - a for a, b in pairwise(found)]
-    assert len(found) == min(n, most) and found[:1] + found[-1:] == [0, n - 1][: 2 * bool(n)]
+    got = spread(range(n), most)
+    steps = [b - a for a, b in pairwise(got)]
+    assert len(got) == min(n, most) and got[:1] + got[-1:] == [0, n - 1][: 2 * bool(n)]
     assert max(steps, default=0) - min(steps, default=0) <= 1

@@ -44,12 +44,12 @@ class Judge:
 
 @pytest.fixture
 def judge(monkeypatch) -> Judge:
-    found = Judge()
-    monkeypatch.setitem(sys.modules, "comet", found)
+    got = Judge()
+    monkeypatch.setitem(sys.modules, "comet", got)
     monkeypatch.setattr("transduce.errors.find_spec", lambda name: name == "comet")
     monkeypatch.setattr(module, "version", lambda name: {"unbabel-comet": "2.2.7"}[name])
     module._model.cache_clear()
-    yield found
+    yield got
     module._model.cache_clear()
 
 
@@ -80,8 +80,8 @@ def test_the_interval_holds_the_means_of_most_draws(judge):
 
 def test_two_systems_are_compared_on_the_same_draws(judge):
     measure, right = comet.with_sources(SOURCES * 10), REFERENCES * 10
-    found = measure.compare(right, [""] * 40, right, resamples=200)
-    assert found.difference == 100 and found.p_value == pytest.approx(1 / 201)
+    got = measure.compare(right, [""] * 40, right, resamples=200)
+    assert got.difference == 100 and got.p_value == pytest.approx(1 / 201)
     assert measure.compare(right, right, right, resamples=200).p_value == 1.0
 
 
@@ -102,8 +102,8 @@ def test_it_decides_which_checkpoint_is_best(judge, tmp_path, monkeypatch):
     monkeypatch.setattr(td.Translator, "__call__", lambda self, lines, how: ["x y", "", "u", "q"])
     translator = td.load_translator(random_run(tmp_path / "run", model=LITTLE))
     text = ParallelText(SOURCES, REFERENCES)
-    found = validation.translation_validator(translator, text, [], by="comet")(translator.model)
-    assert found.by == "comet" and found.score == found.metrics["comet"] == pytest.approx(56.25)
+    got = validation.translation_validator(translator, text, [], by="comet")(translator.model)
+    assert got.by == "comet" and got.score == got.metrics["comet"] == pytest.approx(56.25)
     assert [row["src"] for row in judge.calls[0][0]] == SOURCES
 
 

@@ -35,9 +35,9 @@ def test_every_measure_is_that_of_its_library():
 
 def test_the_better_system_is_the_higher_or_the_lower_one():
     for measure in (get_measure(name) for name in THEIRS):
-        found = measure.compare(REFERENCES, HYPOTHESES, REFERENCES)
-        assert found.difference != 0 and (found.difference > 0) == measure.higher_is_better
-        assert measure.better == ("higher" if found.difference > 0 else "lower")
+        got = measure.compare(REFERENCES, HYPOTHESES, REFERENCES)
+        assert got.difference != 0 and (got.difference > 0) == measure.higher_is_better
+        assert measure.better == ("higher" if got.difference > 0 else "lower")
 
 
 def test_an_unknown_measure_is_refused_with_the_known_ones():

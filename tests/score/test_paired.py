@@ -29,7 +29,7 @@ def test_measures_take_it_of_their_scores_on_the_same_draws(measure):
     rng = random.Random(2)
     references = [" ".join(rng.choices("abcdef", k=9)) for _ in range(25)]
     better, worse = ([line.replace(letter, "x") for line in references] for letter in ("a", "b"))
-    found = measure.compare(better, worse, references, resamples=100)
+    got = measure.compare(better, worse, references, resamples=100)
     draws = resampled_sums(np.eye(25), 100, 12345).astype(int)  # how often each line is drawn
 
     def on_draws(lines):
@@ -42,5 +42,5 @@ def test_measures_take_it_of_their_scores_on_the_same_draws(measure):
         )  # fmt: skip
 
     leads = np.abs(on_draws(better) - on_draws(worse))
-    exceeding = sum(lead - leads.mean() > abs(found.difference) for lead in leads)
-    assert found.p_value == pytest.approx((exceeding + 1) / 101)
+    exceeding = sum(lead - leads.mean() > abs(got.difference) for lead in leads)
+    assert got.p_value == pytest.approx((exceeding + 1) / 101)

@@ -71,8 +71,8 @@ def test_every_pair_of_short_lines_takes_the_fewest_edits():
     for length in (1, 2, 3):
         lines += [" ".join(format(i, f"0{length}b")) for i in range(2**length)]
     pairs = [(h, r) for h in lines for r in lines]
-    found = wer([h for h, _ in pairs], [r for _, r in pairs], resamples=0).utterances
-    assert [errors.total for errors in found] == [fewest(h.split(), r.split()) for h, r in pairs]
+    got = wer([h for h, _ in pairs], [r for _, r in pairs], resamples=0).utterances
+    assert [errors.total for errors in got] == [fewest(h.split(), r.split()) for h, r in pairs]
 
 
 @pytest.mark.parametrize(

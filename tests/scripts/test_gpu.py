@@ -109,8 +109,8 @@ def test_speeds_are_shown_as_the_benchmarks_print_them(gpu, capsys):
 
 def test_a_package_that_is_not_installed_has_its_version(tmp_path, gpu):
     gpu("--device", "cpu", "training_speed")
-    (found,) = metadata.distributions(path=[str(tmp_path / "runs" / "package")])
-    assert (found.metadata["Name"], found.version) == ("transduce", metadata.version("transduce"))
+    (got,) = metadata.distributions(path=[str(tmp_path / "runs" / "package")])
+    assert (got.metadata["Name"], got.version) == ("transduce", metadata.version("transduce"))
 
 
 @pytest.mark.parametrize("tiny", [[], ["--tiny"]])
@@ -121,5 +121,5 @@ def test_every_field_of_every_command_exists(gpu, monkeypatch, tiny):
     for command in commands:
         recipe, *words = shlex.split(command)
         if recipe.startswith("recipes"):
-            found = choose(RECIPES[Path(recipe).name].SETTINGS, words, default="")
-            assert found.device == "cpu" and found.training.seed == (3 if "multi30k" in words else 1)
+            got = choose(RECIPES[Path(recipe).name].SETTINGS, words, default="")
+            assert got.device == "cpu" and got.training.seed == (3 if "multi30k" in words else 1)

@@ -58,12 +58,12 @@ def test_a_text_has_the_lines_of_a_file(http, offline, tmp_path):
 def test_libretranslate_as_pages_ask(http, offline):
     asked = {"q": ["Print it.", "Close the green folder, please."], "source": "auto", "target": "de", "alternatives": 2}
     answer = http.post("/translate", json={**asked, "format": "text", "api_key": ""}).json()
-    found = [[output.text for output in each] for each in offline["mt"].translate(asked["q"], n_best=3)]
-    assert answer["translatedText"] == [texts[0] for texts in found]
-    assert answer["alternatives"] == [texts[1:] for texts in found]
+    got = [[output.text for output in each] for each in offline["mt"].translate(asked["q"], n_best=3)]
+    assert answer["translatedText"] == [texts[0] for texts in got]
+    assert answer["alternatives"] == [texts[1:] for texts in got]
     assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "en"]
     one = http.post("/translate", json={**asked, "q": "Print it.", "source": "en"}).json()
-    assert one == {"translatedText": found[0][0], "alternatives": found[0][1:]}
+    assert one == {"translatedText": got[0][0], "alternatives": got[0][1:]}
     settings = http.get("/frontend/settings").json()
     assert settings["charLimit"] == 10_000 and settings["language"]["target"] == {"code": "de", "name": "German"}
     assert http.get("/health").json() == {"status": "ok"}
@@ -73,8 +73,8 @@ def test_many_at_once_get_what_each_would_get_alone(http, offline):
     lines = [f"{line} {i}" for i, line in enumerate(ENGLISH[:12])]
     with ThreadPoolExecutor(8) as pool:
         asked = [{"q": line, "source": "en", "target": "de"} for line in lines]
-        found = [*pool.map(lambda each: http.post("/translate", json=each).json()["translatedText"], asked)]
-    assert found == [text for line in lines for text in offline["mt"]([line])]
+        got = [*pool.map(lambda each: http.post("/translate", json=each).json()["translatedText"], asked)]
+    assert got == [text for line in lines for text in offline["mt"]([line])]
     sizes = re.findall(r'batch_inputs_bucket\{le="(\S+)",model="mt"\} (\S+)', http.get("/metrics").text)
     counts = [float(count) for _, count in sizes]
     assert counts[-1] > counts[0], "some batch had more than one input"
@@ -88,8 +88,8 @@ def test_samples_of_a_request_depend_on_no_neighbour(runs, tmp_path):
     lines = ENGLISH[:12]
     with serving([served]) as url:
         asked = {"q": lines, "source": "en", "target": "de"}
-        found = httpx.post(f"{url}/translate", json=asked, timeout=60).json()["translatedText"]
-    assert found == [text for line in lines for text in translator([line])]
+        got = httpx.post(f"{url}/translate", json=asked, timeout=60).json()["translatedText"]
+    assert got == [text for line in lines for text in translator([line])]
 
 
 def test_models(client):
@@ -135,10 +135,10 @@ def test_a_run_that_cannot_tell_of_speech_says_null(client, runs):
     with serving(served) as url:
         client = client.with_options(base_url=f"{url}/v1")
         for raw, want in ((wav("red blue"), None), (silence.getvalue(), 1.0)):
-            found = client.audio.transcriptions.create(
+            got = client.audio.transcriptions.create(
                 file=("talk.wav", raw), model="asr", response_format="verbose_json"
             )
-            assert [each.no_speech_prob for each in found.segments] == [want]
+            assert [each.no_speech_prob for each in got.segments] == [want]
 
 
 @pytest.mark.parametrize("raw", [wav("red blue"), LONG], ids=["one segment", "several"])
@@ -152,15 +152,15 @@ def test_transcriptions_stream(client, offline, raw):
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
 def test_translations(client, offline):
     raw = wav("green")
-    found = client.audio.translations.create(file=("talk.wav", raw), model="asr")
-    assert [found.text] == offline["asr"]([io.BytesIO(raw)])
+    got = client.audio.translations.create(file=("talk.wav", raw), model="asr")
+    assert [got.text] == offline["asr"]([io.BytesIO(raw)])
 
 
 def test_clients_of_whisper_cpp(http, offline):
     raw = wav("black red")
     fields = {"temperature": "0.0", "temperature_inc": "0.2", "response_format": "json"}
-    found = http.post("/inference", files={"file": ("talk.wav", raw, "audio/wav")}, data=fields).json()
-    assert [found["text"]] == offline["asr"]([io.BytesIO(raw)])
+    got = http.post("/inference", files={"file": ("talk.wav", raw, "audio/wav")}, data=fields).json()
+    assert [got["text"]] == offline["asr"]([io.BytesIO(raw)])
 
 
 def test_a_form_is_utf_8_however_it_is_sent(http):
@@ -193,19 +193,19 @@ def test_markup_of_a_request(http, offline):
     """Several texts with alternatives; one without any text."""
     texts = ["<p>Print <b>it</b>.</p><p>Open the <a href='x'>old</a> letter.</p>", "<br>", "Print it. &amp; go"]
     asked = {"q": texts, "source": "en", "target": "de", "format": "html", "alternatives": 1}
-    found = http.post("/translate", json=asked).json()
-    for text, best, (second,) in zip(texts, found["translatedText"], found["alternatives"], strict=True):
+    got = http.post("/translate", json=asked).json()
+    for text, best, (second,) in zip(texts, got["translatedText"], got["alternatives"], strict=True):
         assert best == translate_markup(offline["mt"], text, "html", n_best=2)
         assert second.count("<a href='x'>") >= text.count("<a href='x'>") and (second != best or text == "<br>")
 
 
 def test_completions(client, offline):
     prompts, config = ["ROMEO:", "All: Speak"], GenerationConfig(max_length=12, n=2, seed=5)
-    found = client.completions.create(model="lm", prompt=prompts, max_tokens=12, n=2, seed=5)
+    got = client.completions.create(model="lm", prompt=prompts, max_tokens=12, n=2, seed=5)
     outputs = offline["lm"].generate(prompts, config)
-    assert [choice.text for choice in found.choices] == [output.text for each in outputs for output in each]
-    assert {choice.finish_reason for choice in found.choices} == {"length"}
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (sum(map(len, prompts)), 4 * 12)
+    assert [choice.text for choice in got.choices] == [output.text for each in outputs for output in each]
+    assert {choice.finish_reason for choice in got.choices} == {"length"}
+    assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (sum(map(len, prompts)), 4 * 12)
     biased = client.completions.create(model="lm", prompt=prompts[0], max_tokens=5, logit_bias={"7": 100})
     assert biased.choices[0].text == offline["lm"].tokenizer.decode([[7] * 5])[0]
     greedy = client.completions.create(model="lm", prompt=prompts, max_tokens=12, temperature=0, echo=True)
@@ -264,14 +264,14 @@ def test_a_text_ends_where_a_stop_string_comes(client, offline, temperature):
         expected.append(texts[n][: min(places, default=None)])
         n_tokens += n + 1
     asked = {"model": "lm", "prompt": ["ROMEO:", "All:"], "max_tokens": 40, "n": config.n, "seed": 5, "stop": stops}
-    found = client.completions.create(**asked, temperature=temperature)
-    assert [choice.text for choice in found.choices] == expected
-    assert found.choices[0].finish_reason == found.choices[-1].finish_reason == "stop"
-    assert found.usage.completion_tokens == n_tokens < len(outputs) * 40
+    got = client.completions.create(**asked, temperature=temperature)
+    assert [choice.text for choice in got.choices] == expected
+    assert got.choices[0].finish_reason == got.choices[-1].finish_reason == "stop"
+    assert got.usage.completion_tokens == n_tokens < len(outputs) * 40
     *events, last = client.completions.create(
         **asked, temperature=temperature, stream=True, stream_options={"include_usage": True}
     )
-    assert last.choices == [] and last.usage == found.usage
+    assert last.choices == [] and last.usage == got.usage
     assert all(event.usage is None and len(event.choices) == 1 for event in events)
     for index, text in enumerate(expected):
         assert "".join(event.choices[0].text for event in events if event.choices[0].index == index) == text
@@ -290,11 +290,11 @@ def test_no_token_is_searched_beyond_a_stop(http, monkeypatch):
 
 def test_many_texts_are_those_that_one_request_draws_at_once(client, offline):
     """n texts are made in several parts, so that others have their turn in between."""
-    found = client.completions.create(
+    got = client.completions.create(
         model="lm", prompt=["a", "e"], max_tokens=4, n=40, seed=1, extra_body={"best_of": 40}
     )
     outputs = offline["lm"].generate(["a", "e"], GenerationConfig(max_length=4, n=40, seed=1))
-    assert [choice.text for choice in found.choices] == [output.text for each in outputs for output in each]
+    assert [choice.text for choice in got.choices] == [output.text for each in outputs for output in each]
 
 
 @pytest.mark.parametrize("stop", [None, "stop"])

@@ -50,9 +50,9 @@ class Process:
 
     def connect(self, raw: bytes = b"") -> socket.socket:
         """A connection that has sent this."""
-        found = socket.create_connection(self.place, timeout=60)
-        found.sendall(raw)
-        return found
+        got = socket.create_connection(self.place, timeout=60)
+        got.sendall(raw)
+        return got
 
     def __enter__(self) -> "Process":
         return self
@@ -65,8 +65,8 @@ class Process:
 @pytest.fixture(scope="module")
 def server(runs) -> Iterator[Process]:
     """One with all three runs."""
-    with Process([*runs.values()], "--languages", "en-de", "--upload-mb", "25", "--deadline", "20") as found:
-        yield found
+    with Process([*runs.values()], "--languages", "en-de", "--upload-mb", "25", "--deadline", "20") as got:
+        yield got
 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -105,10 +105,10 @@ def test_an_input_at_fault_fails_alone():
     work = Upper()
     work.gate.clear()
     with running(work) as engine:
-        found = asyncio.run(run(engine))
+        got = asyncio.run(run(engine))
     assert work.batches[1] == (None, ["a", "bad", "b"])
-    assert found[1::2] == [[["A"]], [["B"]]]
-    assert isinstance(found[2], ValueError) and str(found[2]) == "bad cannot be used"
+    assert got[1::2] == [[["A"]], [["B"]]]
+    assert isinstance(got[2], ValueError) and str(got[2]) == "bad cannot be used"
 
 
 def test_a_full_queue_refuses_and_forgets_nothing():
@@ -171,10 +171,10 @@ def test_what_is_too_late_is_dropped_before_it_is_begun():
     async def run(engine: Engine) -> list[Any]:
         working = asyncio.create_task(_asked(engine, ["a"]))
         await asyncio.to_thread(work.began.wait, 20)
-        found = await asyncio.gather(_asked(engine, ["b"]), working, return_exceptions=True)
+        got = await asyncio.gather(_asked(engine, ["b"]), working, return_exceptions=True)
         work.gate.set()
         engine.config = ServeConfig()
-        return [*found, *await _asked(engine, ["c"])]
+        return [*got, *await _asked(engine, ["c"])]
 
     work = Upper()
     work.gate.clear()

@@ -104,25 +104,25 @@ def test_what_is_refused_is_told(http, fields, status, message):
 
 
 def test_the_page_learns_what_each_run_does(http):
-    found = http.get("/page/runs").json()
+    got = http.get("/page/runs").json()
     does = {"mt": "translate", "asr": "transcribe", "lm": "generate"}
-    assert {each["name"]: each["does"] for each in found["runs"]} == does
-    (mt,) = (each for each in found["runs"] if each["name"] == "mt")
+    assert {each["name"]: each["does"] for each in got["runs"]} == does
+    (mt,) = (each for each in got["runs"] if each["name"] == "mt")
     assert (mt["source"], mt["target"]) == ("en", "de")
     limits = ServeConfig()
-    bounds = (found["seconds"], found["upload_mb"], found["max_tokens"])
+    bounds = (got["seconds"], got["upload_mb"], got["max_tokens"])
     assert bounds == (limits.seconds, limits.upload_mb, limits.max_tokens)
 
 
 def test_a_run_tells_how_it_was_trained(http):
-    found = http.get("/page/runs/mt").json()
-    loss, bleu = found["curves"]
+    got = http.get("/page/runs/mt").json()
+    loss, bleu = got["curves"]
     assert (loss["name"], loss["training"]) == ("loss", [[50, 4.5], [100, 4.0], [150, 3.5], [200, 3.0]])
     assert (loss["validation"], bleu["validation"]) == ([[100, 3.0], [200, 2.0]], [[100, 10.0], [200, 20.0]])
     outputs = [[update, output] for update, (*_, output) in SAMPLES.items()]
-    assert found["samples"] == [{"source": "Print it.", "reference": "Druck es aus.", "outputs": outputs}]
-    assert found["progress"] == "update 200, epoch 1, 0.0 min"
-    assert [(each["measure"], each["value"], each["low"]) for each in found["scores"]["test"]] == [("bleu", 20.5, 19.0)]
+    assert got["samples"] == [{"source": "Print it.", "reference": "Druck es aus.", "outputs": outputs}]
+    assert got["progress"] == "update 200, epoch 1, 0.0 min"
+    assert [(each["measure"], each["value"], each["low"]) for each in got["scores"]["test"]] == [("bleu", 20.5, 19.0)]
     assert http.get("/page/runs/lm").json() == {"progress": "", "curves": [], "samples": [], "scores": {}}
     for name in ("..%2Fmt", "%2Fetc", "mt%2Fsamples", "mt%00"):
         assert http.get(f"/page/runs/{name}").status_code == 404
@@ -194,14 +194,14 @@ def translate(page, text: str) -> None:
 def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
     translate(page, f"{LINE}\n\nPrint it.")
     first, second = (offline["mt"].translate([line], n_best=3)[0] for line in (LINE, "Print it."))
-    found = page.locator("#translate .ranked").first.get_by_role("button")
-    expect(found).to_have_text([output.text for output in first])
+    got = page.locator("#translate .ranked").first.get_by_role("button")
+    expect(got).to_have_text([output.text for output in first])
     expect(page.locator("#translate .ranked").last.get_by_role("button").first).to_have_text(second[0].text)
     expect(page.locator("#translate .source").first).to_have_text(LINE)
     assert page.locator("#translate b").count() == 0, "a text is no markup"
     best = page.get_by_role("group", name="Translation")
     expect(best).to_have_text(f"{first[0].text}\n\n{second[0].text}")
-    found.nth(1).click()
+    got.nth(1).click()
     expect(best).to_have_text(f"{first[1].text}\n\n{second[0].text}")
     page.get_by_text("Where the decoder looked").first.click()
     (look,) = offline["mt"].align([LINE], first[1:2])
@@ -236,17 +236,17 @@ def test_texts_begin_on_the_side_of_their_letters(page):
 def test_what_one_types_is_translated_in_the_next_pause(page, offline):
     """And again when one goes on; nothing is said aloud, as nobody has asked."""
     page.get_by_role("tab", name="Translate").click()
-    text, found = page.get_by_label("Text (lines are translated one by one)"), page.locator("#translate .ranked")
+    text, got = page.get_by_label("Text (lines are translated one by one)"), page.locator("#translate .ranked")
     text.press_sequentially("Print it")
     expect(page.locator("#translate .source")).to_have_text("Print it")
-    expect(found.get_by_role("button").first).to_have_text(offline["mt"].translate(["Print it"], n_best=3)[0][0].text)
+    expect(got.get_by_role("button").first).to_have_text(offline["mt"].translate(["Print it"], n_best=3)[0][0].text)
     text.press_sequentially(" now.")
     expect(page.locator("#translate .source")).to_have_text("Print it now.")
-    expect(found.get_by_role("button").first).to_have_text(
+    expect(got.get_by_role("button").first).to_have_text(
         offline["mt"].translate(["Print it now."], n_best=3)[0][0].text
     )
     expect(said(page, "translate")).to_have_text("")
-    assert found.count() == 1
+    assert got.count() == 1
 
 
 @pytest.mark.long

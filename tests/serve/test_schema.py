@@ -17,8 +17,8 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 def test_answers_are_as_they_are_described(url, n):
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     asked = set()
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for got in schema.get_all_operations():
+        operation = got.ok()
 
         @settings(
             max_examples=n, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)

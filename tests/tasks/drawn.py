@@ -211,8 +211,8 @@ class Case:
             models = deepcopy(self.whole)
             for model in models:
                 model.__class__ = Uncached
-        found = self._search(inputs, numbers, models, batch)
-        return [outputs for _, outputs in sorted(zip(numbers, found, strict=True))]
+        got = self._search(inputs, numbers, models, batch)
+        return [outputs for _, outputs in sorted(zip(numbers, got, strict=True))]
 
     def _search(
         self, inputs: list[Any], numbers: list[int], models: list[Transformer], batch: int

@@ -39,26 +39,26 @@ def check(seed: int, *, threads: float = 0.0) -> None:
         threads: how often the search is also made by two threads, which takes as long as the rest together.
     """
     case = Case(seed)
-    found = case.search()
+    got = case.search()
     close = CLOSE[case.precision]
     tied = 8 * torch.finfo(torch.float64 if case.precision == "float64" else torch.float32).eps
-    assert len(found) == len(case.inputs)
+    assert len(got) == len(case.inputs)
     if case.exact:
-        same(case.search(batch=case.rng.randint(1, 20)), found, close, tied)
+        same(case.search(batch=case.rng.randint(1, 20)), got, close, tied)
         if case.rng.random() < threads:
             n_threads = torch.get_num_threads()
             torch.set_num_threads(2)
             try:
-                same(case.search(), found, close, tied)
+                same(case.search(), got, close, tied)
             finally:
                 torch.set_num_threads(n_threads)
         if not case.drawn:
-            numbers = range(len(found))
-            same(case.search(case.rng.sample(numbers, len(found))), found, close, tied)
+            numbers = range(len(got))
+            same(case.search(case.rng.sample(numbers, len(got))), got, close, tied)
             i = case.rng.choice(numbers)
-            same(case.search([i]), [found[i]], close, tied)
-        same(case.search(uncached=True), found, close, tied)
-    for i, outputs in enumerate(found):
+            same(case.search([i]), [got[i]], close, tied)
+        same(case.search(uncached=True), got, close, tied)
+    for i, outputs in enumerate(got):
         check_outputs(case, i, outputs, close)
 
 

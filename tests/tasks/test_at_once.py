@@ -105,17 +105,17 @@ def test_what_nobody_waits_for_ends_at_its_next_step(translator, set_threads):
 def test_threads_that_begin_meanwhile_compute_with_all(translator, set_threads):
     """A thread takes over the number of its process when it first computes, whatever others do then."""
     set_threads(3)
-    found = []
+    got = []
 
     def begin_others(_):
         for _ in range(10):
-            thread = Thread(target=lambda: found.append(torch.get_num_threads()))
+            thread = Thread(target=lambda: got.append(torch.get_num_threads()))
             thread.start()
             thread.join()
 
     for _ in range(10):
         list(translator._map_parallel(range(3), begin_others))
-    assert found == [3] * 300
+    assert got == [3] * 300
 
 
 def test_each_thread_computes_with_its_share(translator, set_threads):
@@ -139,12 +139,12 @@ def test_the_last_batches_are_shared_out(n):
     for sizes in ([], [3], [20], [50, 50, 50], [9, 90, 20, 7, 40], [5, 6, 7, 8]):
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         some = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
-        found = balanced(some, n)
-        assert sorted(row for rows in found for row in rows) == list(range(sum(sizes)))
-        assert found[: len(sizes) // n * n] == some[: len(sizes) // n * n]
-        assert all(len(rows) >= PIECE or rows in some for rows in found)
+        got = balanced(some, n)
+        assert sorted(row for rows in got for row in rows) == list(range(sum(sizes)))
+        assert got[: len(sizes) // n * n] == some[: len(sizes) // n * n]
+        assert all(len(rows) >= PIECE or rows in some for rows in got)
         if len(sizes) % n == 1 and sizes[-1] >= n * PIECE:
-            assert len(found) % n == 0
+            assert len(got) % n == 0
 
 
 @pytest.mark.skipif(library() is None, reason="no C++")

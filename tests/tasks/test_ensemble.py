@@ -83,8 +83,8 @@ def test_transcripts_have_the_mean_of_both_models_log_probabilities_beside_ctc_t
     transcriber = td.load_transcriber(runs["speech"], **DOUBLE)
     path = record(tmp_path, sentences(1))[0].audio
     frames = transcriber.feature_extractor(read_audio(path, RATE)).double()[None]
-    (found,) = transcriber.transcribe([path], SHORT, n_best=3, token_scores=True)
-    for output in found.segments[0].outputs:
+    (ours,) = transcriber.transcribe([path], SHORT, n_best=3, token_scores=True)
+    for output in ours.segments[0].outputs:
         check(runs["speech"], output, source=frames)
     ways = [replace(SHORT, beam_size=3, ctc_weight=weight) for weight in (0.5, 1.0)]
     alone = td.load_transcriber(runs["speech"][:1], **DOUBLE)

@@ -102,8 +102,8 @@ def test_ids_without_a_text_are_never_found(fill_mask):
     with torch.no_grad():
         fill_mask.model.output[[i for i in range(len(table)) if i not in fill_mask.suppressed]] = 0.0
         fill_mask.model.output[fill_mask.suppressed] *= 100.0
-        found = fill_mask.likeliest(ids, torch.tensor([3]), places)
-    assert found.shape == (2,) and not set(fill_mask.suppressed) & set(found.tolist())
+        got = fill_mask.likeliest(ids, torch.tensor([3]), places)
+    assert got.shape == (2,) and not set(fill_mask.suppressed) & set(got.tolist())
 
 
 def test_the_wrong_kind_of_run_is_named(text_run, tmp_path):

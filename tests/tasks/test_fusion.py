@@ -77,13 +77,13 @@ def test_what_comes_out_has_the_sum_of_both_log_probabilities(task, kind, reques
     fused, alone = load(run, **DOUBLE, lm=lm), load(run, **DOUBLE)
     way = {"n_best": 3, "lm_weight": WEIGHT, "alpha": 0.0, "token_scores": True}
     if task == "text":
-        found, plain_ones = fused.translate(inputs, SHORT, **way), alone.translate(inputs, SHORT, n_best=3, alpha=0.0)
+        got, plain_ones = fused.translate(inputs, SHORT, **way), alone.translate(inputs, SHORT, n_best=3, alpha=0.0)
     else:
-        found = [t.segments[0].outputs for t in fused.transcribe(inputs, SHORT, **way)]
+        got = [t.segments[0].outputs for t in fused.transcribe(inputs, SHORT, **way)]
         plain_ones = [t.segments[0].outputs for t in alone.transcribe(inputs, SHORT, n_best=3, alpha=0.0)]
-    assert [o.tokens for row in found for o in row] != [o.tokens for row in plain_ones for o in row]
+    assert [o.tokens for row in got for o in row] != [o.tokens for row in plain_ones for o in row]
     sources, n_checked = alone.sources(inputs), 0
-    for source, outputs in zip(sources, found, strict=True):
+    for source, outputs in zip(sources, got, strict=True):
         for output in outputs:
             tokens = [*output.tokens, *[EOS] * output.finished]
             source_rows = torch.tensor([source]) if isinstance(source, list) else source[None].double()

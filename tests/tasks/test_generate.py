@@ -66,8 +66,8 @@ def test_a_beam_without_an_end_keeps_what_can_go_on():
 @pytest.mark.parametrize(("kind", "temperature"), [*((kind, 0.7) for kind in KINDS), ("bytes", 0.0)])
 def test_texts_are_those_of_a_loop_without_cache_and_batch(kind, temperature):
     g, x = generator(kind), GenerationConfig(max_length=5, temperature=temperature, seed=5, n=2 if temperature else 1)
-    found = g.generate(SOME, x)
-    for i, (prompt, texts) in enumerate(zip(SOME, found, strict=True)):
+    got = g.generate(SOME, x)
+    for i, (prompt, texts) in enumerate(zip(SOME, got, strict=True)):
         ids = g.encode(prompt)
         for k, text in enumerate(texts):
             want = by_hand(g, ids, x, i, k)
@@ -75,7 +75,7 @@ def test_texts_are_those_of_a_loop_without_cache_and_batch(kind, temperature):
             whole, before = g.tokenizer.decode([ids + text.tokens, ids])
             assert before + text.text == whole
         assert len(texts) == x.n
-    assert g(SOME, x) == [texts[0].text for texts in found]
+    assert g(SOME, x) == [texts[0].text for texts in got]
 
 
 def test_the_batch_changes_nothing():

@@ -122,14 +122,12 @@ def test_a_bonus_does_not_decide_between_a_line_and_its_sentences(translator):
 @pytest.mark.parametrize("how", [{}, {"split_length": 8}, {"sample": True, "seed": 3}, {"beam_size": 3}])
 def test_texts_are_the_same_without_scores_which_greedy_search_then_leaves_out(translator, how):
     lines, how = [ENGLISH[5], f"{ENGLISH[0]} {ENGLISH[1]}", ""], {"beam_size": 1} | how
-    found = [
-        in_order(translator.stream(lines, SHORT, details=Details(scores=scores), **how)) for scores in (True, False)
-    ]
-    texts = [[outputs[0].text for outputs in each] for each in found]
+    got = [in_order(translator.stream(lines, SHORT, details=Details(scores=scores), **how)) for scores in (True, False)]
+    texts = [[outputs[0].text for outputs in each] for each in got]
     assert texts[0] == texts[1] == translator(lines, SHORT, **how)
     computed = "split_length" in how or how["beam_size"] > 1  # ways of a line and hypotheses are compared by them
-    assert not math.isnan(found[0][0][0].log_prob)
-    assert math.isnan(found[1][0][0].log_prob) is math.isnan(found[1][0][0].score) is not computed
+    assert not math.isnan(got[0][0][0].log_prob)
+    assert math.isnan(got[1][0][0].log_prob) is math.isnan(got[1][0][0].score) is not computed
 
 
 def test_parts_are_joined_rank_by_rank_and_each_has_an_end():
@@ -163,9 +161,9 @@ def test_the_output_is_bounded_in_proportion_to_the_source(translator, monkeypat
 def test_what_is_not_named_stays_as_the_run_has_it(translator, monkeypatch):
     monkeypatch.setattr(translator, "decoding", replace(SHORT, alpha=1.6))
     wide = replace(SHORT, alpha=1.6, n_best=7, beam_size=7)
-    found = translator.translate(ENGLISH[:3], n_best=7)
-    assert found == translator.translate(ENGLISH[:3], wide) and len(found[0]) == 7
-    assert dict(translator.stream(ENGLISH[:3], n_best=7)) == dict(enumerate(found))
+    got = translator.translate(ENGLISH[:3], n_best=7)
+    assert got == translator.translate(ENGLISH[:3], wide) and len(got[0]) == 7
+    assert dict(translator.stream(ENGLISH[:3], n_best=7)) == dict(enumerate(got))
     assert translator(ENGLISH[:3], SHORT, alpha=0.0) == translator(ENGLISH[:3], replace(SHORT, alpha=0.0))
 
 
@@ -187,9 +185,9 @@ def test_a_stream_gives_every_line_once_and_blank_ones_before_any_search(transla
     lines, config = [*ENGLISH[:5], ""], replace(SHORT, batch_tokens=20, n_best=2)
     stream = translator.stream(lines, config)
     assert next(stream) == (5, [Output("")] * 2)
-    found = list(stream)
-    assert [i for i, _ in found] != sorted(i for i, _ in found) == [0, 1, 2, 3, 4]
-    assert [dict(found)[i] for i in range(5)] == translator.translate(lines, config)[:5]
+    got = list(stream)
+    assert [i for i, _ in got] != sorted(i for i, _ in got) == [0, 1, 2, 3, 4]
+    assert [dict(got)[i] for i in range(5)] == translator.translate(lines, config)[:5]
     assert not torch.is_inference_mode_enabled()
     with pytest.raises(ValueError) as caught:
         next(translator.stream("one"))

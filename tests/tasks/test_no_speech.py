@@ -26,10 +26,10 @@ SHORT = td.SearchConfig(ctc_weight=1.0, min_length=2, no_repeat_ngram=4)  # no s
 @pytest.fixture(scope="module")
 def transcriber(speech_run) -> td.Transcriber:
     """In float64, with a CTC head that is sure of something."""
-    found = td.load_transcriber(speech_run, dtype=torch.float64)
+    got = td.load_transcriber(speech_run, dtype=torch.float64)
     with torch.no_grad():
-        found.model.ctc.weight.mul_(6)
-    return found
+        got.model.ctc.weight.mul_(6)
+    return got
 
 
 def ctc_prob(probs: np.ndarray, ids: Sequence[int], blank: int) -> float:
@@ -48,9 +48,9 @@ def ctc_prob(probs: np.ndarray, ids: Sequence[int], blank: int) -> float:
 
 def test_it_is_the_formula_written_out(transcriber, recordings):
     """Of the transcript that CTC writes by itself, whatever the search makes of the sound."""
-    found = transcriber.transcribe([r.audio for r in recordings], replace(SHORT, n_best=2), no_speech_threshold=1.0)
+    got = transcriber.transcribe([r.audio for r in recordings], replace(SHORT, n_best=2), no_speech_threshold=1.0)
     blank, seen = transcriber.tokenizer.pad_id, []
-    for recording, transcript in zip(recordings, found, strict=True):
+    for recording, transcript in zip(recordings, got, strict=True):
         frames = transcriber.feature_extractor(read_audio(recording.audio, RATE)).double()
         with torch.no_grad():
             logits = transcriber.model.ctc_logits(transcriber.model.encode(frames[None]).states)[0].numpy()
@@ -98,8 +98,8 @@ def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path,
     ]
     assert {each.no_speech_prob for t in plain for each in t.segments[0].outputs} == {None} and probs[0] == 1.0
     threshold = float(np.median(probs))
-    found = transcriber.transcribe(paths, SHORT, n_best=2, no_speech_threshold=threshold, token_scores=True)
-    for one, transcript, p in zip(plain, found, probs, strict=True):
+    got = transcriber.transcribe(paths, SHORT, n_best=2, no_speech_threshold=threshold, token_scores=True)
+    for one, transcript, p in zip(plain, got, probs, strict=True):
         if p > threshold:
             assert transcript.segments[0].outputs == [Output("", math.nan, math.nan, no_speech_prob=p)] * 2
         else:
@@ -135,9 +135,9 @@ def test_it_is_off_where_nothing_can_tell(speech_run, recordings, tmp_path, capl
     plain = replace(SHORT, ctc_weight=0.0)
     want = transcriber(paths, plain)
     assert all(want) and not caplog.records
-    found = transcriber.transcribe(paths, plain, no_speech_threshold=0.01)
-    assert [each.text for each in found] == want
-    assert found[0].segments[0].outputs[0].no_speech_prob is None
+    got = transcriber.transcribe(paths, plain, no_speech_threshold=0.01)
+    assert [each.text for each in got] == want
+    assert got[0].segments[0].outputs[0].no_speech_prob is None
     assert [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING] == [
         "no_speech_threshold changes nothing: this model has neither a CTC head nor a token for no speech"
     ]

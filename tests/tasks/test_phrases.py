@@ -33,9 +33,9 @@ LINES = ["Print it.", "Open the old letter.", "", "Close the green folder, pleas
 @pytest.fixture(scope="module")
 def translator(text_run) -> td.Translator:
     """In float64, so that no batch moves a near tie."""
-    found = td.load(text_run, dtype=torch.float64)
-    found.decoding = SHORT
-    return found
+    got = td.load(text_run, dtype=torch.float64)
+    got.decoding = SHORT
+    return got
 
 
 def library(kind: str) -> Tokenizer:
@@ -158,27 +158,27 @@ def test_forbidden_phrases_come_out_of_no_task(translator, transcriber, recordin
     generator = Generator(language_model(tokenizer.vocab_size).double(), tokenizer)
     paths = [r.audio for r in recordings[:2]]
 
-    def found(forbid: list[str]) -> list[str]:
+    def got(forbid: list[str]) -> list[str]:
         search = SHORT.changed(beam_size=beam_size, no_repeat_ngram=4, forbid=forbid)
         config = td.GenerationConfig(max_length=12, beam_size=beam_size, forbid=tuple(forbid))
         return translator(LINES, search) + transcriber(paths, search) + generator(["All:", "it"], config)
 
-    plain, forbid = found([]), list[str]()
+    plain, forbid = got([]), list[str]()
     for text in plain:
         forbid += [text[i : i + 2] for i in (1, 5) if "\ufffd" not in text[i : i + 2] and text[i : i + 2].strip()]
     assert len(forbid) >= 4
-    ruled = found(forbid)
+    ruled = got(forbid)
     assert not [phrase for phrase in forbid for text in ruled if phrase in text]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_translations_begin_with_their_prefix_whatever_the_batch(translator, beam_size):
     prefix = ["Druck", "", "Nichts", "Mach bitte den ", "Zeig mir die Fo"]
-    found = translator(LINES, prefix=prefix, beam_size=beam_size)
-    assert all(text.startswith(begin) for text, begin in zip(found, prefix, strict=True) if begin != "Nichts")
-    assert found[2] == "" and found[1] == translator([LINES[1]], beam_size=beam_size)[0]
-    assert found[0] != translator(["Print it."], beam_size=beam_size)[0]
-    for line, begin, text in zip(LINES, prefix, found, strict=True):
+    got = translator(LINES, prefix=prefix, beam_size=beam_size)
+    assert all(text.startswith(begin) for text, begin in zip(got, prefix, strict=True) if begin != "Nichts")
+    assert got[2] == "" and got[1] == translator([LINES[1]], beam_size=beam_size)[0]
+    assert got[0] != translator(["Print it."], beam_size=beam_size)[0]
+    for line, begin, text in zip(LINES, prefix, got, strict=True):
         assert translator([line], prefix=[begin], beam_size=beam_size, batch_tokens=1) == [text]
 
 
@@ -196,12 +196,12 @@ def test_translations_hold_what_they_require_whatever_the_batch(translator, beam
     """Words and names, in lines of their own and beside a prefix and forbidden phrases."""
     require = [["Größe", "Anna"], [], ["nothing"], ["den grünen Ordner"], ["Bericht", "richt", " lang"]]
     prefix = ["", "", "", "Mach", "Druck"]
-    found = translator(LINES, require=require, prefix=prefix, beam_size=beam_size, forbid=["yy"])
-    for line, begin, phrases, text in zip(LINES, prefix, require, found, strict=True):
+    got = translator(LINES, require=require, prefix=prefix, beam_size=beam_size, forbid=["yy"])
+    for line, begin, phrases, text in zip(LINES, prefix, require, got, strict=True):
         assert not line or (text.startswith(begin) and all(phrase in f" {text}" for phrase in phrases))
         how = {"beam_size": beam_size, "forbid": ["yy"]}
         assert translator([line], require=[phrases], prefix=[begin], **how) == [text]
-    assert found[1] == translator([LINES[1]], beam_size=beam_size, forbid=["yy"])[0]
+    assert got[1] == translator([LINES[1]], beam_size=beam_size, forbid=["yy"])[0]
     assert not caplog.messages
     translator(["Print it."], require=[["Anna"]], forbid=["Ann"], beam_size=beam_size)
     assert caplog.messages == ["line 1 lacks required phrases (no room, or forbidden): ['Anna']"]
@@ -253,15 +253,15 @@ def test_transcripts_begin_with_their_prefix_and_hold_what_they_require_whatever
     paths = [r.audio for r in recordings[:4]]
     prefix, require = ["blue ", "", "", "red green " * 9], [[], [" black ", "ee"], [], ["blue"]]
     config = SHORT.changed(no_repeat_ngram=4, **way)
-    found = transcriber(paths, config, prefix=prefix, require=require)
+    got = transcriber(paths, config, prefix=prefix, require=require)
     plain = transcriber(paths, config)
-    assert [a == b for a, b in zip(found, plain, strict=True)] == [False, False, True, False]
-    for path, begin, phrases, text in zip(paths, prefix, require, found, strict=True):
+    assert [a == b for a, b in zip(got, plain, strict=True)] == [False, False, True, False]
+    for path, begin, phrases, text in zip(paths, prefix, require, got, strict=True):
         assert text.startswith(begin) and all(phrase in f" {text} " for phrase in phrases)
         assert transcriber([path], config, prefix=[begin], require=[phrases]) == [text]
     few = config.changed(ctc_weight=1.0, min_length=30)  # more than CTC finds possible
-    found = transcriber(paths, few, prefix=["blue ", "", "", ""])
-    assert found[1:] == transcriber(paths[1:], few)
+    got = transcriber(paths, few, prefix=["blue ", "", "", ""])
+    assert got[1:] == transcriber(paths[1:], few)
     assert not caplog.messages
     transcriber(paths[:1], config, require=[["blue"]], forbid=["blu"])
     assert caplog.messages == [f"{paths[0]} from 0.0 s lacks required phrases (no room, or forbidden): ['blue']"]

@@ -27,16 +27,16 @@ def translator(text_run) -> td.Translator:
 
 
 def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_probability(text_run, translator):
-    found = translator.translate(LINES, DRAWN, token_scores=True)
+    got = translator.translate(LINES, DRAWN, token_scores=True)
     alone = translator.translate(LINES, DRAWN, batch_tokens=1)
-    assert [[o.tokens for o in each] for each in alone] == [[o.tokens for o in each] for each in found]
+    assert [[o.tokens for o in each] for each in alone] == [[o.tokens for o in each] for each in got]
     later = translator.translate(LINES[2:], DRAWN, first_line=3)
-    assert [[o.tokens for o in each] for each in later] == [[o.tokens for o in each] for each in found[2:]]
-    assert [o[0].tokens for o in translator.translate(LINES, DRAWN, n_best=1)] == [o[0].tokens for o in found]
-    assert [o[0].tokens for o in translator.translate(LINES, DRAWN, seed=1)] != [o[0].tokens for o in found]
-    assert len({tuple(o.tokens) for o in found[0]}) == 5
+    assert [[o.tokens for o in each] for each in later] == [[o.tokens for o in each] for each in got[2:]]
+    assert [o[0].tokens for o in translator.translate(LINES, DRAWN, n_best=1)] == [o[0].tokens for o in got]
+    assert [o[0].tokens for o in translator.translate(LINES, DRAWN, seed=1)] != [o[0].tokens for o in got]
+    assert len({tuple(o.tokens) for o in got[0]}) == 5
     source = torch.tensor([[*translator.source_tokenizer.encode(LINES[:1])[0], EOS]])
-    for output in found[0]:
+    for output in got[0]:
         check([text_run], output, source=source)
         n = len(output.tokens) + output.finished
         assert output.score == pytest.approx(output.log_prob / ((5 + n) / 6) ** DRAWN.alpha)
@@ -74,8 +74,8 @@ def test_the_command_line_draws_what_python_draws(text_run, speech_run, recordin
     way = {"sample": True, "seed": 3, "top_k": 7}
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES))
     assert main(["translate", str(text_run), str(tmp_path / "in.txt"), "--n-best", "2", *words]) == 0
-    found = td.load_translator(text_run).translate(LINES, replace(SHORT, no_repeat_ngram=0), n_best=2, **way)
-    assert capsys.readouterr().out == "".join(f"{output.text}\n" for each in found for output in each)
+    got = td.load_translator(text_run).translate(LINES, replace(SHORT, no_repeat_ngram=0), n_best=2, **way)
+    assert capsys.readouterr().out == "".join(f"{output.text}\n" for each in got for output in each)
     sounds = [recording.audio for recording in recordings[:3]]
     both = []
     for some in (sounds, sounds[:2]):

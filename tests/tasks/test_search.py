@@ -58,15 +58,15 @@ WAYS = ({"beam_size": 1}, {}, {"alpha": 2.0}, {"ctc_weight": 0.6}, {"ctc_weight"
 def test_beam_alpha_and_ctc_reach_the_search(fixture, ways, request, recordings):
     transcriber = request.getfixturevalue(fixture)
     paths = [r.audio for r in recordings[:3]]
-    found = []
+    ours = []
     for way in ways:
         got = [t.segments[0].outputs[0] for t in transcriber.transcribe(paths, replace(SHORT, **way))]
         texts, scores = [output.text.strip() for output in got], [output.score for output in got]
         want = [searched(transcriber, path, **way) for path in paths]
         assert texts == [text for text, _ in want] and scores == pytest.approx([score for _, score in want], abs=1e-5)
-        found.append((texts, scores))
-    plain = found[ways.index({})]
-    for way, (texts, scores) in zip(ways, found, strict=True):
+        ours.append((texts, scores))
+    plain = ours[ways.index({})]
+    for way, (texts, scores) in zip(ways, ours, strict=True):
         if way:
             assert scores != pytest.approx(plain[1], abs=0.1)
             assert "alpha" in way or texts != plain[0]  # alpha moves the score
@@ -77,14 +77,14 @@ def test_what_is_not_named_stays_as_the_run_has_it(transcriber, recordings, monk
     own = replace(SHORT, ctc_weight=0.6, alpha=1.6)
     monkeypatch.setattr(transcriber, "decoding", own)
     paths = [r.audio for r in recordings[:3]]
-    found = transcriber.transcribe(paths, n_best=2)
-    assert found == transcriber.transcribe(paths, replace(own, n_best=2))
-    assert found != transcriber.transcribe(paths, replace(SHORT, n_best=2))
+    got = transcriber.transcribe(paths, n_best=2)
+    assert got == transcriber.transcribe(paths, replace(own, n_best=2))
+    assert got != transcriber.transcribe(paths, replace(SHORT, n_best=2))
     sounds = list(transcriber.read(paths, own))
     assert [
         s
         for _, s in sorted(transcriber.stream(sounds, transcriber.decoding.changed(n_best=2)), key=lambda each: each[0])
-    ] == [segment for transcript in found for segment in transcript.segments]
+    ] == [segment for transcript in got for segment in transcript.segments]
     assert transcriber(paths, alpha=0.0, beam_size=1) == transcriber(paths, replace(own, alpha=0.0, beam_size=1))
 
 
@@ -186,7 +186,7 @@ def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run,
     translator = td.load(text_run, dtype=torch.float64)
     generator = td.load(language_run(tmp_path / "letters", "pieces"), dtype=torch.float64)
 
-    def found(**rules) -> list[list[int]]:
+    def got(**rules) -> list[list[int]]:
         tokens = []
         for beam_size in (1, 3):
             search = replace(own, beam_size=beam_size, **rules)
@@ -198,9 +198,9 @@ def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run,
             tokens += [texts[0].tokens for texts in generator.generate(["All", "it"], config)]
         return tokens
 
-    plain = found()
+    plain = got()
     often = tuple(sorted({token for tokens in plain for token in tokens if token < 290}))
-    ruled = found(suppress=often, no_repeat_ngram=1, min_length=2, max_length=4)
+    ruled = got(suppress=often, no_repeat_ngram=1, min_length=2, max_length=4)
     assert len(ruled) == len(plain) == 12 and any(len(set(tokens)) < len(tokens) for tokens in plain)
     for tokens in ruled:
         assert len(set(tokens)) == len(tokens) >= 2 and not {*tokens} & {*often}

@@ -58,8 +58,8 @@ def test_segments_and_features_are_those_of_the_whole_waveform(long, monkeypatch
 
 def plain(transcripts: list[Transcript]) -> list[object]:
     """All but the scores, in the last bits of which it is seen what shared the batch."""
-    found = ((t.path, t.error, s.start, s.stop, o) for t in transcripts for s in t.segments for o in s.outputs)
-    return [(*rest, o.text, o.tokens, [(w.text, w.start, w.stop) for w in o.words]) for *rest, o in found]
+    got = ((t.path, t.error, s.start, s.stop, o) for t in transcripts for s in t.segments for o in s.outputs)
+    return [(*rest, o.text, o.tokens, [(w.text, w.start, w.stop) for w in o.words]) for *rest, o in got]
 
 
 def test_a_long_sound_in_stretches_has_the_transcript_of_the_whole(transcriber, long, monkeypatch):

@@ -24,9 +24,9 @@ FEW = td.SearchConfig(batch_tokens=40)
 @pytest.fixture(scope="module")
 def translator(two_vocabularies):
     """With small batches, so that lengths differ within one and there are several."""
-    found = td.load(two_vocabularies, dtype=torch.float64)
-    found.decoding = FEW
-    return found
+    got = td.load(two_vocabularies, dtype=torch.float64)
+    got.decoding = FEW
+    return got
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +42,16 @@ def rows(translator: td.Translator) -> list[tuple[list[int], list[int]]]:
 
 @torch.no_grad()
 def test_encoder_states_are_those_of_the_line_alone(translator, model):
-    found = translator.encode(SOURCES)
-    assert [states.shape for states in found] == [(len(s), LITTLE.d_model) for s, _ in rows(translator)]
-    for states, (source, _) in zip(found, rows(translator), strict=True):
+    got = translator.encode(SOURCES)
+    assert [states.shape for states in got] == [(len(s), LITTLE.d_model) for s, _ in rows(translator)]
+    for states, (source, _) in zip(got, rows(translator), strict=True):
         torch.testing.assert_close(states, model.encode(torch.tensor([source])).states[0], rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 def test_forced_scores_are_the_chain_rule_written_out(translator, model):
-    found = translator.score(SOURCES, TARGETS)
-    for got, (source, target) in zip(found, rows(translator), strict=True):
+    ours = translator.score(SOURCES, TARGETS)
+    for got, (source, target) in zip(ours, rows(translator), strict=True):
         for t, token in enumerate(target):
             before = torch.tensor([[BOS, *target[:t]]])
             logits = model(source=torch.tensor([source]), target_in=before)[0, -1].tolist()
@@ -59,14 +59,14 @@ def test_forced_scores_are_the_chain_rule_written_out(translator, model):
             assert got.log_probs[t].item() == pytest.approx(want, abs=1e-10)
         assert len(got.log_probs) == len(got.tokens) == len(target)
         assert got.log_prob == pytest.approx(sum(got.log_probs.tolist()))
-    assert "".join(found[0].tokens[:-1]).replace("▁", " ").strip() == TARGETS[0] and found[0].tokens[-1] == "</s>"
+    assert "".join(ours[0].tokens[:-1]).replace("▁", " ").strip() == TARGETS[0] and ours[0].tokens[-1] == "</s>"
 
 
 @torch.no_grad()
 def test_alignments_are_the_weights_of_the_pair_alone(translator, model):
     """By hand for every layer and head: the softmax of scaled products of queries and keys."""
-    found = translator.align(SOURCES, TARGETS)
-    for got, (source, target) in zip(found, rows(translator), strict=True):
+    ours = translator.align(SOURCES, TARGETS)
+    for got, (source, target) in zip(ours, rows(translator), strict=True):
         memory = model.encode(torch.tensor([source]))
         seen: list[tuple] = []
         hooks = [
@@ -84,7 +84,7 @@ def test_alignments_are_the_weights_of_the_pair_alone(translator, model):
             want.append(products.exp() / products.exp().sum(-1, keepdim=True))
         torch.testing.assert_close(got.weights, torch.stack(want), rtol=0, atol=1e-10)
         assert (len(got.source), len(got.target), got.seconds) == (len(source), len(target), None)
-    assert found[0].source[-1] == found[0].target[-1] == "</s>"
+    assert ours[0].source[-1] == ours[0].target[-1] == "</s>"
 
 
 def test_a_picture_is_of_the_last_layer_but_one_where_no_words_choose(monkeypatch):
@@ -126,21 +126,21 @@ def test_sound_has_states_scores_and_alignments(speech_run, tmp_path):
 def test_the_tokens_of_a_text_cost_what_its_perplexity_says(tmp_path, kind):
     generator = td.load(language_run(tmp_path / "run", kind))
     texts = ["All: Speak", "ROMEO:\nit's", "light!"]
-    for text, found in zip(texts, generator.score(texts), strict=True):
+    for text, got in zip(texts, generator.score(texts), strict=True):
         want = measure_perplexity(generator.model, generator.tokenizer, text)
-        assert (-found.log_prob, len(found.tokens)) == (pytest.approx(want.nats, rel=1e-5), want.n_tokens)
+        assert (-got.log_prob, len(got.tokens)) == (pytest.approx(want.nats, rel=1e-5), want.n_tokens)
 
 
 @torch.no_grad()
 def test_each_token_of_a_text_is_predicted_from_those_before_it(letters_run):
     generator = td.load(letters_run)
-    found, short = generator.score(["All: Speak", "A"])
+    got, short = generator.score(["All: Speak", "A"])
     (ids,) = generator.tokenizer.encode(["All: Speak"])
     model = language_model(generator.tokenizer.vocab_size)
     for t in range(1, len(ids)):
         want = model(target_in=torch.tensor([ids[:t]]))[0, -1].double().softmax(-1)[ids[t]].log().item()
-        assert found.log_probs[t - 1].item() == pytest.approx(want, abs=1e-5)
-    assert "".join(found.tokens) == "ll: Speak" and (short.tokens, short.log_prob) == ([], 0.0)
+        assert got.log_probs[t - 1].item() == pytest.approx(want, abs=1e-5)
+    assert "".join(got.tokens) == "ll: Speak" and (short.tokens, short.log_prob) == ([], 0.0)
 
 
 @torch.no_grad()
@@ -149,8 +149,8 @@ def test_an_encoder_alone_has_states(rng):
     stack = StackConfig(input=Tokens(vocab_size=mask_id(tokenizer) + 1), n_layers=1)
     model = Transformer(TransformerConfig(encoder=stack, d_model=8, n_heads=2, d_ff=11)).eval()
     lines = ["abc", "hgfedcba", "a"]
-    found = td.FillMask(model, tokenizer).encode(lines, batch_tokens=16)
-    for states, ids in zip(found, tokenizer.encode(lines), strict=True):
+    got = td.FillMask(model, tokenizer).encode(lines, batch_tokens=16)
+    for states, ids in zip(got, tokenizer.encode(lines), strict=True):
         torch.testing.assert_close(states, model.encode(torch.tensor([ids])).states[0], rtol=0, atol=1e-5)
     with pytest.raises(ValueError) as error:
         td.FillMask(model, tokenizer).encode(["a", ""])

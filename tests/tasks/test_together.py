@@ -22,9 +22,9 @@ def runs(tmp_path_factory) -> list[Path]:
 
 
 def ensemble(runs: list[Path]) -> td.Translator:
-    found = td.load_translator(runs, dtype=torch.float64)
-    found.decoding = SHORT
-    return found
+    got = td.load_translator(runs, dtype=torch.float64)
+    got.decoding = SHORT
+    return got
 
 
 @pytest.mark.parametrize("at_max_length", ["finished_first", "by_score"])
@@ -32,13 +32,13 @@ def test_rules_and_phrases_are_those_of_an_ensemble_too(runs, at_max_length):
     """A model twice is the model, and the order of models says nothing."""
     how = {"forbid": ["E", "ff"], "beam_size": 3, "n_best": 3, "at_max_length": at_max_length}
     sets = [[runs[0]], [runs[0]] * 2, runs, runs[::-1]]
-    found = [ensemble(each).translate(LINES, prefix=PREFIX, require=REQUIRE, **how) for each in sets]
-    flat = [[output for outputs in each for output in outputs] for each in found]
+    got = [ensemble(each).translate(LINES, prefix=PREFIX, require=REQUIRE, **how) for each in sets]
+    flat = [[output for outputs in each for output in outputs] for each in got]
     for one, other in ((flat[0], flat[1]), (flat[2], flat[3])):
         assert [o.text for o in one] == [o.text for o in other]
         assert [o.score for o in one] == pytest.approx([o.score for o in other], abs=1e-6)
     assert [o.score for o in flat[0]] != pytest.approx([o.score for o in flat[2]], abs=1e-3)
-    for each in (found[0], found[2]):
+    for each in (got[0], got[2]):
         for outputs, begin, phrases in zip(each, PREFIX, REQUIRE, strict=True):
             for output in outputs:
                 assert output.text.startswith(begin) and "E" not in output.text and "ff" not in output.text
@@ -59,14 +59,14 @@ def test_a_score_without_the_forbidden_tokens_does_not_depend_on_neighbours(runs
 def test_samples_keep_the_rules_and_begin_with_their_prefix(runs):
     translator = ensemble(runs)
     how = {**DRAWN, "forbid": ["u"], "repetition_penalty": 1.3, "min_length": 4}
-    found = translator.translate(LINES, prefix=PREFIX, **how)
-    for outputs, begin in zip(found, PREFIX, strict=True):
+    got = translator.translate(LINES, prefix=PREFIX, **how)
+    for outputs, begin in zip(got, PREFIX, strict=True):
         for output in outputs:
             assert output.text.startswith(begin) and "u" not in output.text.removeprefix(begin)
             assert len(output.tokens) >= 4
     for number, (line, begin) in enumerate(zip(LINES, PREFIX, strict=True), start=1):
         ((*alone,),) = translator.translate([line], prefix=[begin], first_line=number, **how)
-        assert [o.text for o in alone] == [o.text for o in found[number - 1]]
+        assert [o.text for o in alone] == [o.text for o in got[number - 1]]
 
 
 def test_samples_refuse_required_phrases(runs):

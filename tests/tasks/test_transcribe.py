@@ -82,11 +82,11 @@ def test_a_stream_gives_every_segment_once(transcriber, recordings, tmp_path):
     soundfile.write(tmp_path / "long.wav", np.concatenate([sound("red blue green", seed=i) for i in range(4)]), RATE)
     paths = [tmp_path / "long.wav", tmp_path / "none.wav", tmp_path / "silent.wav", *(r.audio for r in recordings[:3])]
     config = replace(SHORT, n_best=2, batch_tokens=20)
-    found = list(transcriber.stream(list(transcriber.read(paths, replace(config, max_seconds=1.0))), config))
+    got = list(transcriber.stream(list(transcriber.read(paths, replace(config, max_seconds=1.0))), config))
     whole = transcriber.transcribe(paths, replace(config, max_seconds=1.0))
-    assert found[0] == (2, Segment(0.0, 1.0, [Output("", math.nan, math.nan)] * 2))
+    assert got[0] == (2, Segment(0.0, 1.0, [Output("", math.nan, math.nan)] * 2))
     for i, transcript in enumerate(whole):
-        segments = sorted((segment for j, segment in found if j == i), key=lambda segment: segment.start)
+        segments = sorted((segment for j, segment in got if j == i), key=lambda segment: segment.start)
         assert segments == transcript.segments
     assert max(len(transcript.segments) for transcript in whole) > 1
 
@@ -194,8 +194,8 @@ def test_a_model_that_repeats_itself_is_cut_and_said(transcriber, recordings, ca
     rigged = td.Transcriber(model, transcriber.tokenizer, transcriber.feature_extractor)
     decoding = td.SearchConfig(beam_size=beam_size, length_ratio=1.0, length_extra=5)
     frames = [rigged.feature_extractor(read_audio(r.audio, RATE)) for r in recordings]
-    found, decode = [], transcriber.tokenizer.decode
-    monkeypatch.setattr(transcriber.tokenizer, "decode", lambda rows: found.extend(rows) or decode(rows))
+    got, decode = [], transcriber.tokenizer.decode
+    monkeypatch.setattr(transcriber.tokenizer, "decode", lambda rows: got.extend(rows) or decode(rows))
     with caplog.at_level(logging.WARNING):
         rigged.transcribe([r.audio for r in recordings], decoding)
     first = f"{recordings[0].audio} from 0.0 s, {recordings[1].audio} from 0.0 s, "
@@ -206,8 +206,8 @@ def test_a_model_that_repeats_itself_is_cut_and_said(transcriber, recordings, ca
     )
     assert told.endswith(f"{recordings[4].audio} from 0.0 s, ...")
     bounds = [-(-len(each) // 2) + 5 for each in frames]
-    assert len(found) >= 8 and all(0 < len(row) <= max(bounds) for row in found)
-    for row in found:
+    assert len(got) >= 8 and all(0 < len(row) <= max(bounds) for row in got)
+    for row in got:
         assert max(Counter(zip(row, row[1:], row[2:], row[3:], strict=False)).values()) == 1
 
 
@@ -217,8 +217,8 @@ def test_what_ends_by_itself_is_not_searched_twice(transcriber, recordings, monk
 
     def ended(self, frames, requests, decoding, states):
         calls.append(decoding.no_repeat_ngram)
-        found = search(self, frames, requests, decoding, states)
-        return [[replace(each, finished=True) for each in hypotheses] for hypotheses in found]
+        got = search(self, frames, requests, decoding, states)
+        return [[replace(each, finished=True) for each in hypotheses] for hypotheses in got]
 
     monkeypatch.setattr(td.Transcriber, "_search", ended)
     transcriber([recordings[0].audio], replace(SHORT, no_repeat_ngram=0))

@@ -42,13 +42,13 @@ def test_the_tokens_of_a_word_spell_it_and_no_other(kind):
     if kind == "characters":
         texts = ["Ay  me. Größe, 東京 🙂 it's", " All\n"]
     for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
-        found = word_spans(tokenizer, ids)
-        assert [word for word, _, _ in found] == tokenizer.decode([ids])[0].split()
+        got = word_spans(tokenizer, ids)
+        assert [word for word, _, _ in got] == tokenizer.decode([ids])[0].split()
         end = 0
-        for n, (word, start, stop) in enumerate(found):
+        for n, (word, start, stop) in enumerate(got):
             assert start == end < stop  # every token belongs to one word
             before, whole, less = tokenizer.decode([ids[:start], ids[:stop], ids[: stop - 1]])
-            assert before.split() == [each for each, _, _ in found[:n]]
+            assert before.split() == [each for each, _, _ in got[:n]]
             assert whole.split()[n] == word and less.split()[n : n + 1] != [word]
             end = stop
         assert not "".join(tokenizer.decode([ids[end:]])).strip(), text
@@ -73,8 +73,8 @@ def test_spans_are_those_of_the_likeliest_path_of_all(rng):
 
 def test_a_share_is_of_all_that_is_not_blank_around_a_spike():
     probs = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.6, 0.2], [1.0, 0.0, 0.0], [0.4, 0.2, 0.4], [0.2, 0.0, 0.8]])
-    found = ctc_posteriors(probs.log().clamp_min(-100), [1, 2], [(1, 2), (4, 5)], blank_id=0)
-    assert found.tolist() == pytest.approx([(0.1 + 0.6) / (0.1 + 0.8), (0.4 + 0.8) / (0.6 + 0.8)])
+    got = ctc_posteriors(probs.log().clamp_min(-100), [1, 2], [(1, 2), (4, 5)], blank_id=0)
+    assert got.tolist() == pytest.approx([(0.1 + 0.6) / (0.1 + 0.8), (0.4 + 0.8) / (0.6 + 0.8)])
 
 
 def test_words_end_where_it_gets_quiet(rng):
@@ -109,15 +109,15 @@ def test_token_scores_are_what_the_search_added_up(translator, transcriber, lett
     """Whatever the task; in beam search every hypothesis has the sum of its own."""
     few = td.SearchConfig(length_ratio=0.2, length_extra=3, alpha=0.0, beam_size=8, n_best=8, split_length=6)
     lines = ["", *ENGLISH[:2], "Print it. Close the green folder, please."]
-    found = [outputs for outputs in translator.translate(lines, few, token_scores=True) if outputs[0].tokens]
+    got = [outputs for outputs in translator.translate(lines, few, token_scores=True) if outputs[0].tokens]
     sounds = [(sound("red blue"), RATE), (np.concatenate([sound("green", seed=i) for i in range(7)]), RATE)]
     heard = transcriber.transcribe(sounds, replace(few, max_seconds=1.0, no_repeat_ngram=4), token_scores=True)
-    found += [segment.outputs for transcript in heard for segment in transcript.segments]
+    got += [segment.outputs for transcript in heard for segment in transcript.segments]
     generator = td.load(letters_run, dtype=torch.float64)
     beams = td.GenerationConfig(beam_size=3, n=2, max_length=7)
-    found += generator.generate(["ROMEO", "All: Sp"], beams, token_scores=True)
-    assert len(found) > 6
-    for output in itertools.chain.from_iterable(found):
+    got += generator.generate(["ROMEO", "All: Sp"], beams, token_scores=True)
+    assert len(got) > 6
+    for output in itertools.chain.from_iterable(got):
         assert output.token_scores.log_prob == pytest.approx(output.log_prob, abs=1e-4)
         assert len(output.token_scores.tokens) == len(output.token_scores.log_probs) >= len(output.tokens)
         for word in output.words:
@@ -136,14 +136,14 @@ def test_vectors_have_words_too_and_no_ctc_is_refused(tmp_path):
     reader = VectorReader(VectorConfig(n_features=20, hop=0.02))
     transcriber = td.load(random_speech_run(tmp_path / "vectors", reader))
     np.save(tmp_path / "a.npy", np.random.default_rng(1).standard_normal((30, 20)).astype(np.float32))
-    (found,) = transcriber.words([tmp_path / "a.npy"], ["red blue"])
-    assert [word.text for word in found] == ["red", "blue"]
+    (got,) = transcriber.words([tmp_path / "a.npy"], ["red blue"])
+    assert [word.text for word in got] == ["red", "blue"]
     ids = transcriber.tokenizer.encode(["red blue"])[0][:-1]
     (cut,) = transcriber.words([tmp_path / "a.npy"], [Output("", tokens=ids, finished=False)])
     assert " ".join(word.text for word in cut) == transcriber.tokenizer.decode([ids])[0]
     (short,) = transcriber.words([tmp_path / "a.npy"], ["red " * 40])  # more tokens than positions
     assert {(word.text, word.confidence, word.start) for word in short} == {("red", 0.0, None)} and len(short) == 40
-    assert (found[0].start, found[1].stop) == (0.0, pytest.approx(0.6)) and found[0].stop == found[1].start
+    assert (got[0].start, got[1].stop) == (0.0, pytest.approx(0.6)) and got[0].stop == got[1].start
 
     directory = random_speech_run(tmp_path / "attention")
     config = replace(load_run(directory).model, ctc=False)
@@ -170,12 +170,12 @@ def test_words_align_with_what_their_tokens_look_at():
     look = [[0.3, 0.3, 0.3, 0.1], [0.1, 0.1, 0.2, 0.6], [0.2, 0.6, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]]
     vague = [[0.25] * 4] * 4
     spans = [("ab", 0, 2), ("c", 2, 3)], [("x", 0, 1), ("yz", 1, 3)]
-    found = word_alignment(torch.tensor([vague, look]), *spans)
-    assert (found.source, found.target, str(found)) == (["ab", "c"], ["x", "yz"], "0-0 0-1")
+    got = word_alignment(torch.tensor([vague, look]), *spans)
+    assert (got.source, got.target, str(got)) == (["ab", "c"], ["x", "yz"], "0-0 0-1")
     other = torch.tensor([look, vague])
     other[0, 0] = torch.tensor([0.0, 0.0, 0.9, 0.1])
     assert str(word_alignment(other, *spans)) == "1-0 0-1"
-    assert str(found.followed_by(WordAlignment(["d"], ["e"], [(0, 0)]))) == "0-0 0-1 2-2"
+    assert str(got.followed_by(WordAlignment(["d"], ["e"], [(0, 0)]))) == "0-0 0-1 2-2"
     assert str(word_alignment(torch.zeros(1, 1, 1), [], [("x", 0, 1)])) == ""
 
 

@@ -64,11 +64,11 @@ def together(size: int, work: Callable[..., Any], *args: Any, **more: Any) -> li
     for process in processes:
         process.start()
     try:
-        found = dict(answers.get(timeout=300) for _ in processes)
+        got = dict(answers.get(timeout=300) for _ in processes)
     finally:
         for process in processes:
             process.kill()
-    return [found[rank] for rank in range(size)]
+    return [got[rank] for rank in range(size)]
 
 
 class Trained(NamedTuple):
@@ -141,11 +141,11 @@ def stopped(directory: Path, at: int, **changes: Any) -> None:
     train(directory, **changes)
 
 
-def check_same(found: list[Any], want: Any) -> None:
+def check_same(got: list[Any], want: Any) -> None:
     """All processes have these losses, validations and weights."""
-    for each in found:
+    for each in got:
         assert not isinstance(each, str), each
-        assert each.weights == found[0].weights
+        assert each.weights == got[0].weights
         for some, wanted in ((each.losses, want.losses), (each.scores, want.scores)):
             torch.testing.assert_close(some, wanted, rtol=0, atol=1e-5)
         torch.testing.assert_close(each.norms, want.norms, rtol=1e-4, atol=0)

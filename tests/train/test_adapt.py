@@ -39,11 +39,11 @@ def trainer(directory, lora=LORA, objective=None, **fields):
 
 def parts(model):
     """The matrices A and B of each fused weight, by its name, in the order q, k, v."""
-    found = {}
+    got = {}
     for name, parameter in model.named_parameters():
         if name.endswith((".a", ".b")):
-            found.setdefault(name.split(".parametrizations.")[0], []).append(parameter.detach().clone())
-    return {name: list(zip(values[::2], values[1::2], strict=True)) for name, values in found.items()}
+            got.setdefault(name.split(".parametrizations.")[0], []).append(parameter.detach().clone())
+    return {name: list(zip(values[::2], values[1::2], strict=True)) for name, values in got.items()}
 
 
 def test_at_the_start_it_changes_nothing(tmp_path):

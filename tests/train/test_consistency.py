@@ -88,17 +88,17 @@ def test_the_gradient_of_both_views_is_the_slope(rng):
 def test_each_view_of_ctc_moves_towards_the_other(rng):
     """The slope of KL(q || softmax(x)) is p - q where q is constant."""
     first, second = (torch.randn(2, 4, 5, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    found = torch.autograd.grad(ctc_consistency(first, second), (first, second))
+    got = torch.autograd.grad(ctc_consistency(first, second), (first, second))
     p, q = first.detach().softmax(-1), second.detach().softmax(-1)
-    torch.testing.assert_close(found[0], p - q, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(found[1], q - p, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(got[0], p - q, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(got[1], q - p, rtol=1e-12, atol=1e-14)
 
 
 def test_half_precision_logits_are_compared_in_float32(rng):
     first, second = (torch.randn(2, 4, 5, generator=rng).bfloat16() for _ in range(2))
     with torch.autocast("cpu", torch.bfloat16):
-        found = ctc_consistency(first, second)
-    assert found.dtype == torch.float32 and torch.equal(found, ctc_consistency(first.float(), second.float()))
+        got = ctc_consistency(first, second)
+    assert got.dtype == torch.float32 and torch.equal(got, ctc_consistency(first.float(), second.float()))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -185,8 +185,8 @@ def test_ctc_targets_go_with_both_views(rng):
     for source in (examples.source, examples.second_source):
         logits = model.ctc_logits(model.encode(source, examples.source_lengths).states)
         ctc += ctc_loss(logits, torch.tensor([11, 4, 7]), labels, lengths) / 2
-    found = CrossEntropy(model, LossConfig(ctc_weight=0.3, ctc_consistency=0.2))(both)
-    torch.testing.assert_close(found.parts["ctc"], ctc.detach(), rtol=1e-12, atol=0)
+    got = CrossEntropy(model, LossConfig(ctc_weight=0.3, ctc_consistency=0.2))(both)
+    torch.testing.assert_close(got.parts["ctc"], ctc.detach(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("n_experts", [0, 3])

@@ -73,10 +73,10 @@ def test_teachers_predict_at_the_targets_of_speech(rng):
         positions = torch.tensor([11, 4, 7])  # frames are stacked in twos
         ctc = ctc_loss(ctc_logits, positions, examples.target_out, examples.target_lengths)
         want += (0.7 * (0.3 * entropy + 0.7 * apart) + 0.3 * ctc) / 2
-    found = objective(examples)
-    torch.testing.assert_close(found.total, want, rtol=1e-9, atol=0)
-    check_gradients(model, found.total, want)
-    found.total.backward()
+    got = objective(examples)
+    torch.testing.assert_close(got.total, want, rtol=1e-9, atol=0)
+    check_gradients(model, got.total, want)
+    got.total.backward()
     assert all(p.grad is None for p in other.parameters())
     assert objective.state_dict().keys() == CrossEntropy(model, LossConfig(ctc_weight=0.3)).state_dict().keys()
 
@@ -90,9 +90,9 @@ def test_a_language_model_teaches_a_language_model(rng):
     examples = batch_of(None, None, torch.randint(11, (3, 7), generator=rng).tolist(), bos=1)
     logits, q = (m(target_in=examples.target_in).flatten(0, 1) for m in (small, large))
     want = F.kl_div(logits.log_softmax(-1), q.detach().softmax(-1), reduction="sum")
-    found = CrossEntropy(small, LossConfig(teachers=(large,), distillation=1.0))(examples)
-    torch.testing.assert_close(found.parts["distillation"], want.detach(), rtol=1e-12, atol=0)
-    check_gradients(small, found.total, want)
+    got = CrossEntropy(small, LossConfig(teachers=(large,), distillation=1.0))(examples)
+    torch.testing.assert_close(got.parts["distillation"], want.detach(), rtol=1e-12, atol=0)
+    check_gradients(small, got.total, want)
 
 
 def test_a_validation_has_no_teacher(rng):

@@ -158,6 +158,6 @@ def test_a_run_goes_on_in_other_processes_sharded_or_not(tmp_path, shard):
         ends = together(size, stopped, tmp_path / "run", at, shard=shard and size > 1, **settings)
         assert all(each.startswith("KeyboardInterrupt") for each in ends), ends
     assert (tmp_path / "run/checkpoints/00000006/optimizer.safetensors").is_file()
-    for found in together(3, train, tmp_path / "run", shard=shard, **settings):
-        assert not isinstance(found, str), found
-        torch.testing.assert_close(found.losses, want[6:], rtol=0, atol=1e-5)
+    for got in together(3, train, tmp_path / "run", shard=shard, **settings):
+        assert not isinstance(got, str), got
+        torch.testing.assert_close(got.losses, want[6:], rtol=0, atol=1e-5)

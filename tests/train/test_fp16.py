@@ -35,13 +35,13 @@ def losses_of(trainer: Trainer) -> list[float]:
 def test_losses_are_near_those_of_float32(tmp_path):
     """Rounding is 2^-11 relative, 0.05 %; some twenty roundings between ids and loss, whose errors add up as their root
     or worse, and 20 updates that follow them stay below 1 %. The losses themselves fall by more than ten times that."""
-    found = []
+    got = []
     for precision in ("fp32", "fp16"):
         trainer = training(tmp_path / precision, precision=precision, interval=2000, max_updates=20)
-        found.append(losses_of(trainer))
+        got.append(losses_of(trainer))
         assert trainer.run().skipped == 0
-    assert found[0] != found[1] and found[0][-1] < 0.9 * found[0][0]
-    torch.testing.assert_close(found[1], found[0], rtol=0.01, atol=0)
+    assert got[0] != got[1] and got[0][-1] < 0.9 * got[0][0]
+    torch.testing.assert_close(got[1], got[0], rtol=0.01, atol=0)
 
 
 def test_weights_are_those_of_a_plain_loop_with_a_grad_scaler(tmp_path):

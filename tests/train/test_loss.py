@@ -193,9 +193,9 @@ class Sizes(TorchDispatchMode):
         self.made: list[torch.Size] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        self.made += [each.shape for each in tree_leaves(found) if isinstance(each, Tensor) and not func.is_view]
-        return found
+        got = func(*args, **(kwargs or {}))
+        self.made += [each.shape for each in tree_leaves(got) if isinstance(each, Tensor) and not func.is_view]
+        return got
 
 
 def consistent(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

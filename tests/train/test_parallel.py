@@ -78,11 +78,11 @@ def test_several_have_the_losses_and_weights_of_one(tmp_path, monkeypatch, size)
     assert len(DATA.epoch(0)) % 3 == 1
     want, wanted_seeds = Shared(tmp_path / "one")(), set(seeds)
     seeds.clear()
-    found = in_threads(size, Shared(tmp_path / "more", size))
+    got = in_threads(size, Shared(tmp_path / "more", size))
     assert len(want.losses) == 6 and len(seeds) == len(wanted_seeds) == 3 + 3 + 1 + 3 + 3 + 1
-    for each in found:
+    for each in got:
         torch.testing.assert_close(each.losses, want.losses, rtol=1e-12, atol=0)
-        assert each.weights == found[0].weights
+        assert each.weights == got[0].weights
         for name, weight in each.weights.items():
             torch.testing.assert_close(torch.tensor(weight), torch.tensor(want.weights[name]), rtol=1e-7, atol=1e-9)
     assert set(seeds) == wanted_seeds
@@ -118,13 +118,13 @@ def test_the_dropout_of_a_batch_depends_on_seed_update_and_place():
 
 
 def test_all_stop_an_update_after_one_was_asked_to(tmp_path):
-    found = in_threads(2, Shared(tmp_path, 2, spoil=stopping))
-    assert [type(each) for each in found] == [KeyboardInterrupt] * 2
+    got = in_threads(2, Shared(tmp_path, 2, spoil=stopping))
+    assert [type(each) for each in got] == [KeyboardInterrupt] * 2
     assert (tmp_path / "checkpoints" / "00000004" / "optimizer.safetensors").is_file()
     shared = Shared(tmp_path, 3)
-    found = in_threads(3, shared)
+    got = in_threads(3, shared)
     want = Shared(tmp_path / "one")().losses
-    torch.testing.assert_close(found[0].losses, want[4:], rtol=1e-12, atol=0)
+    torch.testing.assert_close(got[0].losses, want[4:], rtol=1e-12, atol=0)
     assert [trainer.progress.update for trainer in shared.trainers] == [6] * 3
 
 
@@ -179,14 +179,14 @@ def test_one_that_ends_is_named_to_those_who_wait(tmp_path, monkeypatch):
 
     monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=0.1))
     monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", "2.5")
-    found = in_threads(3, Shared(tmp_path, 3, spoil=dying))
-    assert [type(each) for each in found] == [TimeoutError, ValueError, TimeoutError]
-    assert str(found[0]) == (
+    got = in_threads(3, Shared(tmp_path, 3, spoil=dying))
+    assert [type(each) for each in got] == [TimeoutError, ValueError, TimeoutError]
+    assert str(got[0]) == (
         "process 0 of 3 waits in vain: no answer from process 1, which hangs or has ended; its own output may say why. "
         "Stop all of them and run the same command again: it goes on from the newest checkpoint. If it only needed longer "
         "than the others, set TRANSDUCE_HANG_MINUTES to more than 2.5"
     )
-    assert str(found[2]).startswith("process 2 of 3 waits in vain: no answer from process 1, ")
+    assert str(got[2]).startswith("process 2 of 3 waits in vain: no answer from process 1, ")
 
 
 def test_an_exchange_that_fails_though_all_answer_ends_with_its_own_error():
@@ -223,9 +223,9 @@ def test_all_must_see_the_same_directory(tmp_path, monkeypatch):
         shared(rank)
 
     shared = Shared(tmp_path, 2)
-    found = in_threads(2, work)
-    assert isinstance(found[1], ValueError)
-    assert "has update 2 for process 1 and another one for the first" in str(found[1])
+    got = in_threads(2, work)
+    assert isinstance(got[1], ValueError)
+    assert "has update 2 for process 1 and another one for the first" in str(got[1])
 
 
 def test_work_is_shared_by_round_and_gathered_in_order():
@@ -266,11 +266,11 @@ def test_processes_of_torchrun_join_under_a_name_that_a_restart_changes(monkeypa
     own = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "TORCHELASTIC_RESTART_COUNT": "2"}
     for name, value in {**own, "TRANSDUCE_HANG_MINUTES": "0.5"}.items():
         monkeypatch.setenv(name, value)
-    found = world.__wrapped__()
-    assert (found.rank, found.size, found.first) == (1, 4, False)
+    got = world.__wrapped__()
+    assert (got.rank, got.size, got.first) == (1, 4, False)
     assert (joined["rank"], joined["world_size"], joined["timeout"]) == (1, 4, timedelta(seconds=30))
     assert joined["backend"] == ("cpu:gloo,cuda:nccl" if gpu else "gloo") and devices == ([1] if gpu else [])
-    found.store.set("key", "value")
+    got.store.set("key", "value")
     second = dist.PrefixStore("start 2", store)
     assert not store.check(["key"]) and second.check(["key"]) and second.get("key") == b"value"
     monkeypatch.delenv("MASTER_ADDR")  # a cluster's variable alone means nothing

@@ -119,12 +119,12 @@ def test_the_arguments_of_a_data_loader(monkeypatch):
 def test_processes_make_them_in_order_and_leave_ctrl_c_to_the_training():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the test process has inherited
     try:
-        found = list(load_batches(2, Made(), [3, 1, 2, 0, 7, 5]))
+        got = list(load_batches(2, Made(), [3, 1, 2, 0, 7, 5]))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert [i for i, _, _ in found] == [3, 1, 2, 0, 7, 5]
-    makers = {process for _, process, _ in found}
-    assert len(makers) == 2 and HERE not in makers and {n for _, _, n in found} == {1}
+    assert [i for i, _, _ in got] == [3, 1, 2, 0, 7, 5]
+    makers = {process for _, process, _ in got}
+    assert len(makers) == 2 and HERE not in makers and {n for _, _, n in got} == {1}
 
 
 @few_cores

@@ -11,11 +11,11 @@ from transduce.train.host import prefetch
 
 
 def threads_of_a_new_thread():
-    found = []
-    thread = Thread(target=lambda: found.append(torch.get_num_threads()))
+    got = []
+    thread = Thread(target=lambda: got.append(torch.get_num_threads()))
     thread.start()
     thread.join()
-    return found[0]
+    return got[0]
 
 
 @pytest.fixture(autouse=True)

@@ -187,9 +187,9 @@ def test_more_updates_go_on_where_it_ended(straight, data, tmp_path):
 @pytest.mark.parametrize("choice", [{"layer_decay": 0.5}, {"optimizer": "muon"}], ids=str)
 def test_the_optimizer_goes_on_where_it_was(data, tmp_path, choice):
     def trainer(name: str, **more) -> Trainer:
-        found = training(tmp_path / name, data, updates=8, **more)
-        config = replace(found.config, optim=replace(found.config.optim, **choice))
-        return toy.trainer(tmp_path / name, objective=found.objective, data=data, config=config)
+        got = training(tmp_path / name, data, updates=8, **more)
+        config = replace(got.config, optim=replace(got.config.optim, **choice))
+        return toy.trainer(tmp_path / name, objective=got.objective, data=data, config=config)
 
     straight, first = trainer("a"), trainer("b", update=5, how=signal.SIGINT)
     straight.objective.progress, first.objective.progress = lambda: straight.progress, lambda: first.progress

@@ -77,9 +77,9 @@ def test_a_sharded_training_is_the_training_and_goes_on_as_it(tmp_path, monkeypa
     (scores, wanted, logged), *others = ends.values()
     assert len(logged) == 8
     assert len(scores) == 2 and scores[0][1] != scores[1][1]
-    for found, files, log in others:
+    for got, files, log in others:
         assert log == pytest.approx(logged, rel=1e-5)
-        assert [score for _, score in found] == pytest.approx([score for _, score in scores], rel=1e-9)
+        assert [score for _, score in got] == pytest.approx([score for _, score in scores], rel=1e-9)
         assert files.keys() == wanted.keys()
         for name, tensors in wanted.items():
             assert files[name].keys() == tensors.keys()

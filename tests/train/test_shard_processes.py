@@ -172,6 +172,6 @@ def sometimes(directory: Path, uses: str, shard: bool) -> tuple[list[float], dic
 @pytest.mark.parametrize("uses", ["later", "at first", "never"])
 def test_weights_that_not_all_updates_use_learn_as_in_one_process(tmp_path, uses):
     want = sometimes(tmp_path / "one", uses, shard=False)
-    for found in together(2, sometimes, tmp_path / "two", uses, shard=True):
-        assert not isinstance(found, str), found
-        torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-9)
+    for got in together(2, sometimes, tmp_path / "two", uses, shard=True):
+        assert not isinstance(got, str), got
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)

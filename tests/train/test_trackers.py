@@ -105,8 +105,8 @@ def test_a_service_receives_the_numbers_of_the_runs_own_file(name, numbers, tmp_
     for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         values = {key: line[key] for key in ("loss", "rate", "gradient_norm", "bleu") if key in line}
         want |= {(f"{line['kind']}/{key}", line["update"]): value for key, value in values.items()}
-    found = numbers(run)
-    assert len(want) == 3 * 4 + 2 * 2 and {key: found[key] for key in want} == pytest.approx(want)
+    got = numbers(run)
+    assert len(want) == 3 * 4 + 2 * 2 and {key: got[key] for key in want} == pytest.approx(want)
 
 
 @pytest.mark.process

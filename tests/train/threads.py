@@ -64,14 +64,14 @@ class Threads:
 
 def in_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
     """Run `work(rank)` in so many threads; returns each one's result, or the error with which it ends."""
-    threads, store, found = Threads(size), dist.HashStore(), [None] * size
+    threads, store, got = Threads(size), dist.HashStore(), [None] * size
 
     def alone(rank: int) -> None:
         threads.begin(rank)
         try:
-            found[rank] = work(rank)
+            got[rank] = work(rank)
         except BaseException as error:
-            found[rank] = error
+            got[rank] = error
         finally:
             threads.end()
 
@@ -83,4 +83,4 @@ def in_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
             thread.start()
         for thread in each:
             thread.join()
-    return found
+    return got

@@ -95,9 +95,9 @@ def test_utterances_are_the_recordings_that_they_name_with_pauses_between(made):
     """Found by looking for the recordings' samples, in order, with nothing taken from the script."""
     folder = made
     for split, n in (("train", 30), ("valid", 6), ("test", 12)):
-        found = utterances(folder, split)
-        assert len(found) == n
-        for r, names in found:
+        got = utterances(folder, split)
+        assert len(got) == n
+        for r, names in got:
             samples, rate = soundfile.read(r.audio, dtype="int16")
             assert (rate, samples.ndim, soundfile.info(r.audio).subtype) == (8000, 1, "PCM_16")
             assert 3 <= len(names) <= 7
@@ -128,10 +128,10 @@ def test_utterances_are_the_recordings_that_they_name_with_pauses_between(made):
 def test_recordings_and_speakers_are_used_equally_often(made):
     folder = made
     for split in ("train", "valid", "test"):
-        found = utterances(folder, split)
-        assert Counter(r.speaker for r, _ in found) == {"ann": len(found) / 2, "bob": len(found) / 2}
+        got = utterances(folder, split)
+        assert Counter(r.speaker for r, _ in got) == {"ann": len(got) / 2, "bob": len(got) / 2}
         for speaker in ("ann", "bob"):
-            used = Counter(name for r, names in found for name in names if r.speaker == speaker)
+            used = Counter(name for r, names in got for name in names if r.speaker == speaker)
             assert max(used.values()) - min(used.values()) <= 1
     assert {len(names) for _, names in utterances(folder, "train")} == {3, 4, 5, 6, 7}
 

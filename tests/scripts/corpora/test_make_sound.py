@@ -130,15 +130,15 @@ def test_speed_and_pitch_change(planned):
 
 def pages(stream):
     """Header and body of each Ogg page."""
-    found, start = [], 0
+    got, start = [], 0
     while start < len(stream):
         assert stream[start : start + 4] == b"OggS"
         n = stream[start + 26]
         body = start + 27 + n
         stop = body + sum(stream[start + 27 : body])
-        found.append((stream[start:body], stream[body:stop]))
+        got.append((stream[start:body], stream[body:stop]))
         start = stop
-    return found
+    return got
 
 
 def remainder(page):

@@ -28,6 +28,6 @@ def test_outputs_are_the_same_elsewhere(tmp_path, kind):
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     words = [sys.executable, SCRIPT, run, tmp_path / "lines.txt", "--to", *kinds]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"^(\w+): largest difference (\S+), (\d+) of 5 outputs are the same$", said, flags=re.MULTILINE)
-    assert [name for name, *_ in found] == kinds
-    assert all(0 < float(difference) < 1e-4 and int(same) == 5 for _, difference, same in found)
+    got = re.findall(r"^(\w+): largest difference (\S+), (\d+) of 5 outputs are the same$", said, flags=re.MULTILINE)
+    assert [name for name, *_ in got] == kinds
+    assert all(0 < float(difference) < 1e-4 and int(same) == 5 for _, difference, same in got)
