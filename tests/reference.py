@@ -134,8 +134,8 @@ class Reference:
         got = np.zeros((len(x), d))
         for t in range(len(x)):
             for c in range(d):
-                heard = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
-                got[t, c] = sum(kernel[c, 0, k + reach] * gated[t + k][c] for k in heard)
+                offsets = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
+                got[t, c] = sum(kernel[c, 0, k + reach] * gated[t + k][c] for k in offsets)
             got[t] += weights.get(f"{name}.depthwise.bias", 0.0)
         through = [[activate("silu", number) for number in row] for row in self.normed(weights, f"{name}.norm", got)]
         return np.array([linear(weights, f"{name}.output", np.array(row)) for row in through])
@@ -309,8 +309,8 @@ def convolved(weights: Weights, name: str, x: Array, stride: int, activation: st
             got.append(convolved(part, "part", flow, stride, activation))
         return np.stack(got, axis=2)
     for t in range(0, len(x), stride):
-        heard = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
-        y = sum(kernel[:, :, k + reach] @ x[t + k] for k in heard) + weights.get(f"{name}.bias", 0.0)
+        offsets = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
+        y = sum(kernel[:, :, k + reach] @ x[t + k] for k in offsets) + weights.get(f"{name}.bias", 0.0)
         if activation == "glu":
             half = len(y) // 2
             got.append([a / (1 + math.exp(-b)) for a, b in zip(y[:half], y[half:], strict=True)])

@@ -97,7 +97,7 @@ def test_a_wrong_use_is_one_plain_line_on_a_terminal_with_colours(monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "parts"),
     [
         ("translate", ["Missing from transduce translate: RUN"]),
         ("score wer a", ["Missing from transduce score wer: REF;"]),
@@ -111,15 +111,15 @@ def test_a_wrong_use_is_one_plain_line_on_a_terminal_with_colours(monkeypatch, c
         ("translate a --wave 3 --beam-sise 2", ["--wave, --beam-sise;", "--beam-size INT"]),
     ],
 )
-def test_other_wrong_uses_name_the_word(capsys, words, told):
+def test_other_wrong_uses_name_the_word(capsys, words, parts):
     assert main(words.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("transduce: ") and err.count("\n") == 1
-    assert all(part in err for part in told)
+    assert all(part in err for part in parts)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "parts"),
     [
         ("abc", ["abc;", "python recipe.py commands --help-all says more"]),
         ("--training.max-minutes abc", ["--training.max-minutes", "FLOAT", "'abc'"]),
@@ -130,9 +130,9 @@ def test_other_wrong_uses_name_the_word(capsys, words, told):
         ("--qqq", ["--qqq;", "python recipe.py commands --help-all says more"]),
     ],
 )
-def test_a_wrong_use_of_a_recipe_names_the_word(wrong, words, told):
+def test_a_wrong_use_of_a_recipe_names_the_word(wrong, words, parts):
     said = wrong(translation, words)
-    assert all(part in said for part in told)
+    assert all(part in said for part in parts)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
@@ -161,9 +161,9 @@ def test_every_flag_of_every_command_tells_that_its_value_is_missing(monkeypatch
     for flag in taking:
         required = ["--to", "onnx"] if name == "export" and flag != "--to" else []
         assert main([*name.split(), *"abc"[:needed], *required, flag]) == 2
-        told = capsys.readouterr()
+        printed = capsys.readouterr()
         line = rf"transduce: (Missing value for argument '{flag}'.*|{flag} takes texts, but nothing follows it); .+\n"
-        assert told.out == "" and re.fullmatch(line, told.err)
+        assert printed.out == "" and re.fullmatch(line, printed.err)
     assert taking
 
 

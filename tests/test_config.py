@@ -27,8 +27,8 @@ def test_values_at_or_above_the_low_one_and_none_pass():
     [(1, 0), (0, -1), (0, -1e-9), (1.0, 0.5), (0, math.nan), (0, -math.inf), (0, math.inf), (0, 2**62)],
 )
 def test_a_value_below_the_low_one_is_refused(low, value):
-    told = refusal(at_least, low, n=value)
-    assert f"at least {low}" in told and told.endswith(f"n={value}")
+    message = refusal(at_least, low, n=value)
+    assert f"at least {low}" in message and message.endswith(f"n={value}")
 
 
 def test_a_refusal_says_the_rule_and_the_value():
@@ -56,8 +56,8 @@ def test_an_interval_has_its_ends_or_not(interval, inside, outside):
     for value in inside:
         within(interval, x=value)
     for value in [*outside, math.nan]:
-        told = refusal(within, interval, x=value)
-        assert interval in told and told.endswith(f"x={value}")
+        message = refusal(within, interval, x=value)
+        assert interval in message and message.endswith(f"x={value}")
     within(interval, x=None)
     within(interval)
 
@@ -87,7 +87,7 @@ class Bowl(Plate):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "told"),
+    ("kind", "fields", "message"),
     [
         (Plate, {"layers": 3}, "layers=3"),
         (Plate, {"layers": "1"}, "layers='1'"),
@@ -96,8 +96,8 @@ class Bowl(Plate):
         (Bowl, {"layers": -1}, "layers=-1"),
     ],
 )
-def test_a_value_that_is_none_of_the_choices_is_refused(kind, fields, told):
-    assert refusal(kind, **fields).endswith(told)
+def test_a_value_that_is_none_of_the_choices_is_refused(kind, fields, message):
+    assert refusal(kind, **fields).endswith(message)
 
 
 def test_every_choice_passes_and_other_types_are_not_looked_at():

@@ -113,7 +113,7 @@ def test_cells_are_what_the_markers_say():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "import os\n# %%\n",
@@ -122,10 +122,10 @@ def test_cells_are_what_the_markers_say():
         ("# %% [markdown]\n# Text\n#text\n", "a line of Markdown begins with \"# \", but line 3 is '#text'"),
     ],
 )
-def test_a_file_in_another_format_is_refused(text, told):
+def test_a_file_in_another_format_is_refused(text, message):
     with pytest.raises(ValueError) as error:
         read_cells(text)
-    assert str(error.value) == told
+    assert str(error.value) == message
 
 
 def test_a_page_has_what_the_cells_print_and_draw(docs, tmp_path):
@@ -221,5 +221,5 @@ def test_the_reference_has_every_public_name_and_every_flag():
 
 @pytest.mark.long
 def test_the_reference_has_no_path_of_this_machine():
-    told = command_help("train translation")
-    assert "(default: recipes/data/commands)" in told and str(DOCS.parent) not in told
+    page = command_help("train translation")
+    assert "(default: recipes/data/commands)" in page and str(DOCS.parent) not in page

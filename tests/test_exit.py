@@ -64,30 +64,30 @@ def test_a_full_disk_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "message"),
     [
         (errno.ENOSPC, "no space is left on the disk, {path}; make room, and run it again"),
         (errno.EROFS, "{path} may not be read or written (Read-only file system); change its permissions, or name another place"),
         (None, "{path} cannot be written: InvalidHeader"),
     ],
 )  # fmt: skip
-def test_weights_that_cannot_be_written_are_told_in_one_line(tmp_path, monkeypatch, capsys, number, told):
+def test_weights_that_cannot_be_written_are_told_in_one_line(tmp_path, monkeypatch, capsys, number, message):
     """safetensors has an error of its own, whose text alone has the number."""
     path = tmp_path / "a.safetensors"
     text = f"I/O error: {os.strerror(number)} (os error {number})" if number else "InvalidHeader"
     monkeypatch.setattr("transduce.files.save_file", failing(SafetensorError(text)))
     assert exit_code(lambda: save_tensors(path, {}), interrupted="") == 2
-    assert capsys.readouterr().err == f"transduce: {told.format(path=path)}\n"
+    assert capsys.readouterr().err == f"transduce: {message.format(path=path)}\n"
 
 
 def test_what_does_not_exist_is_named(tmp_path, capsys):
     path = tmp_path / "a.safetensors"
-    for action, told in (
+    for action, message in (
         (lambda: read_weights(path), f"{path} does not exist"),
         (failing(FileNotFoundError("there is no such voice")), "there is no such voice"),
     ):
         assert exit_code(action, interrupted="") == 2
-        assert capsys.readouterr().err == f"transduce: {told}\n"
+        assert capsys.readouterr().err == f"transduce: {message}\n"
 
 
 def test_weights_that_cannot_be_opened_are_not_called_missing(tmp_path, capsys):
@@ -104,8 +104,8 @@ def test_a_file_where_a_folder_must_be_is_named(tmp_path, capsys, inside):
     file = tmp_path / "file"
     file.touch()
     assert exit_code(lambda: (file / inside).mkdir(parents=True, exist_ok=True), interrupted="") == 2
-    told = f"transduce: {file} is a file, where a folder must be; name another place\n"
-    assert capsys.readouterr().err == told
+    message = f"transduce: {file} is a file, where a folder must be; name another place\n"
+    assert capsys.readouterr().err == message
 
 
 def failing(error: Exception):

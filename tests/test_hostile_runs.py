@@ -198,8 +198,8 @@ CASES: dict[str, tuple[str, Break, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "harm", "named", "told"), CASES.values(), ids=CASES)
-def test_a_broken_run_is_refused_by_file_and_value(whole, tmp_path, kind, harm, named, told):
+@pytest.mark.parametrize(("kind", "harm", "named", "reason"), CASES.values(), ids=CASES)
+def test_a_broken_run_is_refused_by_file_and_value(whole, tmp_path, kind, harm, named, reason):
     directory = tmp_path / "run"
     shutil.copytree(whole[kind], directory)
     harm(directory)
@@ -207,7 +207,7 @@ def test_a_broken_run_is_refused_by_file_and_value(whole, tmp_path, kind, harm, 
     with pytest.raises(ValueError) as caught:
         td.load(directory)
     message = str(caught.value)
-    assert told in message and str(directory / named if named else "") in message
+    assert reason in message and str(directory / named if named else "") in message
     assert len(message) < 1000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KB
 
@@ -217,7 +217,7 @@ def test_a_broken_run_is_refused_by_file_and_value(whole, tmp_path, kind, harm, 
 )
 @pytest.mark.parametrize("command", ["describe", "translate"])
 def test_commands_refuse_it_in_one_line(whole, tmp_path, capsys, command, name):
-    kind, harm, _, told = CASES[name]
+    kind, harm, _, reason = CASES[name]
     directory = tmp_path / "run"
     shutil.copytree(whole[kind], directory)
     harm(directory)
@@ -228,7 +228,7 @@ def test_commands_refuse_it_in_one_line(whole, tmp_path, capsys, command, name):
     if (command, name) == ("describe", "d_ff of 1e15"):  # it says what the directory holds, and builds no model
         assert code == 0 and "d_ff = 1000000000000000" in out
         return
-    assert code == 2 and out == "" and told in err
+    assert code == 2 and out == "" and reason in err
     assert err.startswith("transduce: ") and err.count("\n") == 1
 
 
@@ -246,7 +246,7 @@ def checkpoint(directory: Path, state: str | None = None) -> tuple[Store, torch.
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "reason"),
     [
         ("", "Expecting value"),
         ("[]", "it holds a list"),
@@ -256,13 +256,13 @@ def checkpoint(directory: Path, state: str | None = None) -> tuple[Store, torch.
         ('{"validations": [5]}', "validations"),
     ],
 )
-def test_a_broken_state_is_refused_where_a_training_goes_on(tmp_path, state, told):
+def test_a_broken_state_is_refused_where_a_training_goes_on(tmp_path, state, reason):
     store, model, adam = checkpoint(tmp_path, state)
     path = tmp_path / "checkpoints" / "00000005" / "state.json"
     with pytest.raises(ValueError) as caught:
         store.resume(model, adam)
-    assert str(path) in str(caught.value) and told in str(caught.value)
-    if told != "it must be a whole number, but it is '5' @ $.update":
+    assert str(path) in str(caught.value) and reason in str(caught.value)
+    if reason != "it must be a whole number, but it is '5' @ $.update":
         with pytest.raises(ValueError) as caught:
             validated_checkpoints(tmp_path)
         assert str(path) in str(caught.value)
@@ -295,7 +295,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_siz
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "reason"),
     [
         ("config.json", "[1]", "it holds a list"),
         ("config.json", "[" * 100_000, "must be JSON"),
@@ -309,10 +309,10 @@ GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_siz
         ("model.safetensors.index.json", '{"weight_map": 5}', "to files beside it"),
     ],
 )
-def test_a_broken_gpt2_is_refused(tmp_path, capsys, name, content, told):
+def test_a_broken_gpt2_is_refused(tmp_path, capsys, name, content, reason):
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
     (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 2
     err = capsys.readouterr().err
-    assert told in err and str(tmp_path) in err
+    assert reason in err and str(tmp_path) in err
     assert err.startswith("transduce: ") and err.count("\n") == 1

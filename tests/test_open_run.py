@@ -145,12 +145,12 @@ def check_held(directory: Path, process: int) -> None:
     with pytest.raises(ValueError) as caught, open_run(directory, Run(tiny(), {"data": "abc"}, None, None)):
         pytest.fail("the directory was opened")
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
-    told = re.fullmatch(
+    match = re.fullmatch(
         rf"a run is trained by one process at a time, but {directory} is held by process (\d+) on (\S+) since "
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait for it or stop it, or name another directory with --run",
         str(caught.value),
     )
-    assert told and told.groups() == (str(process), socket.gethostname())
+    assert match and match.groups() == (str(process), socket.gethostname())
 
 
 def test_a_second_start_of_a_run_says_who_holds_it_and_changes_nothing(tmp_path):

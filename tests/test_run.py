@@ -227,7 +227,7 @@ def test_every_configuration_survives_json(config):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"d_modle": 5}, "d_modle"),
         ({"d_model": "wide"}, "d_model"),
@@ -235,11 +235,11 @@ def test_every_configuration_survives_json(config):
         ({"tie": "some"}, "tie"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused_by_name(change, told):
+def test_a_configuration_that_cannot_be_is_refused_by_name(change, message):
     with pytest.raises(ValueError) as caught:
         from_dict(TransformerConfig, to_dict(tiny()) | change, "runs/a/config.json")
     assert str(caught.value).startswith("runs/a/config.json does not describe a TransformerConfig: ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_differences_are_one_line_each():

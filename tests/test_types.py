@@ -22,8 +22,8 @@ import transduce as td
 translator = td.load_translator("runs/commands")
 texts: list[str] = translator(["Open the letter."])
 score: float = translator.translate(["Open the letter."], n_best=2)[0][0].score
-heard: list[str] = td.load_transcriber("runs/speech")(["talk.wav"])
-told: list[str] = td.load_generator("runs/text")(["Once"], td.GenerationConfig(seed=3))
+transcripts: list[str] = td.load_transcriber("runs/speech")(["talk.wav"])
+generated: list[str] = td.load_generator("runs/text")(["Once"], td.GenerationConfig(seed=3))
 filled: list[str] = td.load_fill_mask("runs/masked_language")(["Please _ it."])
 either: list[str] = td.load("runs/commands")(["Open the letter."])
 one: str = td.load("runs/commands")("Open the letter.")

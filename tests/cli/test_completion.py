@@ -25,11 +25,11 @@ def script(tmp_path, capsys):
 def completed(script: Path, *words: str) -> list[str]:
     """What may stand for the last of these words."""
     line = " ".join(f"'{word}'" for word in ("transduce", *words))
-    told = (
+    command = (
         f'transduce() {{ "{sys.executable}" -m transduce.cli.main "$@"; }}; source "{script}"; COMP_WORDS=({line}); '
         f'COMP_CWORD={len(words)}; _tyro_transduce transduce; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
-    done = subprocess.run(["bash", "--norc", "-c", told], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "--norc", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not done.stderr
     return done.stdout.split()
 

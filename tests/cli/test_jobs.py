@@ -41,8 +41,8 @@ class Sums(Job):
             time.sleep(100)
         if start == 4:
             logger.warning("a warning of %d", start)
-        told = f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')}"
-        return Rows(f"{start} {sum(items)}\n", (told,))
+        process = f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')}"
+        return Rows(f"{start} {sum(items)}\n", (process,))
 
 
 CHUNKS = [(0, [1, 1]), (2, [2, 2]), (4, [3, 3]), (6, [4])]
@@ -76,9 +76,9 @@ def test_every_chunk_comes_back_once_from_two_processes(caplog, monkeypatch):
     ],
 )
 def test_what_ends_a_worker_is_told_and_ends_the_others(what, kind, message):
-    with pytest.raises(kind) as told:
+    with pytest.raises(kind) as caught:
         list(by_workers(Sums(run=Path(), machine=Machine(), what=what), CHUNKS, lambda *_: None, 2, 1))
-    assert str(told.value) == message
+    assert str(caught.value) == message
 
 
 SLOW = """

@@ -88,9 +88,9 @@ def own_lines(said: str) -> list[str]:
 def test_parts_merged_are_what_one_process_writes(folder, small, tmp_path, capsys, command):
     """Whatever the chunks: standard output, a file, and parts have the same bytes."""
     assert run(*COMMANDS[command]) == FAILS[command]
-    want, told = capsys.readouterr()
+    want, err = capsys.readouterr()
     assert run(*COMMANDS[command], "--output", tmp_path / "whole") == FAILS[command]
-    assert (tmp_path / "whole").read_text() == want and capsys.readouterr().err == told
+    assert (tmp_path / "whole").read_text() == want and capsys.readouterr().err == err
     if command == "translate":
         assert want.count("\n") == 2 * (len(LINES) + 1)
         got = td.load(folder / "text").translate([*LINES[:4], "", *LINES[4:]], n_best=2)
@@ -499,9 +499,9 @@ def test_several_processes_write_the_same_lines(folder, small, tmp_path, capsys,
     """What every process warns of is told once."""
     options = ["--max-seconds", "30"] if command == "transcribe" else []
     assert run(*COMMANDS[command], *options, "--workers", "1") == FAILS[command]
-    want, told = capsys.readouterr()
+    want, err = capsys.readouterr()
     caplog.clear()
     assert run(*COMMANDS[command], *options, "--workers", "2", "--output", tmp_path / "out") == FAILS[command]
-    assert own_lines(capsys.readouterr().err) == own_lines(told)
+    assert own_lines(capsys.readouterr().err) == own_lines(err)
     assert (tmp_path / "out").read_text() == want
     assert sum("segments of up to 30 s" in record.getMessage() for record in caplog.records) == len(options) / 2

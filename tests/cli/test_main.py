@@ -66,8 +66,8 @@ def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsy
             assert numbers == pytest.approx(want.token_scores.log_probs.tolist(), abs=1e-4)
             assert [word["word"] for word in got["words"]] == [word.text for word in want.words]
     assert main(["translate", str(run), "--token-scores"]) == 2
-    told = "transduce: scores of tokens need --format json, but it is text; add --format json\n"
-    assert capsys.readouterr().err == told
+    message = "transduce: scores of tokens need --format json, but it is text; add --format json\n"
+    assert capsys.readouterr().err == message
 
 
 def test_pictures_show_the_looks_that_alignments_are_made_of(run, tmp_path, capsys, monkeypatch):
@@ -187,10 +187,10 @@ def test_describe_tells_size_vocabulary_and_fields(run, capsys):
 
 def test_describe_shows_scores_first_and_the_rest_within_a_screen(tmp_path, capsys):
     run = random_run(tmp_path / "run")
-    told = [
+    scores = [
         {"search": s, "measure": "bleu", "value": v, "score": f"BLEU {v} sig"} for s, v in (("greedy", 4.5), ("b", 5))
     ]
-    (run / "test.json").write_text(json.dumps(told))
+    (run / "test.json").write_text(json.dumps(scores))
     (run / "validation.json").write_text('{"loss": 1.25, "perplexity": 3.5}')
     lines = [
         '{"update": 10, "epoch": 1, "kind": "valid", "bleu": 3.25, "loss": null, "skipped": 0}',
@@ -359,5 +359,5 @@ def test_describe_goes_on_where_scores_are_not_as_a_recipe_writes_them(run, caps
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     (copy / "test.json").write_text(raw)
     assert main(["describe", str(copy)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith(f"test: {copy / 'test.json'} is not in the format that recipes write (") and len(told) > 5
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"test: {copy / 'test.json'} is not in the format that recipes write (") and len(lines) > 5

@@ -189,12 +189,12 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(run, hub, m
         "name another repository"
     )
     hub.full = True
-    told = error(["publish", str(run), "anna/tiny"], capsys)
-    assert told.endswith(f"hub:anna/tiny: {hub.url} refused the request, or cannot be reached: Error while uploading "
+    message = error(["publish", str(run), "anna/tiny"], capsys)
+    assert message.endswith(f"hub:anna/tiny: {hub.url} refused the request, or cannot be reached: Error while uploading "
                          "'model.safetensors' to the Hub.")  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    told = error(["publish", str(run), "anna/new"], capsys)
-    assert f"hub:anna/new: {hub.url} refused the request, or cannot be reached: Client error '401 Unauthorized'" in told
+    message = error(["publish", str(run), "anna/new"], capsys)
+    assert f"hub:anna/new: {hub.url} refused the request, or cannot be reached: Client error '401 Unauthorized'" in message
     assert hub.repositories["anna/tiny"].files == {} and "anna/new" not in hub.repositories
 
 

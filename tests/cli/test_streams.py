@@ -47,9 +47,9 @@ def test_output_is_utf_8_whatever_the_locale(run, text, tmp_path):
 
 def test_streams_may_be_closed(run, text, tmp_path):
     want, *_ = shell(f"transduce translate {run} {text} {OPTIONS}", tmp_path)
-    out, told, code = shell(f"transduce translate {run} {text} {OPTIONS} <&- 2>&-", tmp_path)
-    assert (out, told, code) == (want, "", 0)
-    out, told, code = shell(f"transduce translate {run} {text} {OPTIONS} --output out <&- >&-", tmp_path)
-    assert (told, code) == ("", 0) and (tmp_path / "out").read_bytes() == want
-    _, told, code = shell(f"transduce translate {run} {text} {OPTIONS} >&-", tmp_path)
-    assert (told.count("\n"), code) == (1, 2) and "standard output is closed" in told
+    out, err, code = shell(f"transduce translate {run} {text} {OPTIONS} <&- 2>&-", tmp_path)
+    assert (out, err, code) == (want, "", 0)
+    out, err, code = shell(f"transduce translate {run} {text} {OPTIONS} --output out <&- >&-", tmp_path)
+    assert (err, code) == ("", 0) and (tmp_path / "out").read_bytes() == want
+    _, err, code = shell(f"transduce translate {run} {text} {OPTIONS} >&-", tmp_path)
+    assert (err.count("\n"), code) == (1, 2) and "standard output is closed" in err

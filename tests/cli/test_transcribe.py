@@ -42,12 +42,12 @@ def test_bad_sound_is_refused_alone_and_the_exit_code_is_1(run, folder, capsys):
     lines = lines_of(printed.out)
     assert lines[::2] == list(GOOD.values()) and lines[1::2] == [""] * len(BAD)
     errors = [line for line in printed.err.split("\n") if line.startswith("transduce: ")]
-    told = errors[: len(BAD)]
+    messages = errors[: len(BAD)]
     assert errors[len(BAD) :] == ["transduce: 7 of 14 files could not be transcribed"]
-    for name, line in zip(BAD, told, strict=True):
+    for name, line in zip(BAD, messages, strict=True):
         assert line.startswith(f"transduce: {folder / name} cannot be ")
     reasons = ("No such file", "empty", "damaged", "no samples", "NaN", "150")
-    assert all(reason in line for reason, line in zip(reasons, told, strict=False))
+    assert all(reason in line for reason, line in zip(reasons, messages, strict=False))
 
 
 def test_bad_sound_has_its_place_in_json_and_none_in_a_table(run, folder, tmp_path, capsys):

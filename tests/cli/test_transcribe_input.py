@@ -64,8 +64,8 @@ def test_a_name_that_no_file_can_have_costs_its_recording_alone(run, folder, tmp
         transcribe(run, [tmp_path / "all.tsv", "a" * 300 + ".wav"], "--output", str(tmp_path / "out"))
     assert end.value.code == 1
     assert (tmp_path / "out").read_text().split("\n") == ["green red", "", "", "green red", "", ""]
-    told = capsys.readouterr().err
-    assert told.count(" cannot be read: ") == 3 and "3 of 5 files could not be transcribed" in told
+    err = capsys.readouterr().err
+    assert err.count(" cannot be read: ") == 3 and "3 of 5 files could not be transcribed" in err
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ def test_sound_that_cannot_be_decoded_gives_one_line(run, stdin, capsys):
     with pytest.raises(SystemExit) as stop:
         transcribe(run, [Path("-")])
     assert stop.value.code == 1
-    told, count = capsys.readouterr().err.splitlines()
-    assert told.startswith("transduce: standard input cannot be read as sound") and "1 of 1 files" in count
+    message, count = capsys.readouterr().err.splitlines()
+    assert message.startswith("transduce: standard input cannot be read as sound") and "1 of 1 files" in count
 
 
 def test_names_that_look_like_sound_are_names(run, folder, tmp_path, stdin, capsys, monkeypatch):

@@ -63,7 +63,7 @@ def test_options_reach_the_search(random, recordings, capsys):
 def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkeypatch, capsys):
     sizes, search = [], td.Transcriber._search
     monkeypatch.setattr(
-        td.Transcriber, "_search", lambda *parts, **told: sizes.append(len(parts[1])) or search(*parts, **told)
+        td.Transcriber, "_search", lambda *parts, **settings: sizes.append(len(parts[1])) or search(*parts, **settings)
     )
     for options in ([], ["--batch-tokens", "1"]):
         assert main(["transcribe", str(random), *map(str, recordings), *CPU, *options]) == 0
@@ -94,10 +94,10 @@ def test_ten_minutes_of_sound_are_in_memory_at_a_time_and_segments_move_the_bar(
 
     monkeypatch.setattr(VectorReader, "__call__", reading)
     monkeypatch.setattr(td.Transcriber, "stream", transcribing)
-    told = []
+    progress = []
     job = Transcription(run=run, machine=Machine(device="cpu"), settings={}, **PLAIN)
-    rows = job.rows(job.load(), 0, paths, lambda *step: told.append(step))
+    rows = job.rows(job.load(), 0, paths, lambda *step: progress.append(step))
     assert steps == ["0", "1", 3, "2", "3", 3, "4", 1]  # the first and the fourth have two segments, a stretch each
-    assert sum(n for n, _ in told) == 2 + 1 + 1 + 2 + 1 == len(paths) + sum(more for _, more in told)
+    assert sum(n for n, _ in progress) == 2 + 1 + 1 + 2 + 1 == len(paths) + sum(more for _, more in progress)
     together = td.load(run)(paths)
     assert lines_of(rows.text) == together and len(set(together)) > 1

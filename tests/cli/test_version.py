@@ -28,5 +28,5 @@ def test_where_an_error_comes_from_is_shown_on_request(tmp_path, monkeypatch, ca
     (line,) = capsys.readouterr().err.splitlines()
     monkeypatch.setenv("TRANSDUCE_DEBUG", "1")
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert told.endswith(f"{line}\n") and re.search(r"Traceback .*\n(.*\n)*.*cli/score\.py", told)
+    err = capsys.readouterr().err
+    assert err.endswith(f"{line}\n") and re.search(r"Traceback .*\n(.*\n)*.*cli/score\.py", err)

@@ -30,7 +30,7 @@ def write(path: Path, samples: np.ndarray, rate: int = 16000, subtype: str | Non
     return path
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "transduce"]
 
 
@@ -58,7 +58,7 @@ def test_every_format_gives_the_samples_that_were_written(tmp_path, ending, subt
     assert got.dtype == torch.float32 and len(got) == len(samples)
     middle = slice(1000, -1000)  # lossy formats fade in and out
     np.testing.assert_allclose(got.numpy()[middle], samples[middle], rtol=0, atol=tolerance)
-    assert told(caplog) == []
+    assert messages(caplog) == []
 
 
 def test_channels_are_averaged(tmp_path):
@@ -173,7 +173,7 @@ def test_a_file_cut_short_gives_what_is_there_and_says_so(tmp_path, ending, subt
     got = read_audio(path, 16000)
     assert 0.4 * len(whole) < len(got) < 0.51 * len(whole)
     torch.testing.assert_close(got, whole[: len(got)], rtol=0, atol=1e-6)
-    (said,) = told(caplog)
+    (said,) = messages(caplog)
     assert str(path) in said and "2.00 s" in said and f"{len(got) / 16000:.2f} s;" in said
     path.write_bytes(raw[:20])
     assert refusal(path).startswith("cannot be read as sound: ")
@@ -188,7 +188,7 @@ def test_the_header_of_a_wav_from_a_pipe_promises_nothing(tmp_path, size, caplog
     raw[40:44] = struct.pack("<I", size)
     path.write_bytes(raw)
     assert len(read_audio(path, 16000)) == 32000
-    assert told(caplog) == []
+    assert messages(caplog) == []
 
 
 DAMAGED = {

@@ -38,7 +38,7 @@ def test_an_unknown_character_is_named():
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         (b'{"letters": "ab"}', """characters must come as JSON {"characters": "..."}, but: KeyError('characters')"""),
         (b'{"characters": "aba"}', "string without duplicates, but it is 'aba'"),
@@ -46,6 +46,6 @@ def test_an_unknown_character_is_named():
         (b'{"characters": 3}', "string without duplicates, but it is 3"),
     ],
 )
-def test_what_are_no_characters_is_refused(model, told):
-    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
+def test_what_are_no_characters_is_refused(model, message):
+    with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
         CharTokenizer(model)

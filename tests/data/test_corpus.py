@@ -237,9 +237,9 @@ def test_what_cannot_be_held_out_is_refused(tmp_path):
         "training needs pairs besides those held out, but hold_out=1 takes all of the 5 that it is drawn from; "
         "hold out fewer"
     )
-    for fields, told in (
+    for fields, reason in (
         ({"valid_tsv": tsv, "hold_out": 1}, "hold_out=1 and files"),
         ({"hold_out": -1}, "hold_out=-1"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=reason):
             Files(train_tsv=tsv, **fields).splits(1)

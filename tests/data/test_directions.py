@@ -117,10 +117,10 @@ def test_a_tag_that_is_put_in_front_is_the_one_that_a_line_has(folder):
     train, *_ = Directions(data=folder, languages=LANGUAGES).splits(seed=1)
     tokenizer = SentencePieceTokenizer.train(train.source, vocab_size=300, symbols=("<2cs>", "<2de>", "<2en>"))
     assert sorted(tokenizer.tagged_languages) == ["cs", "de", "en"]
-    told = tokenizer.with_tag("de")
+    to_german = tokenizer.with_tag("de")
     lines = ["train en 1", "  two   spaces", "", "ﬁ é"]
     tagged = tokenizer.with_eos(tokenizer.encode([f"<2de> {line}" for line in lines]))
-    assert told.with_eos(told.encode(lines)) == tagged
+    assert to_german.with_eos(to_german.encode(lines)) == tagged
     assert tokenizer.opening == ()
     with pytest.raises(ValueError, match=r"one that the model writes \(.*\), but it is 'fr'"):
         tokenizer.with_tag("fr")

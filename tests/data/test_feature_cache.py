@@ -213,7 +213,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
     needs_statistics = FeatureExtractor(replace(CONFIG, normalize="global"), mean=torch.zeros(13), std=torch.ones(13))
     errors = fill(cache, [*good, *bad, barely, good[0]], needs_statistics, (1.0, 1.1), workers)
     assert set(errors) == {*bad, barely}
-    assert all(told.startswith(f"{path} ") for path, told in errors.items())
+    assert all(message.startswith(f"{path} ") for path, message in errors.items())
     assert "speed 1.1" in errors[barely] and re.search(r"speed 1\.[01]", errors[tmp_path / "short.wav"])
     out, err = capfd.readouterr()
     assert out == "" and "features: 100%" in err and "Traceback" not in err

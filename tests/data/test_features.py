@@ -238,7 +238,7 @@ def test_no_frames_have_no_statistics():
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         (
             {"low": 4000.0, "sample_rate": 8000},
@@ -255,8 +255,8 @@ def test_no_frames_have_no_statistics():
         ({"n_coefficients": -1}, "[0, 80], but n_coefficients=-1"),
     ],
 )
-def test_impossible_settings_are_refused(fields, told):
-    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
+def test_impossible_settings_are_refused(fields, message):
+    with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
         FeatureConfig(**fields)
 
 

@@ -248,9 +248,11 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
         [window_batch([np.array(valid)])], MaskingConfig(mask_probability=0.5), CharTokenizer.train("abcdef")
     )
     chosen = [t for t, wanted in enumerate(batches[0].target_out[0].tolist()) if wanted != IGNORE]
-    told = [between(valid[t], valid[t + 2] if t + 2 < 25 else None) for t in chosen]
-    nats = -sum(math.log(p[valid[t + 1]]) for p, t in zip(told, chosen, strict=True)) / 12
-    right = sum(max(range(size), key=p.__getitem__) == valid[t + 1] for p, t in zip(told, chosen, strict=True)) / 12
+    predictions = [between(valid[t], valid[t + 2] if t + 2 < 25 else None) for t in chosen]
+    nats = -sum(math.log(p[valid[t + 1]]) for p, t in zip(predictions, chosen, strict=True)) / 12
+    right = (
+        sum(max(range(size), key=p.__getitem__) == valid[t + 1] for p, t in zip(predictions, chosen, strict=True)) / 12
+    )
     assert len(chosen) == 12
     assert model.scores(batches) == pytest.approx((nats, right), rel=1e-9)
     first = Neighbours(Stream([np.array(train[:30])]), size)
@@ -259,7 +261,7 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"mask_probability": 0.0}, "must lie in (0, 1], but mask_probability=0.0"),
         (
@@ -270,6 +272,6 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
         ({"random_replace_probability": -0.2}, "must lie in [0, 1], but random_replace_probability=-0.2"),
     ],
 )
-def test_a_masking_checks_itself(fields, told):
-    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
+def test_a_masking_checks_itself(fields, message):
+    with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
         MaskingConfig(**fields)

@@ -66,7 +66,7 @@ def test_words_are_found_whatever_marks_their_script_has_and_however_accents_are
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("a.dict", b"to\n", "a line must be a word and its phones, but {path}, line 1, is 'to'; add them"),
         ("a.dict", b";;; no\n", "words and their phones, but {path} has none; "),
@@ -75,13 +75,13 @@ def test_words_are_found_whatever_marks_their_script_has_and_however_accents_are
     ],
     ids=["a word alone", "no word", "no file", "not packed"],
 )
-def test_what_is_no_dictionary_is_refused(tmp_path, name, content, told):
+def test_what_is_no_dictionary_is_refused(tmp_path, name, content, message):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ValueError) as error:
         read_dictionary(path)
-    assert told.format(path=path) in str(error.value)
+    assert message.format(path=path) in str(error.value)
 
 
 def test_digits_that_are_no_stress_stay(tmp_path):

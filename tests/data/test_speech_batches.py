@@ -35,7 +35,7 @@ def tokenizer() -> SentencePieceTokenizer:
     return SentencePieceTokenizer.train(TEXTS, vocab_size=290)
 
 
-def told(caplog) -> list[str]:
+def messages(caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "transduce"]
 
 
@@ -91,8 +91,8 @@ def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordin
     got = Counter[tuple[str, str]]()
     for made in pairs.epoch(1):
         got.update(
-            (tokenizer.decode([target[: n - 1]])[0].strip(), tokenizer.decode([heard[: m - 1]])[0].strip())
-            for target, n, heard, m in zip(
+            (tokenizer.decode([target[: n - 1]])[0].strip(), tokenizer.decode([ctc_target[: m - 1]])[0].strip())
+            for target, n, ctc_target, m in zip(
                 made.target_out.tolist(),
                 made.target_lengths.tolist(),
                 made.ctc_targets.tolist(),
@@ -233,12 +233,12 @@ def test_silence_is_drawn_for_either_side_and_counts_in_the_budget(recordings, r
 @pytest.mark.parametrize("kind", ["kaldi", "whisper"])
 def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings, reader, tokenizer, kind):
     other = replace(reader, feature_extractor=FeatureExtractor(replace(FEATURES, log_mel=kind)))
-    for fields, told in (
+    for fields, reason in (
         ({"vtlp": 0.1}, "vtlp=0.1"),
         ({"tilt": 3.0}, "tilt=3.0"),
         ({"silence": 0.2, "lowest_snr": 9.0}, "silence=0.2, lowest_snr=9.0"),
     ):
-        with pytest.raises(ValueError, match=f"natural log-mels, but {told} and log_mel='{kind}'"):
+        with pytest.raises(ValueError, match=f"natural log-mels, but {reason} and log_mel='{kind}'"):
             speech_pairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=replace(PLAIN, **fields))
     usual = replace(Augmentation(), vtlp=0.0)
     assert speech_pairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=usual).recordings
@@ -274,11 +274,11 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
     assert sum(pairs.skipped.values()) == 1
     frames = FEATURES.n_frames(round(there * RATE))
     covered = (FEATURES.frame_samples + (frames - 1) * FEATURES.hop_samples) / RATE
-    assert told(caplog)[-1].startswith(f"{path} lasts {covered:.2f} s, but its manifest says {promised:g}; ")
-    assert len(told(caplog)) == (1 if ending == "opus" else 2)  # the header of the others tells as well
+    assert messages(caplog)[-1].startswith(f"{path} lasts {covered:.2f} s, but its manifest says {promised:g}; ")
+    assert len(messages(caplog)) == (1 if ending == "opus" else 2)  # the header of the others tells as well
     with pytest.raises(ValueError) as error:
         speech_pairs([cut], reader, tokenizer, frames_per_batch=900)
-    assert str(error.value).endswith(told(caplog)[-1])
+    assert str(error.value).endswith(messages(caplog)[-1])
     for seconds in (there, 0.0):  # 0: unknown
         shorter = replace(cut, seconds=seconds)
         assert speech_pairs([shorter], reader, tokenizer, frames_per_batch=900).recordings == [shorter]
@@ -333,7 +333,7 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
         "unusable sound": 4, "fewer positions than tokens": 1,
     }  # fmt: skip
     assert len(rows(pairs, 0)) == 3
-    warnings = told(caplog)
+    warnings = messages(caplog)
     assert len(warnings) == 5
     for name in ("text", "empty", "none", "short"):
         assert sum(line.startswith(f"{tmp_path / name}.wav cannot be ") for line in warnings) == 1
@@ -481,7 +481,7 @@ def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):
         pairs = speech_pairs(
             [*recordings, wide], reader, tokenizer, frames_per_batch=60, augmentation=SPEEDS, max_seconds=0.23
         )
-    unusable, long = told(caplog)
+    unusable, long = messages(caplog)
     assert unusable.startswith(f"{wide.audio} cannot be used: ") and "(20, 4)" in unusable
     assert long.startswith(f"{recordings[4].audio} lasts 0.24 s, but its manifest says 0.2; ")
     assert pairs.recordings == recordings[:4] and list(pairs.n_frames) == [1.0]  # vectors have no speed

@@ -107,7 +107,7 @@ def test_what_happens_to_an_utterance_does_not_depend_on_its_batch(recordings, r
     """Frames and hidden tokens of every utterance are the same in batches of any size."""
     tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
 
-    def heard(frames_per_batch: int) -> tuple[int, dict[int, tuple[list[int], torch.Tensor]]]:
+    def utterances(frames_per_batch: int) -> tuple[int, dict[int, tuple[list[int], torch.Tensor]]]:
         pairs = speech_pairs(
             recordings,
             reader,
@@ -123,7 +123,7 @@ def test_what_happens_to_an_utterance_does_not_depend_on_its_batch(recordings, r
                 got[i] = (ids, batch.source[row, : batch.source_lengths[row]])
         return len(epoch), got
 
-    (few, large), (many, small) = heard(1000), heard(100)
+    (few, large), (many, small) = utterances(1000), utterances(100)
     assert many > few and large.keys() == small.keys()
     assert sum(ids.count(UNK) for ids, _ in large.values()) > 10
     for i, (ids, frames) in large.items():

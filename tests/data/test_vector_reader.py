@@ -43,9 +43,9 @@ def test_vectors_stand_for_seconds():
 def refusal(path: Path) -> str:
     with pytest.raises(ValueError) as error:
         VectorReader(CONFIG)(path)
-    told = str(error.value)
-    assert told.startswith(f"{path} ") and "\n" not in told and "unsafe" not in told
-    return told.removeprefix(f"{path} ")
+    message = str(error.value)
+    assert message.startswith(f"{path} ") and "\n" not in message and "unsafe" not in message
+    return message.removeprefix(f"{path} ")
 
 
 def test_another_shape_is_refused(tmp_path):
@@ -77,15 +77,15 @@ def test_what_is_no_npy_is_refused(tmp_path):
     for name, content in (("empty", b""), ("text", b"hello\n" * 20), ("cut", whole[:-100]), ("head", whole[:20])):
         (tmp_path / name).write_bytes(content)
     for name in ("empty", "text", "cut", "head", "many.npz", "objects.npy"):
-        told = refusal(tmp_path / name)
-        assert told.startswith("cannot be read as vectors: "), name
+        message = refusal(tmp_path / name)
+        assert message.startswith("cannot be read as vectors: "), name
     assert "No such file or directory" in refusal(tmp_path / "none.npy")
     assert "Is a directory" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"), [({"n_features": 0}, "n_features=0"), ({"n_features": 3, "hop": 0.0}, "hop=0.0")]
+    ("fields", "reason"), [({"n_features": 0}, "n_features=0"), ({"n_features": 3, "hop": 0.0}, "hop=0.0")]
 )
-def test_a_configuration_checks_itself(fields, told):
-    with pytest.raises(ValueError, match=f"but {told}$"):
+def test_a_configuration_checks_itself(fields, reason):
+    with pytest.raises(ValueError, match=f"but {reason}$"):
         VectorConfig(**fields)

@@ -318,23 +318,23 @@ def flags(page: str) -> dict[str, str]:
         begins = re.match(r"(│ |  )--?[a-z]", line)  # a text may have a flag at the beginning of a line, further in
         line = line.strip("│ ")
         if begins:
-            head, _, told = line.partition("  ")
+            head, _, text = line.partition("  ")
             flag = head.split()[0].rstrip(",")
-            got[flag] = told
+            got[flag] = text
         elif not re.match(r"[\w(]|--[a-z]", line) or line.endswith(" options"):
             flag = None
         elif flag:
             got[flag] += f" {line}"
-    return {flag: told.strip() for flag, told in got.items()}
+    return {flag: text.strip() for flag, text in got.items()}
 
 
-def has_text(told: str) -> bool:
-    return re.search("[a-z]{2}", re.sub(r"\((default|required|the run's).*", "", told)) is not None
+def has_text(text: str) -> bool:
+    return re.search("[a-z]{2}", re.sub(r"\((default|required|the run's).*", "", text)) is not None
 
 
 def test_the_reader_of_help_sees_what_is_missing():
     page = "│ --a INT        (default: 3)  │\n│ --bc {x,y}     │\n│      What it is. (default: x) │\n│ --d    Some. │"
-    assert {flag: has_text(told) for flag, told in flags(page).items()} == {"--a": False, "--bc": True, "--d": True}
+    assert {flag: has_text(text) for flag, text in flags(page).items()} == {"--a": False, "--bc": True, "--d": True}
 
 
 @each_kind(lambda recipe: kinds(recipe)[0])
@@ -342,7 +342,7 @@ def test_every_flag_of_a_recipe_has_a_help_text_and_help_shows_what_is_used_most
     monkeypatch.setenv("COLUMNS", "120")
     (code, short, _), (_, full, _) = (said(recipe, name, word) for word in ("--help", "--help-all"))
     short, got = set(flags(short)), flags(full)
-    assert code == 0 and [flag for flag, told in got.items() if not has_text(told)] == []
+    assert code == 0 and [flag for flag, text in got.items() if not has_text(text)] == []
     fields = flatten(to_dict(recipe.SETTINGS[name][1]))
     names = {"--" + path.replace("_", "-").removeprefix("corpus.") for path in fields}
     assert names - set(got) <= {"--model.encoder", "--model.decoder"}  # a half that is not there has no flags
@@ -357,7 +357,7 @@ def test_every_flag_of_a_command_has_a_help_text(command, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
     got = flags(capsys.readouterr().out)
-    assert 0 < len(got) <= 20 and [flag for flag, told in got.items() if not has_text(told)] == []
+    assert 0 < len(got) <= 20 and [flag for flag, text in got.items() if not has_text(text)] == []
 
 
 @pytest.mark.parametrize("command", ["translate", "transcribe", "generate"])
@@ -371,9 +371,9 @@ def test_help_all_of_a_command_shows_the_rest(command, capsys, monkeypatch):
     named = [set(re.findall(r"--[a-z][\w-]*", page)) for page in pages]
     short, full = flags(pages[0]), flags(pages[2])
     assert named[0] == named[1] and len(short) <= 20 and len(full) > len(short) + 5
-    assert [flag for flag, told in full.items() if not has_text(told)] == []
-    for flag, told in short.items():  # it says how the whole text begins
-        begins = re.sub(r" \((default: .*|required|the run's)\)$", "", told)
+    assert [flag for flag, text in full.items() if not has_text(text)] == []
+    for flag, text in short.items():  # it says how the whole text begins
+        begins = re.sub(r" \((default: .*|required|the run's)\)$", "", text)
         assert full[flag].startswith(begins) or flag == "--help-all"
     assert set(short) <= {*full}
     with pytest.raises(SystemExit):
@@ -396,16 +396,16 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "argv", ["recipes/translation.py", "--device=cpu"])
     assert recipe_main(stopped, translation.SETTINGS, default="commands", description="") == 130
-    told = "transduce: stopped; run the same command again to resume from the newest checkpoint\n"
-    assert capsys.readouterr().err.endswith(told)
+    message = "transduce: stopped; run the same command again to resume from the newest checkpoint\n"
+    assert capsys.readouterr().err.endswith(message)
 
 
 def test_a_missing_teacher_is_told_before_the_data_is_read(monkeypatch, tmp_path, capsys):
     words = ["recipes/translation.py", "--device=cpu", "--training.teachers", str(tmp_path / "none")]
     monkeypatch.setattr(sys, "argv", words)
     assert recipe_main(lambda x: 1 / 0, translation.SETTINGS, default="commands", description="") == 2
-    told = capsys.readouterr().err
-    assert told.startswith("transduce: training.teachers: ") and f"{tmp_path / 'none'} does not exist" in told
+    err = capsys.readouterr().err
+    assert err.startswith("transduce: training.teachers: ") and f"{tmp_path / 'none'} does not exist" in err
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -86,9 +86,9 @@ def test_log_probabilities_and_greedy_outputs_are_the_same(tmp_path, rng, change
         with torch.no_grad():
             log_probs = model(target_in=texts[:, :-1]).log_softmax(-1)
         want = log_probs.gather(2, texts[:, 1:, None])[:, :, 0]
-        prompts, told = texts[:, :3], [[NAMES[i] for i in row[:3]] for row in texts.tolist()]
+        prompts, tokens = texts[:, :3], [[NAMES[i] for i in row[:3]] for row in texts.tolist()]
         how = {"max_length": 9, "end_token": [], "sampling_topk": 1, "include_prompt_in_result": False}
-        rows = torch.tensor([each.sequences_ids[0] for each in engine.generate_batch(told, **how)])
+        rows = torch.tensor([each.sequences_ids[0] for each in engine.generate_batch(tokens, **how)])
         with torch.no_grad():
             choices = model(target_in=torch.cat([prompts, rows], dim=1)).argmax(-1)
         assert torch.equal(rows, choices[:, 2:-1]) and rows.size(1) == 9
@@ -97,10 +97,10 @@ def test_log_probabilities_and_greedy_outputs_are_the_same(tmp_path, rng, change
         write_ctranslate2(model, tmp_path, NAMES, settings=settings)
         engine = ctranslate2.Translator(str(tmp_path), intra_threads=1)
         source, lengths = torch.randint(4, 37, (3, 10), generator=rng), [9, 7, 4]
-        told = [[NAMES[i] for i in row[:n]] for row, n in zip(source.tolist(), lengths, strict=True)]
-        given = engine.score_batch(told, [[NAMES[i] for i in row] for row in texts.tolist()])
+        tokens = [[NAMES[i] for i in row[:n]] for row, n in zip(source.tolist(), lengths, strict=True)]
+        given = engine.score_batch(tokens, [[NAMES[i] for i in row] for row in texts.tolist()])
         got = engine.translate_batch(
-            told, beam_size=1, min_decoding_length=9, max_decoding_length=9, suppress_sequences=[[NAMES[1]]]
+            tokens, beam_size=1, min_decoding_length=9, max_decoding_length=9, suppress_sequences=[[NAMES[1]]]
         )
         rows = torch.tensor([[int(token[1:]) for token in each.hypotheses[0]] for each in got])
         for row, n in enumerate(lengths):
@@ -215,8 +215,8 @@ def test_the_command_line_names_what_is_wrong(tmp_path, capsys, monkeypatch):
     assert "this model's encoder takes frames" in capsys.readouterr().err
     monkeypatch.setattr("transduce.errors.find_spec", lambda _: None)
     assert main(["export", str(run), str(tmp_path / "out"), *words]) == 2
-    told = "this export needs the library ctranslate2, but it is not installed; in a clone of transduce: "
-    assert capsys.readouterr().err == f"transduce: {told}pip install '.[ctranslate2]'\n"
+    message = "this export needs the library ctranslate2, but it is not installed; in a clone of transduce: "
+    assert capsys.readouterr().err == f"transduce: {message}pip install '.[ctranslate2]'\n"
     assert not (tmp_path / "out").exists()
     assert main(["export", str(run), str(run), *words]) == 2
     assert capsys.readouterr().err.startswith(f"transduce: {run}/config.json is there already")

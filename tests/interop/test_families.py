@@ -14,16 +14,16 @@ def test_help_and_page_name_every_kind(capsys):
     page = (Path(__file__).parents[2] / "docs" / "models_in_and_out.md").read_text()
     with pytest.raises(SystemExit):
         main(["import", "--help"])
-    told = re.findall(r"\w+", capsys.readouterr().out)
+    words = re.findall(r"\w+", capsys.readouterr().out)
     for kind in SETTINGS:
-        assert kind in told and f"`{kind}`" in page
+        assert kind in words and f"`{kind}`" in page
 
 
 ALL = " or ".join(map(repr, SETTINGS))
 
 
 @pytest.mark.parametrize(
-    ("got", "words", "told"),
+    ("got", "words", "message"),
     [
         ("led", ["{}", "run"], f"model_type must be {ALL}, but in {{}} it is 'led'"),
         (None, ["{}", "run"], "but in {} it is None"),
@@ -31,7 +31,7 @@ ALL = " or ".join(map(repr, SETTINGS))
         ("gpt2", [], "Missing from transduce import: HF_DIRECTORY RUN"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_kind(tmp_path, capsys, got, words, told):
+def test_what_cannot_be_read_is_refused_by_its_kind(tmp_path, capsys, got, words, message):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": got}))
     assert main(["import", *(word.format(tmp_path) for word in words)]) == 2
-    assert told.format(tmp_path) in capsys.readouterr().err
+    assert message.format(tmp_path) in capsys.readouterr().err

@@ -91,10 +91,10 @@ def loaded_in_silence(directory: Path, caplog) -> nn.Module:
     logging.set_verbosity_warning()
     logging.enable_propagation()
     with caplog.at_level("WARNING"):
-        model, told = GPT2LMHeadModel.from_pretrained(directory, output_loading_info=True)
+        model, info = GPT2LMHeadModel.from_pretrained(directory, output_loading_info=True)
     logging.disable_propagation()
     logging.set_verbosity_error()
-    assert not any(told.values()) and not caplog.records, (told, caplog.text)
+    assert not any(info.values()) and not caplog.records, (info, caplog.text)
     return model.eval()
 
 
@@ -369,8 +369,8 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     rival(theirs, vocab_size=300, eos_token_id=7)
     new = tmp_path / "run"
     assert main(["import", str(theirs / "config.json"), str(new)]) == 2
-    told = f"{theirs}/config.json is a file, where a folder must be; name another place"
-    assert capsys.readouterr().err == f"transduce: {told}\n"
+    message = f"{theirs}/config.json is a file, where a folder must be; name another place"
+    assert capsys.readouterr().err == f"transduce: {message}\n"
     assert main(["import", str(theirs), str(new)]) == 2
     assert f"tokenizer.json, or vocab.json and merges.txt, but {theirs} has neither" in capsys.readouterr().err
     pieces(theirs)

@@ -65,8 +65,8 @@ def compare(directory, rng, kind: str, **settings) -> None:
     n = sum(parameter.numel() for parameter in theirs.parameters())
     assert sum(parameter.numel() for parameter in ours.parameters()) == n == n_parameters(ours.config)
     export_language_model(untokenized(ours), directory / "again", "llama")
-    again, told = transformers.AutoModelForCausalLM.from_pretrained(directory / "again", output_loading_info=True)
-    assert type(again) is type(theirs) and not any(told.values())
+    again, info = transformers.AutoModelForCausalLM.from_pretrained(directory / "again", output_loading_info=True)
+    assert type(again) is type(theirs) and not any(info.values())
     with torch.no_grad():
         assert torch.equal(again.eval()(ids).logits, want)
 
@@ -325,8 +325,8 @@ def test_a_model_of_another_make_is_refused(tmp_path, kind, values, message):
 
 
 def test_what_is_no_llama_is_not_exported(tmp_path):
-    told = "gated: True -> False; norm: rms -> layer; positions: rotary -> sinusoidal"
-    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
+    differences = "gated: True -> False; norm: rms -> layer; positions: rotary -> sinusoidal"
+    with pytest.raises(ValueError, match=f"{re.escape(differences)}$"):
         export_language_model(untokenized(language_model(31)), tmp_path / "out", "llama")
     like_qwen = {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "scale_embeddings": False}
     for changes, message in (

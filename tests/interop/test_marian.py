@@ -123,7 +123,7 @@ def test_what_does_not_go_together_is_named(tmp_path, capsys, saved, harm, messa
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"size": 3}, "it has 7 tokens, but size=3"),
         ({"size": "7"}, "its ids must be less than size=7"),
@@ -135,10 +135,10 @@ def test_what_does_not_go_together_is_named(tmp_path, capsys, saved, harm, messa
         ({"languages": 5}, "but: "),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path, spm, changes, told):
+def test_a_damaged_file_is_refused(tmp_path, spm, changes, message):
     good = ImportedTokenizer.of_pieces(spm[0], ["</s>", "<unk>", "<pad>", "▁", "Open", *TAGS], special=SPECIAL)
     (tmp_path / "t.json").write_text(json.dumps(json.loads(good.model) | changes))
-    with pytest.raises(ValueError, match=f"t.json: .*{re.escape(told)}"):
+    with pytest.raises(ValueError, match=f"t.json: .*{re.escape(message)}"):
         load_tokenizer(tmp_path / "t.json")
 
 

@@ -41,8 +41,8 @@ def test_logits_are_those_of_transformers(tmp_path, rng, changes):
         for parameter in ours.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))
     export_marian(Parts(ours, None, any_tokenizer("sentencepiece"), {}), tmp_path)
-    theirs, told = MarianMTModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told.values())
+    theirs, info = MarianMTModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
     source, target = torch.randint(29, (3, 9), generator=rng), torch.randint(37, (3, 8), generator=rng)
     lengths = torch.tensor([9, 6, 2])
     visible = (torch.arange(9) < lengths[:, None]).long()

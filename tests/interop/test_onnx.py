@@ -123,7 +123,7 @@ def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"window": 3}, "ONNX supports only window=None, but this model has window=3; it cannot be exported"),
         ({"n_experts": 4}, "but this model has n_experts=4; "),
@@ -133,8 +133,8 @@ def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypat
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_not_written_is_refused_by_name(tmp_path, changes, told):
+def test_what_is_not_written_is_refused_by_name(tmp_path, changes, message):
     tokenizer = any_tokenizer("sentencepiece")
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         export_onnx(Parts(Transformer(replace(BASE, **changes)), tokenizer, tokenizer, {}), tmp_path / "out")
     assert not (tmp_path / "out").exists()

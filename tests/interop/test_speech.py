@@ -59,12 +59,12 @@ class Rival(NamedTuple):
     task: dict[str, str]
     """What its `generate` is told to write."""
 
-    def heard(self, waveform: np.ndarray) -> dict[str, Tensor]:
+    def inputs(self, waveform: np.ndarray) -> dict[str, Tensor]:
         return dict(self.features(waveform, sampling_rate=RATE, return_tensors="pt"))
 
     def generate(self, waveform: np.ndarray, **settings) -> str:
         with torch.no_grad():
-            ids = self.model.generate(**self.heard(waveform), max_new_tokens=BOUND, **(self.task | settings))
+            ids = self.model.generate(**self.inputs(waveform), max_new_tokens=BOUND, **(self.task | settings))
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)[0].strip()
 
 
@@ -89,14 +89,14 @@ def write_sounds(directory: Path) -> list[Path]:
 
 def learn(model: torch.nn.Module, features: Any, sounds: list[Path], labels: list[list[int]], steps: int) -> None:
     """Until what the model says ends by itself, at all sorts of lengths."""
-    heard = features(
+    inputs = features(
         [read(path) for path in sounds], sampling_rate=RATE, return_tensors="pt", padding=PAD[type(features).__name__]
     )
     wanted = torch.nn.utils.rnn.pad_sequence([torch.tensor(each) for each in labels], True, -100)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(steps):
         optimizer.zero_grad()
-        model(**heard, labels=wanted).loss.backward()
+        model(**inputs, labels=wanted).loss.backward()
         optimizer.step()
 
 
@@ -219,7 +219,7 @@ def rival(request, tmp_path_factory) -> Rival:
 def test_features_are_those_of_transformers(rival):
     extractor = td.load_transcriber(rival.run).feature_extractor
     for path in rival.sounds:
-        want, got = rival.heard(read(path))["input_features"][0], extractor(torch.from_numpy(read(path)))
+        want, got = rival.inputs(read(path))["input_features"][0], extractor(torch.from_numpy(read(path)))
         want = want.T if len(want) == extractor.config.n_features else want
         assert len(got) == extractor.config.n_frames(len(read(path)))
         torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
@@ -228,16 +228,16 @@ def test_features_are_those_of_transformers(rival):
 def differences(rival: Rival, ours: td.Transformer, rows: int = 3) -> list[Tensor]:
     """Of logits of any target, sound by sound: alone as theirs are, and ours in one batch."""
     rng, actual = torch.Generator().manual_seed(0), []
-    heard = [rival.heard(read(path)) for path in rival.sounds[:rows]]
+    features = [rival.inputs(read(path)) for path in rival.sounds[:rows]]
     frames = [
-        each["input_features"][0].T if "attention_mask" not in each else each["input_features"][0] for each in heard
+        each["input_features"][0].T if "attention_mask" not in each else each["input_features"][0] for each in features
     ]
     target = torch.randint(4, ours.vocab_size, (rows, 7), generator=rng)
     lengths = torch.tensor([len(each) for each in frames])
     source = torch.nn.utils.rnn.pad_sequence(frames, batch_first=True, padding_value=9.0)
     with torch.no_grad():
         got = ours(source=source, source_lengths=lengths, target_in=target)
-        for row, inputs in enumerate(heard):
+        for row, inputs in enumerate(features):
             want = rival.model(**inputs, decoder_input_ids=target[row : row + 1]).logits[0]
             assert want.std() > 0.1
             actual.append(got[row] - want)
@@ -264,17 +264,17 @@ def test_transcribe_writes_what_generate_writes(rival, capsys, beam_size):
 def test_another_task_is_what_stands_before_the_output(rival):
     """And scores of tokens are those of transformers behind it."""
     if rival.task:
-        names, told = (
+        names, settings = (
             "<|startoftranscript|> <|de|> <|translate|> <|notimestamps|>",
             {"language": "de", "task": "translate"},
         )
     else:
-        names, told = "</s> <lang:de>", {"forced_bos_token_id": rival.tokenizer.convert_tokens_to_ids("<lang:de>")}
+        names, settings = "</s> <lang:de>", {"forced_bos_token_id": rival.tokenizer.convert_tokens_to_ids("<lang:de>")}
     transcriber, sounds = td.load_transcriber(rival.run), rival.sounds[:6]  # what follows never ends
-    want = [rival.generate(read(path), **told).removeprefix("<lang:de>").strip() for path in sounds]
+    want = [rival.generate(read(path), **settings).removeprefix("<lang:de>").strip() for path in sounds]
     got = transcriber.transcribe(sounds, begin_with=names, token_scores=True)
     assert [each.text for each in got] == want != transcriber(sounds)
-    (output,), inputs = got[3].segments[0].outputs, rival.heard(read(rival.sounds[3]))
+    (output,), inputs = got[3].segments[0].outputs, rival.inputs(read(rival.sounds[3]))
     before = [rival.tokenizer.convert_tokens_to_ids(name) for name in names.split()]
     ids = torch.tensor([*before, *output.tokens])
     with torch.no_grad():
@@ -294,7 +294,7 @@ def test_no_speech_is_the_probability_that_transformers_gives_its_token(rival, c
     start, token = rival.tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|nospeech|>"])
     with torch.no_grad():
         logits = [
-            rival.model(**rival.heard(read(path)), decoder_input_ids=torch.tensor([[start]])).logits[0, 0]
+            rival.model(**rival.inputs(read(path)), decoder_input_ids=torch.tensor([[start]])).logits[0, 0]
             for path in rival.sounds
         ]
     want = [float(each.softmax(-1)[token]) for each in logits]
@@ -321,7 +321,7 @@ def test_times_of_words_are_those_that_transformers_makes_of_its_alignment_heads
         (output,), waveform = got.segments[0].outputs, read(path)
         ids = torch.tensor([[*prompt, *output.tokens]])
         with torch.no_grad():
-            looks = model(**rival.heard(waveform), decoder_input_ids=ids, output_attentions=True)
+            looks = model(**rival.inputs(waveform), decoder_input_ids=ids, output_attentions=True)
         made = GenerateEncoderDecoderOutput(sequences=ids, cross_attentions=[looks.cross_attentions])
         times = model._extract_token_timestamps(
             made, HEADS, num_frames=-(-len(waveform) // 160), num_input_ids=len(prompt) - 1
@@ -423,8 +423,8 @@ def test_a_client_of_a_server_chooses_the_language(rival):
             assert [answer["text"] for answer in answers] == texts
             assert {answer["language"] for answer in answers} == {language or "unknown"}
             port = listening.getsockname()[1]
-            heard = [talk(port, Transcribe(language=language).event(), *said(each, rate=RATE)) for each in samples]
-            assert [Transcript.from_event(each).text for each in heard] == texts
+            events = [talk(port, Transcribe(language=language).event(), *said(each, rate=RATE)) for each in samples]
+            assert [Transcript.from_event(each).text for each in events] == texts
         ((model,),) = (each.models for each in Info.from_event(talk(port, Describe().event())).asr)
         refused = ask(rival.sounds[0], language="fr")
         if rival.task:
@@ -443,9 +443,9 @@ def test_a_language_that_is_found_out_is_that_of_transformers(rival, tmp_path, c
 
     model = WhisperForConditionalGeneration.from_pretrained(rival.directory)
     start, en, de = rival.tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|en|>", "<|de|>"])
-    heard = [rival.heard(read(path))["input_features"] for path in rival.sounds]
+    inputs = [rival.inputs(read(path))["input_features"] for path in rival.sounds]
     with torch.no_grad():
-        states = torch.cat([model.model(each, decoder_input_ids=torch.tensor([[start]]))[0][:, 0] for each in heard])
+        states = torch.cat([model.model(each, decoder_input_ids=torch.tensor([[start]]))[0][:, 0] for each in inputs])
         mean = states.mean(dim=0)
         most = torch.linalg.svd(states - mean).Vh[0]
         model.proj_out.weight[de] = model.proj_out.weight[en] + most - mean * (most @ mean) / (mean @ mean)
@@ -455,7 +455,7 @@ def test_a_language_that_is_found_out_is_that_of_transformers(rival, tmp_path, c
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
     languages = {en: "en", de: "de"}
     want = [
-        languages[int(model.detect_language(each, generation_config=rival.model.generation_config))] for each in heard
+        languages[int(model.detect_language(each, generation_config=rival.model.generation_config))] for each in inputs
     ]
     assert len({*want}) == 2
     files = [str(path) for path in rival.sounds]
@@ -510,7 +510,7 @@ def test_a_whisper_goes_out_with_the_language_of_its_run(rival, tmp_path, langua
     model = transformers.WhisperForConditionalGeneration.from_pretrained(there)
     want = [
         rival.tokenizer.decode(
-            model.generate(**rival.heard(read(path)), max_new_tokens=BOUND)[0], skip_special_tokens=True
+            model.generate(**rival.inputs(read(path)), max_new_tokens=BOUND)[0], skip_special_tokens=True
         )
         for path in rival.sounds
     ]
@@ -541,7 +541,7 @@ def test_a_whisper_that_has_learned_more_goes_out(rival, tmp_path):
     transcriber, texts = td.load_transcriber(run), []
     for path in rival.sounds:
         texts.append(
-            rival.tokenizer.decode(model.generate(**rival.heard(read(path)))[0], skip_special_tokens=True).strip()
+            rival.tokenizer.decode(model.generate(**rival.inputs(read(path)))[0], skip_special_tokens=True).strip()
         )
     assert transcriber(rival.sounds) == texts and len({*texts}) > 2
     ctranslate2.converters.TransformersConverter(str(there), copy_files=["tokenizer.json"]).convert(
@@ -554,10 +554,10 @@ def test_a_whisper_that_has_learned_more_goes_out(rival, tmp_path):
         transcriber(rival.sounds, suppress=(), suppress_first=(), no_repeat_ngram=0, min_length=0),
         strict=True,
     ):
-        heard = ctranslate2.StorageView.from_array(rival.heard(read(path))["input_features"].numpy())
+        features = ctranslate2.StorageView.from_array(rival.inputs(read(path))["input_features"].numpy())
         ids = rival.tokenizer.convert_tokens_to_ids(names)
         (row,) = engine.generate(
-            heard, [ids], beam_size=1, max_length=len(ids) + 9, suppress_blank=False, suppress_tokens=[]
+            features, [ids], beam_size=1, max_length=len(ids) + 9, suppress_blank=False, suppress_tokens=[]
         )[0].sequences_ids
         assert rival.tokenizer.decode(row, skip_special_tokens=True).strip() == text
 
@@ -617,11 +617,11 @@ def test_timestamps_are_those_of_transformers(timed, capsys, beam_size):
         SuppressTokensAtBeginLogitsProcessor(how.begin_suppress_tokens, begin_index=3),
         WhisperTimeStampLogitsProcessor(how, begin_index=3),
     ]
-    told = {"max_new_tokens": BOUND, "max_length": None, "num_beams": beam_size, "length_penalty": 0.0}
+    settings = {"max_new_tokens": BOUND, "max_length": None, "num_beams": beam_size, "length_penalty": 0.0}
     transcriber, n_cut = td.load_transcriber(rival.run), 0
     for path in rival.sounds:
         row = GenerationMixin.generate(
-            rival.model, **rival.heard(read(path)), decoder_input_ids=begin, logits_processor=rules, **told
+            rival.model, **rival.inputs(read(path)), decoder_input_ids=begin, logits_processor=rules, **settings
         )
         want, got, seconds = [], [], soundfile.info(path).duration
         for token in rival.tokenizer.convert_ids_to_tokens(row[0, 3:-1].tolist()):
@@ -749,10 +749,10 @@ def test_whispers_settings_are_those_of_generate(untrained, tmp_path, settings, 
     assert transcriber.tokenizer.tokens(transcriber.tokenizer.opening)[0] == f"<|{language}|>"
     paths = sorted(directory.glob("*.wav"))[:3]
     extractor = transformers.WhisperFeatureExtractor.from_pretrained(directory)
-    heard = extractor([read(path) for path in paths], sampling_rate=RATE, return_tensors="pt")
+    inputs = extractor([read(path) for path in paths], sampling_rate=RATE, return_tensors="pt")
     theirs = transformers.WhisperForConditionalGeneration.from_pretrained(directory)
     with torch.no_grad():
-        rows = theirs.generate(heard.input_features)
+        rows = theirs.generate(inputs.input_features)
     want = tokenizer.batch_decode(rows, skip_special_tokens=True)
     assert [text.strip() for text in want] == [text.strip() for text in transcriber(paths)]
 

@@ -45,8 +45,8 @@ def test_a_run_directory_is_whole_and_its_parts_agree(language_run, running_text
     (tmp_path / "valid.txt").write_text(cut)
     machine = Machine(device="cpu")
     score_perplexity(moved, tmp_path / "valid.txt", stride=11, machine=machine)
-    told = capsys.readouterr().out
-    assert float(re.search(r"([\d.]+) nats per token", told)[1]) == pytest.approx(scores["loss"], abs=1e-4)
+    out = capsys.readouterr().out
+    assert float(re.search(r"([\d.]+) nats per token", out)[1]) == pytest.approx(scores["loss"], abs=1e-4)
     generator = td.load(moved, device="cpu")
     assert isinstance(generator, td.Generator)
     (want,) = generator(["To be"], td.GenerationConfig(max_length=6, seed=2))
@@ -110,8 +110,8 @@ def test_text_files_with_bpe(tmp_path, running_text, untrained, kind, capsys):
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     capsys.readouterr()
     score_perplexity(tmp_path / "run", data / "input.txt", stride=11, machine=Machine(device="cpu"))
-    told = float(re.search(r"([\d.]+) nats per token", capsys.readouterr().out)[1])
-    assert told == pytest.approx(scores[0]["loss"], abs=1e-4)
+    loss = float(re.search(r"([\d.]+) nats per token", capsys.readouterr().out)[1])
+    assert loss == pytest.approx(scores[0]["loss"], abs=1e-4)
 
 
 def test_shards(tmp_path, running_text, untrained):

@@ -88,9 +88,9 @@ def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(recordings, 
         batch.target_lengths.tolist(),
         strict=True,
     )
-    for heard, n, written, m in rows:
+    for spoken, n, written, m in rows:
         words = dict(
-            zip(*(tokenizer.decode([row.tolist()])[0].split() for row in (heard[:n], written[: m - 1])), strict=True)
+            zip(*(tokenizer.decode([row.tolist()])[0].split() for row in (spoken[:n], written[: m - 1])), strict=True)
         )
         assert words.items() <= {"red": "rot", "green": "grün", "blue": "blau", "black": "schwarz"}.items() and words
     transcriber = td.load(x.run)

@@ -60,8 +60,8 @@ def test_the_directory_alone_transcribes_as_the_report_did(speech_run, recording
     paths = [recordings / f"test{i:02d}.wav" for i in range(4)]
     own = transcriber.decoding  # the run says how to search, and in segments of which lengths
     assert own == replace(speech_run.x.decoding, min_seconds=own.min_seconds, max_seconds=own.max_seconds)
-    heard = [r.seconds for r in read_manifest(recordings / "train.tsv") if r.id != "broken"]
-    assert own.max_seconds == pytest.approx(max(1.0, 1.2 * max(heard))) and own.min_seconds == min(heard)
+    seconds = [r.seconds for r in read_manifest(recordings / "train.tsv") if r.id != "broken"]
+    assert own.max_seconds == pytest.approx(max(1.0, 1.2 * max(seconds))) and own.min_seconds == min(seconds)
     got = transcriber.transcribe(paths)
     kept = (speech_run.run / "test.beam2.ctc.txt").read_text().removesuffix("\n").split("\n")
     assert [t.text for t in got] == kept[:4] and kept[4] == ""  # the broken one counts as blank
@@ -147,14 +147,14 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(speech_run, re
     assert [t.text for t in got] == (x.run / "test.beam2.ctc.txt").read_text().split("\n")[:4]
     assert all({*t.text.split()} <= said for t in got) and any(t.text for t in got)
     assert all([w.text for s in t.segments for w in s.outputs[0].words] == t.text.split() for t in got)
-    for fields, told in (
+    for fields, reason in (
         ({"symbols": "<a>"}, "symbols=<a>"),
         ({"corpus": replace(x.corpus, target_column="german")}, "corpus.target_column=german"),
     ):
         with pytest.raises(ValueError) as error:
             run(replace(x, run=tmp_path / "other", **fields))
         assert str(error.value) == (
-            f"pronunciations are for tokens of what is said only, but {told}; leave one of them out "
+            f"pronunciations are for tokens of what is said only, but {reason}; leave one of them out "
             "(--pronunciations None)"
         )
 
@@ -214,10 +214,10 @@ def test_another_column_makes_it_speech_translation(recordings, tmp_path, untrai
 
 def test_the_german_setting_has_the_same_sound_with_the_other_column():
     commands, german = (SETTINGS[name][1].corpus.read(1) for name in ("commands", "commands_german"))
-    for heard, written in zip(commands, german, strict=True):
-        assert [r.audio for r in heard] == [r.audio for r in written]
-        assert [r.columns["german"] for r in heard] == [r.text for r in written]
-        assert [r.text for r in heard] == [r.columns["text"] for r in written]  # what CTC learns
+    for english, written in zip(commands, german, strict=True):
+        assert [r.audio for r in english] == [r.audio for r in written]
+        assert [r.columns["german"] for r in english] == [r.text for r in written]
+        assert [r.text for r in english] == [r.columns["text"] for r in written]  # what CTC learns
 
 
 @pytest.mark.parametrize(

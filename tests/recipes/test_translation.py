@@ -236,13 +236,13 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(
     x = small(tmp_path / "run", parallel_text, tokenizer=tuple(files), start_from=translation_run.run)
     x = replace(x, corpus=brief(parallel_text))
     untrained(run, x)
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     names = {path.name for path in x.run.glob("*.json")} & {"tokenizer.json", "source.json", "target.json"}
     assert names == ({"tokenizer.json"} if len(kinds) == 1 else {"source.json"})
     before, *_ = saved_tokenizers(translation_run.run)
     kept = len(set(library.get_vocab()) & set(before.tokens(range(before.vocab_size))))
     side = "target" if len(kinds) == 1 else "source"  # a table that all share is told of once
-    assert f"{side}: {kept} of {library.get_vocab_size()} pieces keep their vectors" in told and kept > 30
+    assert f"{side}: {kept} of {library.get_vocab_size()} pieces keep their vectors" in out and kept > 30
     files[0].unlink()
     untrained(run, x)  # goes on without it
 
@@ -318,8 +318,8 @@ def test_another_measure_decides(parallel_text, tmp_path, untrained):
     sources, references = ((parallel_text / f"test.{side}").read_text().splitlines() for side in ("en", "de"))
     translator = td.load(x.run)
     outputs = translator(sources, td.SearchConfig(beam_size=1))
-    told = torch.cat([each.log_probs for each in translator.score(sources, references)])
-    assert got.metrics["loss"] == pytest.approx(-told.mean().item(), rel=1e-4)
+    log_probs = torch.cat([each.log_probs for each in translator.score(sources, references)])
+    assert got.metrics["loss"] == pytest.approx(-log_probs.mean().item(), rel=1e-4)
     assert got.by == "chrf" and got.score == got.metrics["chrf"]
     assert got.metrics["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [references]).score)
 
@@ -375,8 +375,8 @@ def test_one_model_for_all_directions(parallel_text, tmp_path, untrained, capsys
             assert client.post("/page/translate", json=line).json()["outputs"][0]["text"] == want[0]
         refused = client.post("/translate", json={"q": "a", "source": "de", "target": "up"})
         assert refused.status_code == 400 and "up to de, but not de to up" in refused.json()["error"]
-    told = translator.score([f"<2de> {line}" for line in lines[0]], kept[:4])
-    for here, there in zip(translator.score(lines[0], kept[:4], target_language="de"), told, strict=True):
+    scores = translator.score([f"<2de> {line}" for line in lines[0]], kept[:4])
+    for here, there in zip(translator.score(lines[0], kept[:4], target_language="de"), scores, strict=True):
         torch.testing.assert_close(here.log_probs, there.log_probs)
     (got,) = translator.align(["OPEN THE FILE"], ["Datei"], target_language="de")
     assert [*got.words.source] == ["OPEN", "THE", "FILE"]

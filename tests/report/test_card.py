@@ -55,8 +55,8 @@ def test_a_card_has_the_hubs_header_and_says_of_every_kind_of_run_what_describe_
     if task != "fill-mask":  # its weights are those of a translator
         assert f": {sum(p.numel() for p in td.load_model(run).parameters()):,} parameters" in card
         assert main(["describe", str(run)]) == 0
-        told = capsys.readouterr().out.splitlines()
-        assert all(f"\n- {line}\n" in card for line in told if re.match("test|last|source|target|input", line))
+        lines = capsys.readouterr().out.splitlines()
+        assert all(f"\n- {line}\n" in card for line in lines if re.match("test|last|source|target|input", line))
     assert "\n- corpus.data: texts\n- corpus.source: no\n" in card and "\n- corpus.train: a.txt\n" in card
     assert ("only writes the words of its lexicon.txt" in card) == (command == "speech-to-text")
     assert "/home" not in card and str(tmp_path) not in card and "\n- data: 0123abcd\n" in card

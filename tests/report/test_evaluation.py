@@ -82,12 +82,12 @@ def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypa
     assert all(each["score"] in printed for each in kept)
     assert {f"{each['measure']}.{each['search']}": each["value"] for each in kept} == scores
     assert all(each["low"] <= each["value"] <= each["high"] for each in kept)
-    told = (run / "test.errors.txt").read_text()
-    assert told.startswith(f"test, {name}: {next(x['score'] for x in reversed(kept) if x['measure'] == 'wer')[:9]}")
+    errors = (run / "test.errors.txt").read_text()
+    assert errors.startswith(f"test, {name}: {next(x['score'] for x in reversed(kept) if x['measure'] == 'wer')[:9]}")
     texts = [(r.text, output) for r, output in zip(spoken, outputs, strict=True) if r.speaker == "A"]
     rate = 100 * jiwer.wer(*map(list, zip(*texts, strict=True)))
-    assert recordings[4].speaker == "B" and re.search(rf"(?m)^A +{len(texts)} +\d+ +{rate:.2f} ", told)
-    assert all(f"\n{r.id}: " in told for r, output in zip(spoken, outputs, strict=True) if r.text != output)
+    assert recordings[4].speaker == "B" and re.search(rf"(?m)^A +{len(texts)} +\d+ +{rate:.2f} ", errors)
+    assert all(f"\n{r.id}: " in errors for r, output in zip(spoken, outputs, strict=True) if r.text != output)
 
 
 def test_samples_are_not_called_those_of_a_beam(run, recordings):
@@ -117,8 +117,8 @@ def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch,
     monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     speech_report(run, recordings, PLAIN, "cpu")
     sound = sum(r.seconds for r in recordings)
-    told = [line for line in capsys.readouterr().out.split("\n") if line.startswith("test, ")]
-    assert told == [
+    lines = [line for line in capsys.readouterr().out.split("\n") if line.startswith("test, ")]
+    assert lines == [
         f"test, greedy: 5 recordings in 7.0 s, real-time factor {7 / sound:.4f}",
         f"test, beam3: 5 recordings in 6.0 s, real-time factor {6 / sound:.4f}",
     ]
@@ -149,9 +149,9 @@ def test_the_errors_of_translations_are_the_worst_lines_by_sacrebleu_first(run, 
     pairs = [(f"source {i}", " ".join(rng.choices(words, k=6))) for i in range(30)]
     outputs = [right if i % 5 == 0 else " ".join(rng.choices(words, k=6)) for i, (_, right) in enumerate(pairs)]
     search_report(run, lambda how: outputs, pairs, replace(PLAIN, n_best=1), ["bleu"])
-    told = (run / "test.errors.txt").read_text()
-    assert told.startswith("test, beam3: 24 of 30 lines differ,")
-    shown = [int(number) - 1 for number in re.findall(r"(?m)^line (\d+): chrF ", told)]
+    errors = (run / "test.errors.txt").read_text()
+    assert errors.startswith("test, beam3: 24 of 30 lines differ,")
+    shown = [int(number) - 1 for number in re.findall(r"(?m)^line (\d+): chrF ", errors)]
     values = {i: sacrebleu.sentence_chrf(outputs[i], [pairs[i][1]]).score for i in range(30) if i % 5}
     assert [values[i] for i in shown] == pytest.approx(sorted(values.values())[:20])
-    assert all(f"  {pairs[i][0]}\n    should be  {pairs[i][1]}\n    is         {outputs[i]}\n" in told for i in shown)
+    assert all(f"  {pairs[i][0]}\n    should be  {pairs[i][1]}\n    is         {outputs[i]}\n" in errors for i in shown)

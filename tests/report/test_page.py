@@ -102,7 +102,7 @@ def test_every_score_sample_error_and_field_is_on_the_page(run, read):
     cells = {" ".join(cell.split()) for cell in read.cells}
     for score in json.loads((run / "test.json").read_text()):
         assert score["score"] in cells
-    for told in (
+    for text in (
         "a <b> & c",
         "test, beam5.ctc",
         f"clip{EVIL}",
@@ -111,7 +111,7 @@ def test_every_score_sample_error_and_field_is_on_the_page(run, read):
         EVIL,
         "update 200 of 200, epoch 2",
     ):
-        assert told in cells
+        assert text in cells
     assert f"speaker utterances {EVIL} 7" in read.text
     assert "transduce train speech-to-text --config config.json --run NEW" in cells
     fields = {**dict.fromkeys(cells)}
@@ -203,8 +203,8 @@ def test_reports_differ_by_the_clock_alone(tmp_path):
     shutil.copytree(runs[0], runs[1])
     for i, run in enumerate(runs):
         path = run / "metrics.jsonl"
-        told = re.sub(r'"seconds": [\d.]+', f'"seconds": {20 + 100 * i}', path.read_text().removesuffix('{"torn'))
-        path.write_text(told.replace('"kind": "train"', f'"kind": "train", "tokens_per_second": {500 + i}'))
+        text = re.sub(r'"seconds": [\d.]+', f'"seconds": {20 + 100 * i}', path.read_text().removesuffix('{"torn'))
+        path.write_text(text.replace('"kind": "train"', f'"kind": "train", "tokens_per_second": {500 + i}'))
         write_reports(run)
     assert (runs[0] / "report.html").read_text() != (runs[1] / "report.html").read_text()
     assert faults.differences(*runs) == []

@@ -59,33 +59,33 @@ def gpu(tmp_path):
     ],
 )
 def test_a_wrong_word_is_refused_before_anything_is_made(tmp_path, gpu, words, message):
-    status, told, commands = gpu(*words)
-    assert status == 2 and told.startswith("transduce: ") and told.endswith(f"{message}\n") and not commands
+    status, printed, commands = gpu(*words)
+    assert status == 2 and printed.startswith("transduce: ") and printed.endswith(f"{message}\n") and not commands
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path, gpu):
-    status, told, _ = gpu("--device", "cuda:1", BROKEN="torch.empty")
+    status, printed, _ = gpu("--device", "cuda:1", BROKEN="torch.empty")
     assert status == 2 and not (tmp_path / "runs").exists()
-    assert told == (
+    assert printed == (
         "transduce: --device must be one that this machine has, but cuda:1: it broke; try --device cpu --tiny\n"
     )
 
 
 def test_rows_say_which_commit_trained(gpu):
     words = "--device", "cpu", "--tiny", "shakespeare"
-    _, told, (command,) = gpu(*words)
-    assert f"\ncommand  python {command}\n" in told and " --training.seed 1 " in command
-    assert "\n   runs/shakespeare: updates 1 to 3 at one\n" in told
-    _, told, _ = gpu(*words, COMMIT="two")  # the run is complete
-    assert "\n   runs/shakespeare: updates 1 to 3 at one\n" in told and "two" not in told
-    _, told, _ = gpu(*words, COMMIT="three", UPDATE="00000012")
-    assert "\n   runs/shakespeare: updates 1 to 3 at one, updates 4 to 12 at three\n" in told
+    _, printed, (command,) = gpu(*words)
+    assert f"\ncommand  python {command}\n" in printed and " --training.seed 1 " in command
+    assert "\n   runs/shakespeare: updates 1 to 3 at one\n" in printed
+    _, printed, _ = gpu(*words, COMMIT="two")  # the run is complete
+    assert "\n   runs/shakespeare: updates 1 to 3 at one\n" in printed and "two" not in printed
+    _, printed, _ = gpu(*words, COMMIT="three", UPDATE="00000012")
+    assert "\n   runs/shakespeare: updates 1 to 3 at one, updates 4 to 12 at three\n" in printed
 
 
 def test_a_part_stops_where_a_command_fails(gpu):
-    status, told, commands = gpu("--device", "cpu", "--tiny", "gpt2", "training_speed", BROKEN="data shards")
-    assert status == 1 and told.endswith("failed: gpt2\n") and "\nit broke\n" in told
+    status, printed, commands = gpu("--device", "cpu", "--tiny", "gpt2", "training_speed", BROKEN="data shards")
+    assert status == 1 and printed.endswith("failed: gpt2\n") and "\nit broke\n" in printed
     assert [command.split(" --")[0] for command in commands] == [
         "-m transduce.cli.main data shards", "scripts/bench training", "scripts/bench speech_training"
     ]  # fmt: skip
@@ -103,8 +103,8 @@ def test_on_a_gpu_the_compiled_training_is_timed_too(gpu):
 def test_speeds_are_shown_as_the_benchmarks_print_them(gpu, capsys):
     turns.compare("batch 1", {"ours": lambda: [[1]]}, n_tokens=1, repeats=1)
     row = capsys.readouterr().out
-    _, told, commands = gpu("--device", "cpu", "generation_speed", ROW=row.strip())
-    assert told.count(row) == len(commands) == 1
+    _, printed, commands = gpu("--device", "cpu", "generation_speed", ROW=row.strip())
+    assert printed.count(row) == len(commands) == 1
 
 
 def test_a_package_that_is_not_installed_has_its_version(tmp_path, gpu):
@@ -116,8 +116,8 @@ def test_a_package_that_is_not_installed_has_its_version(tmp_path, gpu):
 @pytest.mark.parametrize("tiny", [[], ["--tiny"]])
 def test_every_field_of_every_command_exists(gpu, monkeypatch, tiny):
     parts = "multi30k_de_en_3", "precision", "gpt2", "shakespeare", "speechocean762_2"
-    status, told, commands = gpu("--device", "cpu", *tiny, *parts, TRANSDUCE_DATA="")
-    assert status == 0, told
+    status, printed, commands = gpu("--device", "cpu", *tiny, *parts, TRANSDUCE_DATA="")
+    assert status == 0, printed
     for command in commands:
         recipe, *words = shlex.split(command)
         if recipe.startswith("recipes"):

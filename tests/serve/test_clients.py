@@ -101,25 +101,25 @@ def test_models(client):
 
 @pytest.mark.parametrize("raw", [wav("red blue"), LONG], ids=["one segment", "several"])
 def test_transcriptions(client, offline, raw):
-    (heard,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True, no_speech_threshold=1.0)
+    (transcript,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True, no_speech_threshold=1.0)
 
     def ask(written: str, **how) -> object:
         return client.audio.transcriptions.create(
             file=("talk.wav", raw), model="asr", response_format=written, language="en", **how
         )
 
-    assert ask("json").text == heard.text
-    assert ask("text") == heard.text + "\n"
+    assert ask("json").text == transcript.text
+    assert ask("text") == transcript.text + "\n"
     verbose = ask("verbose_json", timestamp_granularities=["word", "segment"])
-    assert verbose.text == heard.text and verbose.language == "en"
+    assert verbose.text == transcript.text and verbose.language == "en"
     assert verbose.duration == pytest.approx(soundfile.info(io.BytesIO(raw)).duration)
-    expected = [(each.start, each.stop, each.outputs[0].text, each.outputs[0].tokens) for each in heard.segments]
+    expected = [(each.start, each.stop, each.outputs[0].text, each.outputs[0].tokens) for each in transcript.segments]
     assert [(each.start, each.end, each.text, each.tokens) for each in verbose.segments] == expected
-    probs = [each.outputs[0].no_speech_prob for each in heard.segments]
+    probs = [each.outputs[0].no_speech_prob for each in transcript.segments]
     assert [each.no_speech_prob for each in verbose.segments] == pytest.approx(probs) and None not in probs
-    words = [word for each in heard.segments for word in each.outputs[0].words if word.start is not None]
+    words = [word for each in transcript.segments for word in each.outputs[0].words if word.start is not None]
     assert [(w.word, w.start, w.end) for w in verbose.words] == [(w.text, w.start, w.stop) for w in words]
-    assert ask("srt").count(" --> ") == ask("vtt").count(" --> ") == len(heard.segments)
+    assert ask("srt").count(" --> ") == ask("vtt").count(" --> ") == len(transcript.segments)
     assert ask("srt").startswith("1\n00:00:00,") and ask("vtt").startswith("WEBVTT\n\n00:00:00.")
 
 
@@ -143,10 +143,10 @@ def test_a_run_that_cannot_tell_of_speech_says_null(client, runs):
 
 @pytest.mark.parametrize("raw", [wav("red blue"), LONG], ids=["one segment", "several"])
 def test_transcriptions_stream(client, offline, raw):
-    (heard,) = offline["asr"].transcribe([io.BytesIO(raw)])
+    (transcript,) = offline["asr"].transcribe([io.BytesIO(raw)])
     events = [*client.audio.transcriptions.create(file=("talk.wav", raw), model="whisper-1", stream=True)]
-    assert len(events) == len(heard.segments) + 1
-    assert "".join(event.delta for event in events[:-1]) == events[-1].text == heard.text
+    assert len(events) == len(transcript.segments) + 1
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == transcript.text
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")

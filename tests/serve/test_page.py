@@ -210,9 +210,9 @@ def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
     assert cells.count() == weights.numel()
     n_places = len(look.source)
     cells.nth(n_places + 2).hover()
-    told = r" attends to {}: (\d+) %"
+    pattern = r" attends to {}: (\d+) %"
     shown = look.source[2].replace("\u2581", "") or "\u2423"
-    expect(readout).to_have_text(re.compile(told.format(re.escape(shown))))
+    expect(readout).to_have_text(re.compile(pattern.format(re.escape(shown))))
     percent = int(re.search(r"(\d+) %", readout.text_content())[1])
     assert abs(percent - 100 * float(weights[1, 2])) < 0.6
     cells.first.focus()
@@ -308,11 +308,11 @@ def test_one_drops_a_sound_and_hears_its_words(page, offline):
     )
     page.locator("#transcribe .drop").dispatch_event("drop", {"dataTransfer": dropped})
     expect(said(page, "transcribe")).to_contain_text("Translated:")
-    (heard,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True)
-    words = [word for segment in heard.segments for word in segment.outputs[0].words]
+    (transcript,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True)
+    words = [word for segment in transcript.segments for word in segment.outputs[0].words]
     buttons = page.get_by_role("toolbar", name="What was said").get_by_role("button")
     expect(buttons).to_have_text([word.text for word in words])
-    expect(page.locator("#transcribe .ranked button")).to_have_text(offline["mt"]([heard.text])[0])
+    expect(page.locator("#transcribe .ranked button")).to_have_text(offline["mt"]([transcript.text])[0])
     buttons.first.click()
     page.keyboard.press("End")
     page.keyboard.press("Enter")

@@ -123,8 +123,8 @@ def prompts(**fields: object) -> dict[str, object]:
 )  # fmt: skip
 def test_what_is_refused_is_told(http, path, how, status, message):
     answer = http.post(path, **how)
-    told = answer.json()["error"]
-    assert (answer.status_code, told["message"] if path.startswith("/v1/") else told) == (status, message)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["message"] if path.startswith("/v1/") else error) == (status, message)
 
 
 def test_a_prompt_beyond_the_positions_of_the_model_is_refused_and_not_cut(tmp_path):
@@ -296,9 +296,9 @@ def test_nothing_is_done_for_who_has_left(runs):
         assert held.began.wait(60)
         with pytest.raises(httpx.ReadTimeout):
             client.post("/translate", json={**ASKED, "q": "Open it."}, timeout=0.3)
-        for told in ('requests_total{path="/translate",status="499"} 1.0', 'waiting{model="mt"} 0.0'):
-            while f"transduce_{told}" not in client.get("/metrics").text:
-                assert not first.done(), told
+        for metric in ('requests_total{path="/translate",status="499"} 1.0', 'waiting{model="mt"} 0.0'):
+            while f"transduce_{metric}" not in client.get("/metrics").text:
+                assert not first.done(), metric
         held.gate.set()
         assert first.result().status_code == client.post("/translate", json=ASKED).status_code == 200
         assert 'transduce_batch_inputs_count{model="mt"} 2.0' in client.get("/metrics").text

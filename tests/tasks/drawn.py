@@ -161,8 +161,8 @@ class Case:
             way["words"] = some(0.3, "known", default="any")
         if sample and not self.require:
             way |= {"sample": True, **drawing}
-        told = {"lm_weight": self.lm_weight, "ctc_weight": self.ctc_weight}
-        self.way = td.SearchConfig(**way, **told)
+        weights = {"lm_weight": self.lm_weight, "ctc_weight": self.ctc_weight}
+        self.way = td.SearchConfig(**way, **weights)
 
     def _draw_models(self) -> None:
         """Models with random weights; those of float32 compute as loaded ones do, in C++ where there is a compiler."""
@@ -231,8 +231,8 @@ class Case:
         task.lm = LanguageModel(lambda n: ModelScorer(lm, prompts=start.expand(n, 1)))
         if self.task == "speech":
             return task.decode(inputs, way)
-        told = {"prefix": self.prefix, "require": self.require}
-        return task.translate(inputs, way, **{k: v and [v[i] for i in numbers] for k, v in told.items()})
+        constraints = {"prefix": self.prefix, "require": self.require}
+        return task.translate(inputs, way, **{k: v and [v[i] for i in numbers] for k, v in constraints.items()})
 
     @torch.no_grad()
     def scores(self, i: int, output: Output) -> tuple[float, float]:

@@ -125,7 +125,7 @@ def test_the_command_line_takes_runs_with_a_comma_between(kind, runs, tmp_path, 
     elif kind == "speech":
         sounds = [recording.audio for recording in record(tmp_path, sentences(2))]
         words = ["transcribe", *map(str, sounds), *some]
-        want = [heard.segments[0].outputs[0] for heard in loaded.transcribe(sounds, SHORT, token_scores=True)]
+        want = [transcript.segments[0].outputs[0] for transcript in loaded.transcribe(sounds, SHORT, token_scores=True)]
     else:
         words = ["generate", "--prompt", "ROM", "--max-length", "5", "--temperature", "0"]
         config = td.GenerationConfig(max_length=5, temperature=0.0)

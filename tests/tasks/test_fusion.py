@@ -119,12 +119,12 @@ def test_the_command_line_takes_a_language_model(task, request, tmp_path, capsys
     if task == "speech":  # a segment each
         assert main([*command, "--lm", str(lm), "--lm-weight", "2", "--stream"]) == 0
         assert capsys.readouterr().out == "".join(f"{line}\n" for line in want)
-    for some, told in (
+    for some, reason in (
         (["--lm", str(lm)], f"lm={lm} and lm_weight=0.0"),
         (["--lm-weight", "2"], "there is no --lm and lm_weight=2.0"),
     ):
         assert main([*command, *some]) == 2
-        assert f"--lm and --lm-weight go together, but {told};" in capsys.readouterr().err
+        assert f"--lm and --lm-weight go together, but {reason};" in capsys.readouterr().err
 
 
 def test_a_kept_output_belongs_to_its_language_model(text, tmp_path, capsys):

@@ -256,14 +256,14 @@ def test_long_prompts_keep_their_end_and_text_stops_where_positions_end(caplog):
     assert g.encode(prompt[:40], 1000) == g.tokenizer.encode([prompt[:40]])[0]
     texts = g.generate([prompt[:33], prompt[:3], prompt[:40]], GenerationConfig(max_length=20))
     assert [len(text[0].tokens) for text in texts] == [8, 20, 1]
-    told = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     ends = (("81 tokens", " 30 "), ("81 tokens", " 20 "), ("after 8 tokens",), ("after 1 tokens",))
-    for message, parts in zip(told, ends, strict=True):
+    for message, parts in zip(messages, ends, strict=True):
         assert all(part in message for part in (*parts, "max_positions=40"))
     caplog.clear()
     assert len("".join(g.stream(prompt[:33], GenerationConfig(max_length=20)))) == 8
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "after 8 tokens" in told
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "after 8 tokens" in message
     endless = generator("characters")  # sinusoidal positions have no end
     assert [len(t[0].tokens) for t in endless.generate([prompt], GenerationConfig(max_length=50))] == [50]
 

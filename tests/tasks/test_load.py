@@ -70,8 +70,8 @@ def test_a_too_long_line_is_cut_with_a_warning_that_names_it(translator, caplog)
     short = replace(SHORT, max_source_length=9)
     with caplog.at_level(logging.WARNING):
         cut = translator.translate([ENGLISH[5], line], short, first_line=41)
-    told = [record.getMessage() for record in caplog.records if record.name == "transduce"][-1]
-    assert all(part in told for part in ("line 42 ", f" {n_tokens} ", "cut to 8 ", "max_source_length"))
+    message = [record.getMessage() for record in caplog.records if record.name == "transduce"][-1]
+    assert all(part in message for part in ("line 42 ", f" {n_tokens} ", "cut to 8 ", "max_source_length"))
     assert cut[1][0].text == translator(["word " * 30 + "letter"], short)[0]  # only what was cut off differs
 
 

@@ -312,8 +312,8 @@ def test_lists_of_sound_have_prefixes_and_phrases_on_the_command_line(speech_run
             (tmp_path / "list").write_bytes(content)
         capsys.readouterr()
         assert main(command) == 2
-        told = capsys.readouterr().err
-        assert all(part in told for part in parts), told
+        err = capsys.readouterr().err
+        assert all(part in err for part in parts), err
     assert main(["transcribe", str(speech_run), "--microphone", "--prefix"]) == 2
     assert capsys.readouterr().err == (
         "transduce: --prefix and --require are for lists of sound, but --microphone records; record to a file, and name that "

@@ -25,8 +25,8 @@ def test_samples_are_transcribed_as_a_file_of_them_is(transcriber, tmp_path, cap
             (got,) = transcriber.transcribe([(given, rate)], SHORT)
             assert (got.path, got.error, got.segments) == ("sound 1", "", want.segments)
     assert transcriber([(np.zeros(RATE), RATE)], SHORT) == [""]
-    (told,) = [r.getMessage() for r in caplog.records]
-    assert told.startswith("sound 1 is silent")
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert message.startswith("sound 1 is silent")
 
 
 @pytest.mark.parametrize(

@@ -117,4 +117,4 @@ def test_greedy_search_leaves_chance_alone(text_run, tmp_path, capsys):
     own = td.SearchConfig(beam_size=6, sample=True, top_k=3, temperature=0.4)
     assert own.greedy() == td.SearchConfig(beam_size=1)
     assert main(["translate", str(text_run), "--greedy", "--sample", "--top-k", "3", "-", *CPU]) == 2
-    assert "--greedy " in (told := capsys.readouterr().err) and "--sample, --top-k" in told
+    assert "--greedy " in (err := capsys.readouterr().err) and "--sample, --top-k" in err

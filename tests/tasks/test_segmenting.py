@@ -94,7 +94,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused_alone(transcriber, long
     monkeypatch.setattr(audio, "BLOCK", 5000)
     changing = tmp_path / "a.flac"
     samples, rate = sound("red blue " * 20), RATE
-    for content, told in (
+    for content, message in (
         (
             samples[:9000],
             f"{changing} must stay as it is while it is read, but now it ends after 9000 samples; try again",
@@ -115,7 +115,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused_alone(transcriber, long
 
         monkeypatch.setattr("transduce.tasks.sound.audio_blocks", blocks)
         got, other = transcriber.transcripts(sounds, SHORT)
-        assert (got.error, got.segments, got.text) == (told, [], "")
+        assert (got.error, got.segments, got.text) == (message, [], "")
         assert not other.error and other.text
 
 

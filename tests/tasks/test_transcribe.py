@@ -125,8 +125,8 @@ def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, c
     assert [t.text for t in got] == [first, "", "", last] and first and last
     assert [t.error for t in got] == [""] * 4 and {len(t.segments[0].outputs) for t in got} == {2}
     assert done == [(1, 4)] * 4
-    told = [r.getMessage() for r in caplog.records]
-    assert [each.partition(" is silent")[0] for each in told] == [str(path) for path in silent]
+    messages = [r.getMessage() for r in caplog.records]
+    assert [each.partition(" is silent")[0] for each in messages] == [str(path) for path in silent]
 
 
 def test_the_silence_of_a_long_file_is_left_out(transcriber, tmp_path, caplog):
@@ -145,8 +145,8 @@ def test_what_lies_outside_of_what_the_run_knows_is_named(transcriber, recording
     own([recordings[0].audio], max_seconds=2.5, min_seconds=0.0)
     assert not caplog.records
     own([recordings[0].audio], max_seconds=20.0)
-    (told,) = [r.getMessage() for r in caplog.records]
-    assert all(part in told for part in (" 20 s ", " 3 s ", "max_seconds"))
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert all(part in message for part in (" 20 s ", " 3 s ", "max_seconds"))
 
 
 def test_n_best_is_sorted_and_as_many_as_asked(transcriber, recordings):
@@ -199,12 +199,12 @@ def test_a_model_that_repeats_itself_is_cut_and_said(transcriber, recordings, ca
     with caplog.at_level(logging.WARNING):
         rigged.transcribe([r.audio for r in recordings], decoding)
     first = f"{recordings[0].audio} from 0.0 s, {recordings[1].audio} from 0.0 s, "
-    (told,) = [r.getMessage() for r in caplog.records if r.name == "transduce"]
-    assert told.startswith(
+    (message,) = [r.getMessage() for r in caplog.records if r.name == "transduce"]
+    assert message.startswith(
         "8 of 8 utterances came out as a loop, or without an end, and were searched again with repetition blocked: "
         + first
     )
-    assert told.endswith(f"{recordings[4].audio} from 0.0 s, ...")
+    assert message.endswith(f"{recordings[4].audio} from 0.0 s, ...")
     bounds = [-(-len(each) // 2) + 5 for each in frames]
     assert len(got) >= 8 and all(0 < len(row) <= max(bounds) for row in got)
     for row in got:

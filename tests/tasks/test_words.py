@@ -111,8 +111,8 @@ def test_token_scores_are_what_the_search_added_up(translator, transcriber, lett
     lines = ["", *ENGLISH[:2], "Print it. Close the green folder, please."]
     got = [outputs for outputs in translator.translate(lines, few, token_scores=True) if outputs[0].tokens]
     sounds = [(sound("red blue"), RATE), (np.concatenate([sound("green", seed=i) for i in range(7)]), RATE)]
-    heard = transcriber.transcribe(sounds, replace(few, max_seconds=1.0, no_repeat_ngram=4), token_scores=True)
-    got += [segment.outputs for transcript in heard for segment in transcript.segments]
+    transcripts = transcriber.transcribe(sounds, replace(few, max_seconds=1.0, no_repeat_ngram=4), token_scores=True)
+    got += [segment.outputs for transcript in transcripts for segment in transcript.segments]
     generator = td.load(letters_run, dtype=torch.float64)
     beams = td.GenerationConfig(beam_size=3, n=2, max_length=7)
     got += generator.generate(["ROMEO", "All: Sp"], beams, token_scores=True)

@@ -120,8 +120,8 @@ def test_utterances_are_the_recordings_that_they_name_with_pauses_between(made):
                 assert np.array_equal(samples[place : place + len(part)], part)
                 times += [place / 8000, (place + len(part)) / 8000]
                 place += len(part)
-            told = [float(each) for span in r.columns["times"].split() for each in span.split("-")]
-            assert told == pytest.approx(times, abs=1e-4)
+            column = [float(each) for span in r.columns["times"].split() for each in span.split("-")]
+            assert column == pytest.approx(times, abs=1e-4)
             assert place == len(samples)
 
 
@@ -230,7 +230,7 @@ def test_splits_that_cannot_be_are_told(make, tmp_path):
 
 def test_sound_that_is_not_as_it_should_be_is_told(make, tmp_path):
     out, first = tmp_path / "out", tmp_path / "0.wav"
-    for samples, rate, told in (
+    for samples, rate, reason in (
         (np.zeros((500, 2), np.int16), 8000, "500 at 8000 Hz and 2 channels"),
         (np.zeros(500, np.int16), 16000, "500 at 16000 Hz and 1 channels"),
         (np.zeros(0, np.int16), 8000, "0 at 8000 Hz and 1 channels"),
@@ -238,7 +238,7 @@ def test_sound_that_is_not_as_it_should_be_is_told(make, tmp_path):
         small(tmp_path, samples, rate)
         assert make(tmp_path, out)[::2] == (
             2,
-            f"transduce: recordings must have samples at 8000 Hz and one channel, but {first} has {told}; "
+            f"transduce: recordings must have samples at 8000 Hz and one channel, but {first} has {reason}; "
             "get the corpus again",
         )
     first.write_text("no sound")

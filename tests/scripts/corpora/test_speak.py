@@ -65,18 +65,18 @@ def test_recordings_of_people_stand_beside(spoken, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "more", "told"),
+    ("text", "more", "message"),
     [
         ("\n \n", [], "text to speak must have a line that is not blank, but {path} has none; name another file"),
         ("hello\n", ["--each", "0"], "each sentence must be said at least once, but each=0"),
     ],
     ids=["no text", "never"],
 )
-def test_what_cannot_be_is_told(spoken, tmp_path, capsys, text, more, told):
+def test_what_cannot_be_is_told(spoken, tmp_path, capsys, text, more, message):
     path = tmp_path / "bad.txt"
     path.write_text(text)
     assert speak.main([str(path), str(tmp_path / "out"), *more]) == 2
-    assert capsys.readouterr().err == f"transduce: {told.format(path=path)}\n"
+    assert capsys.readouterr().err == f"transduce: {message.format(path=path)}\n"
     assert not spoken
 
 

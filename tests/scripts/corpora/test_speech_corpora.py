@@ -33,14 +33,14 @@ def read(name: str, folder: Path) -> tuple[list[Recording], list[Recording], lis
     return splits
 
 
-def told(recordings: list[Recording]) -> Said:
+def by_id(recordings: list[Recording]) -> Said:
     return {r.id: (r.text, r.speaker, r.audio.resolve()) for r in recordings}
 
 
 def test_the_recipe_reads_the_digits_in_the_split_of_their_authors(digits):
     home, said = digits
     assert main(["data", "get", "fsdd", str(home)]) == 0
-    train, valid, test = map(told, read("fsdd", home))
+    train, valid, test = map(by_id, read("fsdd", home))
     assert test == {name: of for name, of in said.items() if name.endswith(("_0", "_4"))}
     assert {**train, **valid, **test} == said and len(train) + len(valid) + len(test) == len(said)
 
@@ -50,7 +50,7 @@ def test_the_recipe_reads_the_learners(learners):
     assert main(["data", "get", "speechocean762", str(home)]) == 0
     train, valid, test = splits = read("speechocean762", home)
     assert [len(split) for split in splits] == [2, 1, 1]
-    assert {**told(train), **told(valid), **told(test)} == said and test[0].speaker == "0003"
+    assert {**by_id(train), **by_id(valid), **by_id(test)} == said and test[0].speaker == "0003"
     columns = {r.speaker: r.columns for split in splits for r in split}
     assert columns["0005"] == {"age": "5", "gender": "m"} and columns["0003"] == {"age": "3", "gender": ""}
 
