@@ -80,14 +80,12 @@ def call(
 
     Args:
         prog: the command as the user types it.
-        default: the dataclass whose fields a recipe's flags change; None: the flags are the
-            parameters of `function`.
+        default: the dataclass that a recipe's flags change; None: flags are those of `function`.
         foot: printed below help that does not show all flags.
 
     Raises:
         InputError: an argument is missing, unknown, without a value, or has one that does not fit.
-        SystemExit: help was printed (code 0): by --help the Common flags, or all where none is
-            Common; by --help-all, all flags.
+        SystemExit: help was printed (code 0): of the Common flags, if there are any, or of all.
     """
     is_recipe = default is not None
     wants_help = bool({"-h", "--help", "--help-all"} & set(words))

@@ -296,12 +296,12 @@ def test_a_mean_has_no_scores_of_the_model_before(tmp_path, capsys):
         (run / "test.errors.txt").write_text("the worst errors")
         assert main(["average", str(run), "--last", "1"]) == 0
         assert main(["describe", str(run)]) == 0
-        told = [capsys.readouterr().out, (run / "MODEL_CARD.md").read_text(), (run / "report.html").read_text()]
+        shown = [capsys.readouterr().out, (run / "MODEL_CARD.md").read_text(), (run / "report.html").read_text()]
         replaced = n < 3
         assert [name for name in ("test.json", "test.errors.txt") if (run / name).exists()] == (
             [] if replaced else ["test.json", "test.errors.txt"]
         )
-        assert ("BLEU 4.5" in told[0]) != replaced and "BLEU 4.5" not in "".join(told[1:])
+        assert ("BLEU 4.5" in shown[0]) != replaced and "BLEU 4.5" not in "".join(shown[1:])
         assert (run / "test.before.json").read_text() == scores
         assert (run / "test.errors.before.txt").is_file()
 
@@ -360,4 +360,6 @@ def test_describe_goes_on_where_scores_are_not_as_a_recipe_writes_them(run, caps
     (copy / "test.json").write_text(raw)
     assert main(["describe", str(copy)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"test: {copy / 'test.json'} is not in the format that recipes write (") and len(lines) > 5
+    assert (
+        lines[0].startswith(f"test: {copy / 'test.json'} is not in the format that recipes write (") and len(lines) > 5
+    )

@@ -194,7 +194,9 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(run, hub, m
                          "'model.safetensors' to the Hub.")  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     message = error(["publish", str(run), "anna/new"], capsys)
-    assert f"hub:anna/new: {hub.url} refused the request, or cannot be reached: Client error '401 Unauthorized'" in message
+    assert (
+        f"hub:anna/new: {hub.url} refused the request, or cannot be reached: Client error '401 Unauthorized'" in message
+    )
     assert hub.repositories["anna/tiny"].files == {} and "anna/new" not in hub.repositories
 
 

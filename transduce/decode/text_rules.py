@@ -61,13 +61,11 @@ def by_sentence(rules: Sequence[TextRule | None], prompts: Prompts | None = None
 
 
 def biased_phrases(vocabulary: Vocabulary, bias: Mapping[bytes, float]) -> TextRule:
-    """A rule that gives phrases a bias in nats. A positive bias, a bonus, counts once per output,
-    so that phrases are not repeated. A negative one counts for each occurrence; -inf forbids a
-    phrase.
+    """A rule that gives phrases a bias in nats. A bonus counts once per output, so that phrases are
+    not repeated; a negative bias counts for each occurrence, and -inf forbids a phrase.
 
-    A text that ends with the beginning of a phrase gets a share of the phrase's bonus, in
-    proportion to the length of that beginning; only the largest share counts, and it is taken back
-    if the phrase does not continue.
+    A text that ends with the beginning of a phrase gets a share of its bonus, in proportion to the
+    beginning's length. The largest share counts, and is taken back if the phrase does not continue.
 
     Source: Zhao et al. (2019), Shallow-fusion end-to-end contextual biasing.
     """

@@ -184,13 +184,11 @@ def train(
     """Train in the experiment's directory, or resume there, up to the finished model.
 
     Args:
-        fingerprint: identifies the training and validation data; data with another one is another
-            experiment.
+        fingerprint: identifies the training and validation data of the experiment.
         specified: the experiment before it was resolved, for config.json.
 
     Returns:
-        Whether this process continues: of several, only the first does, and works alone from now
-        on.
+        Whether this process continues: of several, only the first does, alone from now on.
 
     Raises:
         InputError: another process uses the directory, or it has another experiment.

@@ -96,8 +96,7 @@ class Generator(Task):
                 tokens.
             token_scores: give outputs the log-probabilities of their tokens, at temperature 1, and
                 the confidence of their words.
-            settings: fields of GenerationConfig, which take precedence over `config` and the run's
-                own.
+            settings: fields of GenerationConfig that replace those of `config` and of the run.
 
         Raises:
             InputError: `stop` is given for beam search, which has no final text before its end.
