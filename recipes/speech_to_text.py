@@ -23,9 +23,7 @@ COMMANDS = ex.SpeechExperiment(
     frames_per_batch=3000,  # two views of small batches, in the time of one view of larger ones, help with unseen accents
     ctc_consistency=0.2,
     augmentation=ex.Augmentation(token_dropout=0.3, n_time_masks=5),
-    model=replace(
-        ex.conformer_tiny(), dropout=0.05
-    ),  # with so much augmentation, more dropout only slows training down
+    model=replace(ex.conformer_tiny(), dropout=0.05),  # with this augmentation, more dropout only slows training down
     interctc_weight=0.3,
     training=ex.TrainingConfig(optim=OPTIM, precision="auto", max_updates=1200, validate_every=300, keep_last=3),
     # nearly all words of these corpora occur in their training data

@@ -80,7 +80,7 @@ def computes_bf16(device: torch.device) -> bool:
 
 def memory(device: torch.device) -> int | None:
     """Bytes that this process can use; None: unknown. On a GPU, free memory and what the process
-    has reserved; on a CPU, all memory."""
+    has reserved; on a CPU, all memory of the machine or its container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     if device.type != "cpu" or not hasattr(os, "sysconf"):

@@ -244,7 +244,7 @@ def read_weights(path: Path) -> Weights:
 
     Raises:
         InputError: the file is damaged.
-        OSError: the file does not exist, or must not be read.
+        OSError: the file does not exist, or there is no permission to read it.
     """
     regular(path).open("rb").close()  # as safetensors reports any OSError as a missing file
     try:

@@ -36,7 +36,8 @@ class Corpus(NamedTuple):
     home: str
     """Base URL; a file's name follows."""
     files: dict[str, str]
-    """Name to SHA-256, for .gz that of the unpacked text; "": none is published."""
+    """Name to SHA-256: of the file, but for .gz (not .tar.gz) of the unpacked text; "": none is
+    published."""
     folder: str = ""
     """A folder in its archive. If only the folder exists, the user has unpacked the archive."""
     make_manifests: Callable[[Path], None] = lambda folder: None

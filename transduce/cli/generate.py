@@ -94,7 +94,8 @@ class GenerationOutput:
     """Strings that end a text, and remain as its last part: --stop . --stop END; not in beam
     search."""
     format: Common[Literal["text", "json"]] = "text"
-    """text: each prompt with its text, separated by rules. json: an object per text, one a line."""
+    """text: each prompt with its text, and a rule before the next. json: an object per text, one a
+    line."""
     token_scores: bool = False
     """Put the log-probability of every token, and a confidence of every word, into json, to see
     where the model was unsure. They are the model's own, without temperature."""
@@ -110,7 +111,7 @@ def generate(
     machine: Group[Machine],
     destination: Group[OutputOptions],
 ) -> None:
-    """Continue prompts: each is printed with its text, separated by rules.
+    """Continue prompts: each is printed with its text, and a rule before the next.
 
     The same seed gives the same texts, whatever the batch.
 

@@ -102,8 +102,8 @@ def serve(
 
     Args:
         runs: Run directories; clients choose a run by the name of its directory.
-        languages: The languages of each translation run whose configuration does not name them; for
-            a multilingual model, pairs separated by commas.
+        languages: Language pairs, one for each translation run in order, needed if a configuration
+            does not name them; for a multilingual model, pairs separated by commas.
         beam_size: Beam size of all searches; by default each run's own.
     """
     require_server("a server")

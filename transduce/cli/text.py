@@ -149,8 +149,8 @@ def pair_files(files: Sequence[Path], source: str, target: str) -> PairFiles:
 
 
 def _decoded(pairs: PairFiles) -> tuple[list[Pair], Iterator[Pair]]:
-    """The first pairs, and an iterator of the others, with U+FFFD for bytes that are not UTF-8,
-    which are removed later. All are read only once, as a pipe can be.
+    """The first pairs, and an iterator of the others, with U+FFFD for bytes that are not UTF-8;
+    pairs with such bytes are removed later. All are read only once, as a pipe can be.
 
     Raises:
         InputError: more than a tenth of the first pairs have such bytes, as in another encoding.
@@ -337,7 +337,7 @@ def write(piece: Piece, *, tokenizer: Path) -> bool:
             return False
     ids = encode_text(loaded, text)
     if piece.start and loaded.bos_id is not None and loaded.bos_id == loaded.eos_id:
-        ids = ids[1:]  # a text does not begin in its middle
+        ids = ids[1:]  # without BOS, as this piece continues a text
     write_shard(
         piece.shard, ids, vocab_size=loaded.vocab_size, tokenizer=loaded.model, source=source
     )

@@ -71,8 +71,8 @@ def main(
 
 
 def _check_machine(x: Experiment) -> None:
-    """Raise InputError if the device, a library or a teacher is missing, before the data takes an
-    hour."""
+    """Raise InputError if the device, a library or a teacher is missing, before the data is
+    prepared, which may take an hour."""
     from transduce.device import torch_device
     from transduce.experiment.run import teacher_run
     from transduce.train.distributed import world

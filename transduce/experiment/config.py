@@ -134,7 +134,7 @@ class SpeechExperiment(Experiment):
     cache: Path = Path("runs/features")
     """Folder of cached log-mels, for all runs; safe to share and to delete."""
     workers: int = os.cpu_count() or 1
-    """Threads that compute log-mels; 0: only the main thread."""
+    """Threads that compute log-mels; 0 is the same as 1."""
     vocab_size: Common[int] = 320
     """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
     pronunciations: Path | None = None

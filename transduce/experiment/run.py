@@ -230,8 +230,8 @@ def _with_updates(x: Experiment, done: int) -> Experiment:
 
 
 def _sinks(x: Experiment, model: Transformer) -> list[Sink]:
-    """The logs of a training; for a decoder-only model, they include the utilization of a GPU's
-    peak."""
+    """The logs of a training; for a decoder-only model, they include its share of a GPU's peak
+    speed."""
     flops = None
     if model.config.encoder is None:
         flops = flops_per_token(model) * (2 if x.training.consistency else 1)

@@ -118,7 +118,7 @@ def speech_tokenizer(x: SpeechExperiment, recordings: Sequence[Recording]) -> To
     """
     assert x.run is not None  # it is resolved
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
-    begun_by = None if x.pronunciations else x.start_from  # whose tokens need not be phones
+    begun_by = None if x.pronunciations else x.start_from  # its tokens may not be phones
     if saved := saved_tokenizers(x.run, begun_by, x.tokenizer or (), x.symbols, needs=needs):
         return saved[1]
     texts = [recording.text for recording in recordings]

@@ -89,9 +89,8 @@ def _per_token(
 ) -> float:
     """The sum of a value over batches, divided by their tokens; processes share the batches."""
     total = n_tokens = 0.0
-    for i in world().share(
-        range(len(batches))
-    ):  # one at a time: batches of sound are made on access
+    # one at a time: batches of sound are made on access
+    for i in world().share(range(len(batches))):
         batch = batches[i]
         total += value(batch.to(device))
         n_tokens += batch.n_tokens

@@ -114,7 +114,7 @@ def export_argos(parts: Parts, path: Path, languages: tuple[str, str]) -> None:
 
     Raises:
         InputError: as for `export_ctranslate2`, or the two sides do not share a SentencePiece
-            model.
+            model, or the run translates several pairs of languages.
     """
     model, source, target, *_ = parts
     pieces = sentencepiece_of(target)

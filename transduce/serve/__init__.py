@@ -13,7 +13,7 @@ class ServeConfig:
     """Limits of a server; requests beyond them are refused with an error that names the limit."""
 
     batch: Common[int] = 128
-    """Texts in a batch of a model; a segment of sound counts as 4, 128 new tokens as 1."""
+    """Maximum texts in a batch of a model; a segment of sound counts as 4, 128 new tokens as 1."""
     wait_ms: float = 5.0
     """Milliseconds that the first request of a batch waits for others."""
     queue: Common[int] = 4

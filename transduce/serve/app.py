@@ -234,7 +234,7 @@ class _MeasureRequests:
     """Middleware that counts requests and measures their durations.
 
     It also answers HEAD as GET, whose body uvicorn leaves out. While all queues are full, it
-    refuses requests that would wait before their bodies are read: under load, most requests are
+    refuses requests that would wait, without reading their bodies: under load, most requests are
     refused.
     """
 

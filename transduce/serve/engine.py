@@ -89,8 +89,8 @@ class Request:
         return self, self.n_taken - 1
 
     def extend(self, seconds: float) -> None:
-        """Set the deadline of the next piece in seconds from now, and of each later one after
-        that."""
+        """Set the deadline of the next piece to this many seconds from now, and that of each later
+        piece to as many after the one before."""
         self.seconds = seconds
         self.deadline = monotonic() + seconds
 

@@ -82,7 +82,7 @@ def error_body(path: str, error: StarletteHTTPException) -> Json:
 
 
 def events(items: AsyncIterator[Json], *, last: str = "") -> StreamingResponse:
-    """Send items as server-sent events, as OpenAI does; after an error there are no more."""
+    """Send items, then `last`, as server-sent events, as OpenAI does; an error is the last item."""
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -216,7 +216,8 @@ async def read_body(
     """Read JSON or a form of at most `n_bytes`; 0: the limit for a body of text.
 
     Raises:
-        HTTPException: the token is missing, or the body is neither, too large, or too slow.
+        HTTPException: the token is missing or wrong, or the body is neither JSON nor a form, or is
+            too large or too slow.
         InputError: the body cannot be read, or has wrong fields.
     """
     fields: Any = None

@@ -128,7 +128,7 @@ def _vtt(transcript: "Transcript") -> str:
 
 
 def _cue_text(output: "Output") -> str:
-    """The text of a WebVTT cue, in which every word has its start time, if that is known."""
+    """The text of a WebVTT cue, in which every word has its start time, if all are known."""
     if any(word.start is None for word in output.words) or not output.words:
         return escape(output.text.strip(), quote=False)
     return " ".join(

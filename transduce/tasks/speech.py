@@ -107,7 +107,8 @@ def boundaries(
 
 
 def _pause(below: Float[Tensor, " n"], start: int, stop: int) -> FrameSpan:
-    """The span in start ... stop with the greatest sum, or the greatest frame if none is above 0.
+    """The span in start ... stop with the greatest sum; if no frame is above 0, an empty span at
+    the greatest one.
 
     At an end of the sound, the pause reaches that end.
     """

@@ -273,9 +273,11 @@ class Translator(Seq2SeqTask[str]):
 
 
 def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> None:
-    """Check that each line names its target language once, if the model has tags for several.
+    """Check that each line's target language comes from one place, a tag in the line or
+    target_language, if the model has tags for several.
 
-    A warning names the first line without a language, for which the model guesses.
+    A warning names the first line without a language; the model guesses the languages of such
+    lines.
 
     Raises:
         InputError: a line has a tag although a language was named.

@@ -150,7 +150,7 @@ function topK({ data, dims: [, vocabulary] }, active, never, n) {
   return found;
 }
 
-/** The sentences of a line. After a full stop, a small letter continues the same sentence. */
+/** The sentences of a line. A sentence does not end before a lower-case letter. */
 function sentences(line) {
   const ends = [...line.matchAll(SENTENCE_END)].map((match) => match.index + match[0].length);
   const starts = [0, ...ends.filter((end) => !GOES_ON.test(line.slice(end)))];
