@@ -61,7 +61,7 @@ class Tokenizer(ABC):
     pad_id: int | None = None
     """The id of padding, which is also the blank of CTC; None if there is none."""
     unk_id: int | None = None
-    """The id of the unknown token; None if every text can be encoded."""
+    """The id of the unknown token; None if there is none."""
     opening: tuple[int, ...] = ()
     """Ids after bos_id at the beginning of every text, such as a language tag."""
     writes_phones = False

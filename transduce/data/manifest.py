@@ -131,7 +131,7 @@ def write_manifest(
         audio = Path(os.path.abspath(r.audio))
         if audio.is_relative_to(os.path.abspath(root or folder)):
             audio = Path(os.path.relpath(audio, folder))
-        seconds = str(round(r.seconds, 3) or r.seconds)  # no sound becomes 0 seconds
+        seconds = str(round(r.seconds, 3) or r.seconds)  # 0.4 ms must not become 0
         cells = [r.columns.get(name, "") for name in others]
         rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *cells])
     for row in rows:

@@ -82,8 +82,8 @@ class SentencePieceTokenizer(Tokenizer):
 
         Args:
             symbols: strings that are always one piece, such as <2de>.
-            lowercase: put all of a text but symbols into lower case, each character by itself with
-                `str.lower`: a final sigma is like any other.
+            lowercase: put all of a text but symbols into lower case, each character by itself: a
+                final sigma is like any other.
             normalization: how characters are changed; runs of spaces always become one space.
 
         Raises:

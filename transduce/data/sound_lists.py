@@ -40,7 +40,7 @@ VECTORS = ".npy"
 
 SHORTFALL = 0.1
 """How much the duration of a sound may differ from its list: this share of it, or this many seconds
-if it is shorter than one."""
+if the list says less than one second."""
 
 FRAME = 0.01
 """Seconds from one vector of a .npy file to the next, where its manifest does not have seconds."""

@@ -33,13 +33,14 @@ class RulesConfig:
     suppress_first: tuple[int, ...] = ()
     """Ids of tokens that are not produced first; EOS may be among them."""
     forbid: tuple[str, ...] = ()
-    """Phrases that no output contains, not even inside a word. A space at either end also stands
-    for the beginning or end of the text."""
+    """Phrases that no output contains, not even inside a word. A space at either end also matches
+    the beginning or end of the text."""
 
     logit_bias: tuple[tuple[str, float], ...] = ()
     """Nats that are added to the scores of tokens, given by their ids, and of phrases. A number is
-    an id. A positive bias of a phrase counts once per output. A space at either end of a phrase is
-    the end of a word. -100 practically forbids. In Python, a dict: {"Katze": 2.0, "17": -100}."""
+    an id. A positive bias of a phrase counts once per output. A space at either end of a phrase
+    also matches the beginning or end of the text. -100 practically forbids. In Python, a dict:
+    {"Katze": 2.0, "17": -100}."""
 
     def __post_init__(self) -> None:
         pairs = tuple((str(name), bias) for name, bias in dict(self.logit_bias).items())

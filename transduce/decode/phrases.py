@@ -1,8 +1,8 @@
 """Phrases that an output begins with or must contain, in any tokenization.
 
 Phrases are compared as UTF-8 bytes, so every tokenization of a phrase counts, and a token may write
-the end of a phrase and more. Texts are matched as if they were between two spaces: so a phrase that
-begins or ends with a space matches at the beginning or the end of a word.
+the end of a phrase and more. Texts are matched as if they were between two spaces: so a space at
+either end of a phrase also matches the beginning or end of the text.
 """
 
 from bisect import bisect_left

@@ -183,7 +183,7 @@ class Constraints:
     rules: Sequence[Rule] = ()
     """Further rules, applied after those of `config`."""
     prefixes: Sequence[Prefix | None] = ()
-    """The required beginning of each sentence, if it has one; it overrides all rules."""
+    """The required beginning of each output, if it has one, which no rule can prevent."""
 
     def __post_init__(self) -> None:
         if len(self.max_lengths) and int(self.max_lengths.min()) < 1:
@@ -251,7 +251,8 @@ class Constraints:
         If the rules forbid every token of a hypothesis, it may end, even if they forbid EOS.
 
         Raises:
-            InputError: the rules forbid every token of a sentence, and there is no EOS.
+            InputError: the rules forbid every token of all hypotheses of a sentence, and there is
+                no EOS.
         """
         free = scores.clone() if tokens.size(1) < self.longest_prefix else None
         ending = scores[:, self.eos_id].clone() if self.rules and self.eos_id is not None else None

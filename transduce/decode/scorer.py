@@ -148,7 +148,8 @@ class JointScorer:
         self.n_sentences = parts[0][1].n_sentences
 
     def step(self, tokens: Tokens) -> Scores:
-        """Append one token to every row; returns the weighted log-probabilities of the next."""
+        """Append one token to every row; returns the weighted sum of log-probabilities of the
+        next."""
         parts = []
         for weight, scorer in self.parts:
             scores = at_least_float32(scorer.step(tokens))

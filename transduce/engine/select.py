@@ -17,7 +17,7 @@ def engine_for(model: Transformer, *, int8: bool = False) -> Engine:
     """The fastest engine that supports this model; a log line says which, or why it is not C++.
 
     Raises:
-        InputError: int8 is requested, but C++ cannot compute this model.
+        InputError: int8 is requested, but the model cannot be computed in C++ here.
     """
     reasons = [
         f"the model is on {model.device}" * (model.device.type != "cpu"),

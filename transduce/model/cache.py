@@ -173,7 +173,7 @@ class Context(NamedTuple):
     memory: Memory | None = None
     """What cross-attention attends to; with a cache, only the first call reads it."""
     cache: LayerCache | None = None
-    """Keys and values (rotated) of earlier positions, or their sums, and of the memory. The layer
+    """Keys (rotated) and values of earlier positions, or their sums, and of the memory. The layer
     adds those of its positions."""
     distances: Distances = NO_DISTANCES
     """Rotation angles of rotary positions, or attention bias of relative ones."""

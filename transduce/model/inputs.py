@@ -48,7 +48,7 @@ class TokenInput(nn.Module):
 
 
 class FrameInput(nn.Module):
-    """Stacked frames, projected by one linear map unless their width is d_model.
+    """Stacked frames; one linear map projects them if `project` is on or the width is not d_model.
 
     Padding is set to zero first, so that it cannot enter a row's last stack.
     """

@@ -27,8 +27,8 @@ READY, FAILED = "ready", "failed"
 READY_TIMEOUT = timedelta(days=30)
 """How long the other processes wait for the first one to prepare data."""
 LATE = timedelta(seconds=15)
-"""How long a failed process waits to learn which others have failed. torchrun kills all processes
-30 s after the first one ends."""
+"""How long a failed process waits to learn which others have failed. torchrun kills the others
+30 s after the first one fails."""
 HANG = "TRANSDUCE_HANG_MINUTES"
 """Environment variable: minutes that an exchange waits for the other processes; 10 by default."""
 PR_SET_PDEATHSIG = 1
