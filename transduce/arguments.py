@@ -85,8 +85,7 @@ def call(
 
     Raises:
         InputError: an argument is missing, unknown, without a value, or has one that does not fit.
-        SystemExit: help was printed (code 0): of the Common flags if there are any; of all flags if
-            there are none, or by --help-all.
+        SystemExit: help was printed (code 0): Common flags, or all if none is Common or --help-all.
     """
     is_recipe = default is not None
     wants_help = bool({"-h", "--help", "--help-all"} & set(words))
