@@ -115,7 +115,8 @@ def write_texts(folder: Path) -> None:
         for language in ("en", "de"):
             for name in names.split():
                 (folder / f"{name}.{language}").write_text(lines_of(f"{split}.{language}", n), "utf-8")
-    for name in ["in.txt", "SRC", "BIG", "text.txt"]:
+    (folder / "scripts").symlink_to(ROOT / "scripts")
+    for name in ["in.txt", "more.txt", "SRC", "BIG", "text.txt"]:
         (folder / name).write_text(lines_of("test.en", 6), "utf-8")
     for name in ["out.txt", "reference.txt", "HYP", "REF", "REF2", "OTHER_HYP", "other.de", "before.de"]:
         (folder / name).write_text(lines_of("test.de", 6 if "de" not in name else 9), "utf-8")

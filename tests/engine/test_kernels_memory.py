@@ -65,7 +65,7 @@ assert torch.equal(model.encode(few).states, want)
 def test_a_lack_of_memory_is_an_error_and_the_next_call_is_right(function, n_threads):
     """The kernel needs 420 MB of scratch, but only 200 MB are left."""
     output = in_a_process(LACK, n_threads, function)
-    assert output == "the kernels need more memory than there is; take fewer sentences or shorter ones at once\n"
+    assert output == "the kernels need more memory than there is; decode fewer or shorter sentences at once\n"
 
 
 SOME_LACK = """

@@ -170,7 +170,7 @@ class Files(Corpus):
     the field en of the column translation."""
     target_column: str = "target"
     """The target column of tables."""
-    hold_out: Common[int] = 0
+    hold_out: int = 0
     """Number of training pairs held out for validation, if it has no files; the seed decides
     which."""
 
