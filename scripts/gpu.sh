@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# All that wants a GPU, in parts of under ten minutes each, resumable; a part prints figures for recipes/results.tsv.
+# All measurements that need a GPU, in parts of less than ten minutes each, which can be resumed; a part prints figures for
+# recipes/results.tsv.
 #
 #   bash scripts/gpu.sh                      every part, one after the other
-#   bash scripts/gpu.sh multi30k_en_de_1     these parts; --list names them all
-#   bash scripts/gpu.sh --device cpu --tiny  the same path on a CPU, in minutes, on a corner of the corpus that ships
+#   bash scripts/gpu.sh multi30k_en_de_1     these parts; --list prints all names
+#   bash scripts/gpu.sh --device cpu --tiny  the same code on a CPU, in minutes, on a part of the corpus in the repository
 #
 # TRANSDUCE_DATA names the folder of the corpora (multi30k, tinyshakespeare, fsdd, speechocean762), RUNS the folder of the
-# runs (default runs/gpu), COMMIT the commit where git cannot tell.
+# runs (default runs/gpu), COMMIT the commit if there is no git.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 RUNS="${RUNS:-runs/gpu}"
@@ -15,7 +16,7 @@ device=cuda tiny="" parts=()
 [ ! -d .venv ] || PATH="$PWD/.venv/bin:$PATH"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # a machine that has the dependencies need not install the package
 
-corner="$RUNS/corner"  # what --tiny reads
+corner="$RUNS/corner"  # the data of --tiny
 make_corner() {
   mkdir -p "$corner"
   for split in train valid test; do
@@ -26,15 +27,15 @@ make_corner() {
   cp "$corner/train.en" "$corner/input.txt"
 }
 short=(--training.max-updates 2 --training.validate-every 2)
-curt=(--decoding.length-ratio 0 --decoding.length-extra 5)  # an untrained model decodes to its bound
+curt=(--decoding.length-ratio 0 --decoding.length-extra 5)  # an untrained model decodes up to the maximum length
 
-run() { # a command, told as one would type it
+run() { # prints a command as one would type it, and runs it
   local words
   printf -v words '%q ' "$@"
   echo "command  ${words% }"
   timeout 590 "$@"
 }
-train() { # run, command: the run's folder notes which commit goes on from which update
+train() { # run, command: the run's folder records which commit trains from which update on
   local folder=$RUNS/$1
   mkdir -p "$folder"
   echo "$commit $(newest "$folder")" >>"$folder/commits"
@@ -42,12 +43,12 @@ train() { # run, command: the run's folder notes which commit goes on from which
   run "${@:2}" --device "$device" --run "$folder"
 }
 newest() { # run: the update of its last checkpoint
-  local found=("$1"/checkpoints/[0-9]*)
-  local last=${found[-1]##*/}
+  local saved=("$1"/checkpoints/[0-9]*)
+  local last=${saved[-1]##*/}
   [[ $last =~ ^[0-9]+$ ]] || last=0
   echo $((10#$last))
 }
-trained_by() { # run: which commit made which updates; one that made none is not told
+trained_by() { # run: which commit made which updates, without commits that made none
   awk -v last="$(newest "$1")" '
     { commit[NR] = $1; from[NR] = $2 }
     END {
@@ -58,13 +59,13 @@ trained_by() { # run: which commit made which updates; one that made none is not
     }' "$1/commits"
 }
 
-multi30k() { # source, target, seed: twice the recipe's batches, which a GPU takes as long for
+multi30k() { # source, target, seed: twice the recipe's batch, which takes a GPU no longer
   local small=()
   [ -z "$tiny" ] || small=(--data "$corner" --valid valid --test test --vocab-size 320 "${short[@]}" "${curt[@]}")
   train "multi30k_$1_$2_$3" python recipes/translation.py multi30k --source "$1" --target "$2" --training.seed "$3" \
     --tokens-per-batch 4096 --training.max-updates 6000 --training.max-minutes 9 "${small[@]}"
 }
-speech() { # run, setting, minutes from its very beginning, more fields; a GPU would wait for one process that augments
+speech() { # run, setting, minutes of all its starts, more fields; several processes augment, or the GPU would wait
   local small=() workers=4
   [ "$device" != cpu ] || workers=0
   [ -z "$tiny" ] || small=(--data "$corner" --train train.tsv --valid valid.tsv --test test.tsv --vocab-size 290 "${short[@]}" "${curt[@]}")
@@ -80,7 +81,7 @@ tiny_decoder=(
   --model.decoder.n-layers 1 --model.d-model 32 --model.n-heads 2 --model.d-ff 64 --model.max-positions 16 --batch-size 2
   --generation.max-length 5
 )
-can_compile() { [ -z "$tiny" ] || command -v c++ >/dev/null; }  # a machine for trying may have no compiler
+can_compile() { [ -z "$tiny" ] || command -v c++ >/dev/null; }  # not every machine has a compiler
 part_multi30k_en_de_1() { multi30k en de 1; }
 part_multi30k_en_de_2() { multi30k en de 2; }
 part_multi30k_en_de_3() { multi30k en de 3; }
@@ -107,7 +108,7 @@ part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   shakespeare compiled --training.compile --training.max-updates 500 --training.consistency 0
   run python scripts/ops/compare_runs.py "$RUNS/compiled" "$RUNS/bf16" ${tiny:+--within 1}
 }
-part_nanogpt() { # with nanoGPT's own layers, AdamW and as many updates
+part_nanogpt() { # with nanoGPT's layers, optimizer and number of updates
   shakespeare nanogpt --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 1536 \
     --model.dropout 0.2 --model.attention-dropout 0.2 --training.consistency 0 --training.max-updates 5000 \
     --training.optim.final-rate 1e-4 --training.optim.optimizer adamw --training.max-minutes 8
@@ -115,7 +116,7 @@ part_nanogpt() { # with nanoGPT's own layers, AdamW and as many updates
 part_data_workers() { # augmentation in sixteen processes, the same updates
   speech data_workers speechocean762 8.0 --training.data-workers "$([ -n "$tiny" ] && echo 1 || echo 16)" "${larger[@]}"
 }
-part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to shards, and some updates of half a million tokens
+part_gpt2() { # all of GPT-2's recipe at its real size: from text to shards, and some updates of half a million tokens
   local text=recipes/data/commands/train.en size=50257 small=() lines
   [ -z "${TRANSDUCE_DATA:-}" ] || text=$TRANSDUCE_DATA/tinyshakespeare/input.txt
   [ -z "$tiny" ] || {
@@ -146,7 +147,7 @@ part_digits() {
 larger=(--frames-per-batch 24000 --training.max-updates 6000)  # batches that fill a GPU better, four times as many epochs
 part_speechocean762_1() { speech speechocean762 speechocean762 8.0 "${larger[@]}"; }
 part_speechocean762_2() { speech speechocean762 speechocean762 16.0 "${larger[@]}"; }
-ablation() { # run, more fields: what each of them brings on speechocean762, in the same short training
+ablation() { # run, more fields: the gain of each on speechocean762, in the same short training
   speech "$1" speechocean762 8.0 --training.max-updates 3000 --training.keep-last 3 "${@:2}"
 }
 part_ablation_base() { ablation ablation_base; }
@@ -164,9 +165,9 @@ while [ "$#" -gt 0 ]; do
   case "$1" in
     --list) printf '%s\n' "${all[@]}"; exit ;;
     --tiny) tiny=1 ;;
-    --device) [ "$#" -gt 1 ] || fail "--device needs cpu, cuda or cuda:N after it"; device=$2; shift ;;
+    --device) [ "$#" -gt 1 ] || fail "--device must be followed by cpu, cuda or cuda:N"; device=$2; shift ;;
     *)
-      declare -F "part_$1" >/dev/null || fail "a part is one of ${all[*]}, but '$1' is none of them"
+      declare -F "part_$1" >/dev/null || fail "a part must be one of ${all[*]}, but is '$1'"
       parts+=("$1")
       ;;
   esac
@@ -189,7 +190,7 @@ failed=()
 for part in "${parts[@]}"; do
   echo "== $part"
   started=$SECONDS log=$RUNS/$part.log
-  set +e  # in a condition, a part would not stop where a command of it fails
+  set +e  # in a condition, a part would continue after a command that fails
   (set -e; "part_$part") >"$log" 2>&1
   status=$?
   set -e

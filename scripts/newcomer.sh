@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What a new user does, on the real corpora: the demo, own parallel text, own recordings, own plain text, each form that data may
-# have, going on from a run, long input, names of other tools, Python, and every door. Prints a table: what was done, in how many
-# seconds, what came out.
+# What a new user does, on the real corpora: the demo, own parallel text, own recordings, own plain text, every supported format
+# of data, training that starts from a run, long input, flags of other tools, Python, and every way to give input and to get
+# output. Prints a table: the step, its seconds and its result.
 #
-#   TRANSDUCE_DATA=DIR bash scripts/newcomer.sh [--tiny] [FOLDER]     FOLDER: where runs and the log go, runs/newcomer
+#   TRANSDUCE_DATA=DIR bash scripts/newcomer.sh [--tiny] [FOLDER]     FOLDER: runs and log, runs/newcomer
 #
-# --tiny: a few updates each, to see that every step works; otherwise it takes about half an hour.
+# --tiny: a few updates each, to test that every step works; otherwise it takes about half an hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh "[train]"
@@ -17,19 +17,19 @@ FSDD="$TRANSDUCE_DATA/fsdd" SHAKESPEARE="$TRANSDUCE_DATA/tinyshakespeare/input.t
 mkdir -p "$OUT"
 LOG="$OUT/newcomer.log" TABLE="$OUT/newcomer.md"
 n() { if [ "$tiny" ]; then echo "$2"; else echo "$1"; fi; } # n FULL TINY
-printf '| what | seconds | what came out |\n|---|---|---|\n' >"$TABLE"
+printf '| step | seconds | result |\n|---|---|---|\n' >"$TABLE"
 
-step() { # step WHAT FUNCTION: the function's last line is what came out
-  local started=$SECONDS said
+step() { # step NAME FUNCTION: the last line that the function prints is the result
+  local started=$SECONDS result
   echo "== $1" | tee -a "$LOG" >&2
-  said=$("$2" 2>>"$LOG" | tee -a "$LOG" | tail -n 1) || said="FAILED: see $LOG"
-  printf '| %s | %s | %s |\n' "$1" $((SECONDS - started)) "${said//|/ }" | tee -a "$TABLE"
+  result=$("$2" 2>>"$LOG" | tee -a "$LOG" | tail -n 1) || result="FAILED: see $LOG"
+  printf '| %s | %s | %s |\n' "$1" $((SECONDS - started)) "${result//|/ }" | tee -a "$TABLE"
 }
 
 scores() { transduce describe "$1" | grep -E "^test.*: (BLEU|WER) .*case:mixed" | tail -n 1 | sed 's/^test, //; s/ bs:.*//; s/ nrefs:.*//'; }
 finished() { grep -a "^finished model" | tail -n 1; } # of a training's output
 
-demo() { # types a line into its prompt
+demo() { # and a line at its prompt
   printf 'Please open the old photos.\n' | transduce demo "$OUT/demo" | tee "$OUT/demo.out"
   echo "$(scores "$OUT/demo/translation"); Please open the old photos. -> $(grep -a -i -m 1 "fotos" <(tail -n 20 "$OUT/demo.out") || echo NOTHING)" | tr -s " "
 }
@@ -88,7 +88,7 @@ long_lines() { # three test lines in one
     transduce translate "$OUT/cs-en" "$OUT/long.cs" --split-length "$split" --output "$OUT/long.$split"
     transduce score bleu "$OUT/long.$split" "$OUT/long.en" --resamples 0 | head -n 1 | sed 's/ nrefs:.*//' >"$OUT/long.$split.score"
   done
-  echo "three lines in one: as a whole $(cat "$OUT/long.0.score"); by its sentences where likelier $(cat "$OUT/long.$split.score")"
+  echo "three lines in one: as a whole $(cat "$OUT/long.0.score"); by its sentences where they are likelier $(cat "$OUT/long.$split.score")"
 }
 
 plain() { # the first test lines of a language
@@ -106,7 +106,7 @@ plain_text() {
   transduce score perplexity "$OUT/text" "$OUT/valid.txt" | head -n 1
 }
 
-go_on() { # German to English from Czech to English, and from nothing
+start_from() { # German to English, starting from Czech to English and from scratch
   local start
   for start in from scratch; do
     transduce train translation files --run "$OUT/de-en-$start" $([ $start = from ] && echo "--start-from $OUT/cs-en") \
@@ -125,9 +125,9 @@ low_rank() {
   scores "$OUT/de-en-lora"
 }
 
-forms_of_text() { # the same pairs in each form that is read: a training of one update
+formats_of_text() { # the same pairs in each format: a training of one update
   local right="" form
-  python - "$(corpus train cs)" "$(corpus train en)" "$OUT/forms" <<'PYTHON'
+  python - "$(corpus train cs)" "$(corpus train en)" "$OUT/formats" <<'PYTHON'
 import csv, gzip, json, sys, zipfile
 from itertools import islice
 from pathlib import Path
@@ -150,23 +150,23 @@ with zipfile.ZipFile(folder / "pairs.zip", "w") as moses:
 PYTHON
   for form in csv jsonl tmx zip tsv; do
     if [ $form = tsv ]; then
-      set -- --train-tsv "$OUT/forms/pairs.tsv"
+      set -- --train-tsv "$OUT/formats/pairs.tsv"
     else
-      set -- --train-table "$OUT/forms/pairs.$form" --source-column cs --target-column en
+      set -- --train-table "$OUT/formats/pairs.$form" --source-column cs --target-column en
     fi
     transduce train translation files --run "$OUT/form-$form" "$@" --hold-out 20 --vocab-size 500 \
       --training.max-updates 1 --training.validate-every 1 --decoding.length-ratio 0 | tee "$OUT/form.out"
     grep -q "^valid: 20 pairs" "$OUT/form.out" && right="$right $form"
   done
-  transduce data clean "$OUT/forms/pairs.zip" --source cs --target en --output "$OUT/forms/clean" && [ -s "$OUT/forms/clean.cs" ] &&
+  transduce data clean "$OUT/formats/pairs.zip" --source cs --target en --output "$OUT/formats/clean" && [ -s "$OUT/formats/clean.cs" ] &&
     right="$right clean"
   echo "$(wc -w <<<"$right") of 6:$right"
 }
 
-forms_of_sound() { # the same recordings in each form: a manifest of as many lines
+formats_of_sound() { # the same recordings in each format: a manifest of as many lines
   local right="" form n
   n=$(($(wc -l <"$OUT/digits/test.tsv") - 1))
-  python - "$OUT/digits/test.tsv" "$OUT/forms" <<'PYTHON'
+  python - "$OUT/digits/test.tsv" "$OUT/formats" <<'PYTHON'
 import csv, json, os, sys
 from pathlib import Path
 
@@ -189,13 +189,13 @@ for audio, _ in rows:
     os.symlink(audio, folder / "hub" / "audio" / audio.name)
 PYTHON
   for form in two_columns.tsv list.csv nemo.jsonl kaldi hub; do
-    transduce data manifest "$OUT/forms/$form" "$OUT/forms/made.tsv" && [ "$(tail -n +2 "$OUT/forms/made.tsv" | wc -l)" = "$n" ] &&
+    transduce data manifest "$OUT/formats/$form" "$OUT/formats/made.tsv" && [ "$(tail -n +2 "$OUT/formats/made.tsv" | wc -l)" = "$n" ] &&
       right="$right $form"
   done
   echo "$(wc -w <<<"$right") of 5:$right"
 }
 
-names_of_others() { # each flag of another tool is refused with ours
+flags_of_others() { # the error for a flag of another tool names ours
   local right="" pair
   for pair in lr=peak-rate learning-rate=peak-rate epochs=max-updates batch-size=tokens-per-batch hidden-size=d-model warmup=warmup-steps; do
     names "$pair" transduce train translation files
@@ -210,7 +210,7 @@ names() { # names THEIRS=OURS COMMAND
   if grep -q -e "--[a-z.]*${1#*=}" <<<"$answer"; then right="$right ${1%=*}"; fi
 }
 
-in_python() { # a run, called with a line, a sound, a prompt
+in_python() { # a run, called with a line, a recording, a prompt
   python - "$OUT" "$OUT/digits/test/$(ls "$OUT/digits/test" | grep wav | head -n 1)" <<'PYTHON'
 import subprocess, sys
 
@@ -236,13 +236,13 @@ print(len(right), "of 4:", *right)
 PYTHON
 }
 
-doors() {
+ways() {
   local right
-  right=$(each_door)
+  right=$(each_way)
   echo "$(wc -w <<<"$right") of 13: $right"
 }
 
-each_door() { # one word for each that is right
+each_way() { # of giving input and getting output: a word for each that works
   local file="$OUT/digits/test/$(ls "$OUT/digits/test" | grep wav | head -n 1)" line
   line=$(transduce transcribe "$OUT/speech" "$file")
   [ "$(transduce transcribe "$OUT/speech" - <"$file")" = "$line" ] && echo -n "sound-piped-in "
@@ -265,33 +265,33 @@ each_door() { # one word for each that is right
 }
 
 refused() { # refused NAME COMMAND: a message and exit code 1 or 2, and no traceback
-  local code=0 said
-  said=$("${@:2}" 2>&1 >/dev/null) || code=$?
-  if [ "$code" -ge 1 ] && [ "$code" -le 2 ] && [ -n "$said" ] && ! grep -q Traceback <<<"$said"; then
+  local code=0 message
+  message=$("${@:2}" 2>&1 >/dev/null) || code=$?
+  if [ "$code" -ge 1 ] && [ "$code" -le 2 ] && [ -n "$message" ] && ! grep -q Traceback <<<"$message"; then
     echo -n "refused:${1// /-} "
   fi
 }
 
-help_at_once() {
+time_of_help() {
   local started
   started=$(date +%s%N)
   transduce translate --help >>"$LOG"
   echo "transduce translate --help in $((($(date +%s%N) - started) / 1000000)) ms"
 }
 
-step "the demo, and a line typed into it" demo
+step "the demo, and a line at its prompt" demo
 step "own parallel text: Czech to English" parallel_text
-step "parallel text in each form" forms_of_text
-step "lines longer than any of the training" long_lines
+step "parallel text in each format" formats_of_text
+step "lines longer than any in training" long_lines
 step "a folder of digits, x.wav and x.txt" recordings
-step "recordings in each form" forms_of_sound
-step "recordings longer than any of the training" long_recordings
+step "recordings in each format" formats_of_sound
+step "recordings longer than any in training" long_recordings
 step "own plain text" plain_text
-step "going on: German to English" go_on
-step "going on with low-rank changes" low_rank
-step "names of other tools" names_of_others
+step "German to English, starting from that run" start_from
+step "the same with LoRA" low_rank
+step "flags of other tools" flags_of_others
 step "in Python" in_python
-step "doors" doors
-step "help" help_at_once
+step "input and output" ways
+step "help" time_of_help
 echo
 cat "$TABLE"

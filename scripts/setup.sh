@@ -1,7 +1,7 @@
 # Sourced by demo.sh and test.sh: a virtual environment in .venv with the pinned versions of constraints.txt.
-# $1 is the extra to install besides, or nothing. PYTHON names another interpreter, VENV another folder, and TORCH another
-# build of PyTorch than PyPI's: cpu (1 GB in place of 5.6 on Linux), cu128 ... (uv's --torch-backend). A build stays until
-# another one is named.
+# $1 is an extra of pyproject.toml to install, or empty. PYTHON is another interpreter, VENV another folder, and TORCH another
+# build of PyTorch than PyPI's: cpu (1 GB instead of 5.6 on Linux), cu128 ... (uv's --torch-backend). The build is kept until
+# another one is given.
 VENV="${VENV:-.venv}"
 wanted="$(cat constraints.txt pyproject.toml | cksum)"
 installed="$(cat "$VENV/torch" 2>/dev/null || true)"
@@ -17,7 +17,7 @@ if ! grep -qsxF "$wanted" "$VENV/installed$1" || [ "$torch" != "$installed" ]; t
     [ "$torch" = "$installed" ] || install+=(--reinstall-package torch --reinstall-package torchaudio)
   fi
   "${install[@]}" --constraint constraints.txt --editable ".$1" || {
-    echo "the installation failed, as is said above; if an earlier one was broken off, remove $VENV and give the command again" >&2
+    echo "the installation failed, for the reason above; if an earlier one was interrupted, remove $VENV and repeat the command" >&2
     exit 1
   }
   echo "$torch" >"$VENV/torch"

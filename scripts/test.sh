@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Fresh machine: makes .venv, installs, then lint, types and the quick tests. Arguments go to pytest, for example -k beam.
-#   --all      then what must pass before anything lands, too: processes, trainings, long tests, and shapes checked
-#   --nightly  instead: many drawn cases, soaks and faults, which take an hour or two
-# Tests that need the real corpora run where TRANSDUCE_DATA names their folder and the mark is asked for: -m data.
+# Makes .venv and installs into it, unless that is done; then lint, types and the quick tests. Arguments go to pytest, such as
+# -k beam.
+#   --all      also what must pass before a merge: processes, trainings, long tests, and checked shapes
+#   --nightly  only the nightly tests: many random cases, soak tests and faults, which take an hour or two
+# Tests on the real corpora need TRANSDUCE_DATA, the folder of the corpora, and their mark: -m data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh "[dev]"

@@ -42,14 +42,14 @@ def word_list(text: str) -> list[str]:
 
 
 def repeats(en: str) -> bool:
-    """Whether a sentence says a noun, a name, a number or an adjective twice, which nobody would."""
+    """Whether a sentence has a noun, a name, a number or an adjective twice, which is not natural."""
     lemmas = [word.lower().removesuffix("'s").rstrip("'") for word in word_list(en)]
     lemmas = [NOUN_OF.get(w, MODIFIER_OF.get(w, w)) for w in lemmas if w not in MAY_REPEAT]
     return len(lemmas) != len(set(lemmas))
 
 
 def home(noun: str, modifier: str) -> str:
-    """The split that a pair is dealt to: one pair in 24 to test, one in 24 to valid."""
+    """The split of a pair: one pair in 24 is in test, one in 24 in valid."""
     number = int(hashlib.sha256(f"{noun} {modifier}".encode()).hexdigest(), 16) % 24
     return {0: "test", 1: "valid"}.get(number, "train")
 

@@ -15,7 +15,7 @@ Every recording of a speaker is used as often as any other, give or take one, an
 Recordings are joined sample for sample. Between them is a pause of 0.05 to 0.4 s: noise with the level and the spectrum
 of the quietest place of the recordings that are joined.
 
-All of it is a function of FSDD, the sizes and the seed. The same command again goes on where it was stopped.
+FSDD, the sizes and the seed determine all of it. The same command again continues where it was stopped.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def read_corpus(folder: Path) -> tuple[list[Recording], list[Recording]]:
 
 
 def hold_out(train: Sequence[Recording], rng: np.random.Generator) -> tuple[list[Recording], list[Recording]]:
-    """The recordings to train on, and those for validation: of each speaker and text one in VALID, of two or more one.
+    """The recordings for training, and those for validation: one in VALID of each speaker and text, one of two or more.
 
     Raises:
         InputError: a speaker has no text twice.
@@ -99,7 +99,7 @@ def hold_out(train: Sequence[Recording], rng: np.random.Generator) -> tuple[list
 
 
 def plan(recordings: Sequence[Recording], n: int, rng: np.random.Generator) -> list[list[Recording]]:
-    """What each of n utterances joins: the speakers take turns, each dealing shuffled recordings until none is left."""
+    """The recordings that each of n utterances joins: speakers take turns, each with shuffled recordings until all are used."""
     speakers = sorted({r.speaker for r in recordings})
     decks = {speaker: deal([r for r in recordings if r.speaker == speaker], rng) for speaker in speakers}
     return [
@@ -109,7 +109,7 @@ def plan(recordings: Sequence[Recording], n: int, rng: np.random.Generator) -> l
 
 
 def deal(recordings: list[Recording], rng: np.random.Generator) -> Iterator[Recording]:
-    """All of them in a random order, then all in another one, without end."""
+    """All items in a random order, then all in another random order, and so on, without end."""
     while True:
         for i in rng.permutation(len(recordings)):
             yield recordings[i]
@@ -164,7 +164,7 @@ def join(parts: Sequence[Samples], rng: np.random.Generator) -> tuple[Samples, l
 def write_split(
     out: Path, split: str, utterances: list[list[Recording]], sounds: dict[str, Samples], rng: np.random.Generator
 ) -> None:
-    """The sound of a split, then its manifest. What is there and right is not touched, for the features' cache."""
+    """Write the sound of a split, then its manifest. Right files are not written again, so that cached features stay valid."""
     (out / split).mkdir(exist_ok=True)
     made = []
     for i, utterance in enumerate(tqdm(utterances, desc=split, unit="file", disable=None)):
@@ -186,7 +186,7 @@ def write_split(
 
 
 def claim(out: Path, setup: dict[str, object]) -> None:
-    """Write down what the folder is made from.
+    """Record the sources and settings of the folder.
 
     Raises:
         InputError: it holds something else.

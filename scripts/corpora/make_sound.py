@@ -4,12 +4,11 @@
 
 The sentences have 3 to 8 words of a vocabulary of 110, so that every word is spoken often.
 The sentences of a split come from the same split of the text: no noun and modifier that meet in test meet in training.
-A voice is an accent with a variant of espeak-ng. No variant is in two splits, and the accents of test are
-in no other. Speed and pitch change from sentence to sentence.
+A voice is an accent with a variant of espeak-ng. No variant is in two splits, and the accents of test are in no other split.
+Speed and pitch change from sentence to sentence.
 
-Who says what, how fast and how high is a function of the seed; so is every byte, if espeak-ng and libsndfile are the
-same.
-It needs espeak-ng, which is a package of most systems (Debian, Ubuntu: apt install espeak-ng).
+The seed determines the voice, speed and pitch of each sentence, and every byte of the sound if the versions of espeak-ng and
+libsndfile are the same. It needs espeak-ng, which is a package of most systems (Debian, Ubuntu: apt install espeak-ng).
 """
 
 import argparse
@@ -40,7 +39,7 @@ SEED = 2017
 SIZES = {"train": (1100, 1100), "valid": (100, 50), "test": (150, 75)}  # utterances, different sentences
 N_WORDS = 110
 SHORTEST, LONGEST = 3, 8  # words of a sentence
-HOMOPHONES = {"two", "hour", "friends'", "parents'"}  # sound like to, our, friends, parents, which stay
+HOMOPHONES = {"two", "hour", "friends'", "parents'"}  # sound like to, our, friends, parents, which are kept
 VOICES = {  # accent: variants
     "train": {
         "en-us": "m1 m5 f1 klatt Alex Lee belinda Alicia",
@@ -55,7 +54,7 @@ VOICES = {  # accent: variants
 SPEEDS = (140, 200)  # words per minute
 PITCHES = (35, 65)  # of 0 to 99; 50 is the voice's own
 RATE = 16000  # Hz
-MARGIN = 0.1  # seconds of silence that stay on either side
+MARGIN = 0.1  # seconds of silence that are kept on either side
 QUIET = 0.01  # of the peak: silence
 PEAK = 0.7  # of full scale
 COMPRESSION = 0.975  # of libsndfile: 12 kbit/s; from 10 down, Opus drops what is above 4 kHz
@@ -63,7 +62,7 @@ COMPRESSION = 0.975  # of libsndfile: 12 kbit/s; from 10 down, Opus drops what i
 
 @dataclass(frozen=True)
 class Utterance:
-    """A sentence as it stands in the corpus, its translation, and how it is said."""
+    """A sentence of the corpus, its translation, and the voice, speed and pitch that speak it."""
 
     id: str
     english: str
@@ -74,7 +73,7 @@ class Utterance:
 
     @property
     def text(self) -> str:
-        """What is to be recognized: words in lower case, apostrophes kept."""
+        """The transcript: words in lower case, with apostrophes."""
         return " ".join(words(self.english))
 
 
@@ -84,7 +83,7 @@ def words(sentence: str) -> list[str]:
 
 
 def vocabulary(held_out: list[list[str]], train: list[list[str]]) -> set[str]:
-    """The N_WORDS words left when again and again the word goes that costs the fewest held-out sentences."""
+    """A vocabulary of N_WORDS words: the word that costs the fewest held-out sentences is removed, again and again."""
     vocabulary_left = {word for sentence in held_out + train for word in sentence} - HOMOPHONES
     while True:
         held_out, train = ([s for s in side if vocabulary_left.issuperset(s)] for side in (held_out, train))
@@ -95,9 +94,9 @@ def vocabulary(held_out: list[list[str]], train: list[list[str]]) -> set[str]:
 
 
 def plan(seed: int) -> dict[str, list[Utterance]]:
-    """Who says what: for every split its utterances.
+    """The utterances of every split.
 
-    A split with fewer sentences than utterances has each said by several voices.
+    In a split with fewer sentences than utterances, several voices speak each sentence.
     """
     pairs = {}
     for split in SIZES:
@@ -127,7 +126,7 @@ def plan(seed: int) -> dict[str, list[Utterance]]:
 
 
 def speak(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
-    """A sentence as espeak-ng says it: RATE Hz, floats, trimmed to MARGIN of silence on either side.
+    """A sentence spoken by espeak-ng: RATE Hz, floats, trimmed to MARGIN of silence on either side.
 
     Raises:
         InputError: espeak-ng fails.
@@ -147,7 +146,7 @@ def speak(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
 
 
 def opus(sound: np.ndarray, serial: int) -> bytes:
-    """Ogg Opus. libsndfile draws the serial number of the stream at random; here it is given."""
+    """Ogg Opus, with a given serial number of the stream in place of libsndfile's random one."""
     file = BytesIO()
     soundfile.write(file, sound, RATE, format="OGG", subtype="OPUS", compression_level=COMPRESSION)
     return repack(file.getvalue(), serial)
@@ -200,13 +199,13 @@ def crc(page: Iterable[int]) -> int:
 
 
 def main() -> int:
-    """Write the sound and its manifests, and tell what came out."""
+    """Write the sound and its manifests, and print their sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=TEXT / "sound", metavar="DIR", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=SEED)
     x = parser.parse_args()
     if shutil.which("espeak-ng") is None:
-        print("transduce: espeak-ng must be installed, but there is none; try: apt install espeak-ng", file=sys.stderr)
+        print("transduce: espeak-ng must be installed, but is not; try: apt install espeak-ng", file=sys.stderr)
         return 2
     for split, utterances in plan(x.seed).items():
         (x.output / split).mkdir(parents=True, exist_ok=True)

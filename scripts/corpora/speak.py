@@ -3,9 +3,9 @@
     python scripts/corpora/speak.py TEXT OUT [--each 2 --voices en-us en-gb --beside train.tsv --seed 1]
 
 TEXT is a file of sentences, one in each line, or a manifest (.tsv), whose column `text` is spoken. OUT becomes a folder with FLAC at
-16 kHz and train.tsv, which also has the recordings of --beside. Every sentence is said as often as --each says, by an accent of
---voices with any variant of espeak-ng, and at any speed and pitch; who says it, how fast and how high is a function of the seed.
-The same command again goes on where it was stopped. Then
+16 kHz and train.tsv, which also has the recordings of --beside. Every sentence is spoken --each times, by an accent of --voices
+with any variant of espeak-ng, at any speed and pitch, which the seed determines.
+The same command again continues where it was stopped. Then
 
     transduce train speech-to-text manifest --train OUT/train.tsv --valid valid.tsv
 
@@ -37,12 +37,12 @@ from transduce.errors import InputError, exit_code
 SPEEDS = (105, 180)  # words per minute
 PITCHES = (25, 90)  # of 0 to 99; 50 is the voice's own
 ODD = re.compile(r"robo|whisper|demonic|fast|serious|storm|tweaky|croak|anxious", re.IGNORECASE)
-"""Variants that sound like nobody."""
+"""Variants that do not sound like a person."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """A sentence, and how it is said."""
+    """A sentence, and the voice, speed and pitch that speak it."""
 
     text: str
     voice: str
@@ -51,7 +51,7 @@ class Said:
 
 
 def sentences(path: Path) -> list[str]:
-    """What shall be spoken.
+    """The sentences to speak.
 
     Raises:
         InputError: there is nothing.
@@ -70,13 +70,13 @@ def variants() -> list[str]:
         InputError: there is no espeak-ng.
     """
     if shutil.which("espeak-ng") is None:
-        raise InputError("espeak-ng must be installed, but there is none; try: apt install espeak-ng")
+        raise InputError("espeak-ng must be installed, but is not; try: apt install espeak-ng")
     listed = subprocess.run(["espeak-ng", "--voices=variant"], capture_output=True, text=True, check=True).stdout
     return sorted(name for name in re.findall(r" !v/(\S+)", listed) if not ODD.search(name))
 
 
 def plan(texts: list[str], each: int, accents: list[str], seed: int) -> list[Said]:
-    """Who says what."""
+    """Each sentence with its voices."""
     rng, names = Random(seed), variants()
     return [
         Said(text, f"{rng.choice(accents)}+{rng.choice(names)}", rng.randint(*SPEEDS), rng.randint(*PITCHES))
@@ -86,9 +86,9 @@ def plan(texts: list[str], each: int, accents: list[str], seed: int) -> list[Sai
 
 
 def record(folder: Path, numbered: tuple[int, Said]) -> Recording:
-    """The sound of one of them, unless it is there."""
+    """Write the sound of one of them, unless it exists."""
     number, utterance = numbered
-    # with another voice, speed or pitch it is another file
+    # the name depends on voice, speed and pitch
     name = f"{number:06}-{hashlib.sha256(repr(utterance).encode()).hexdigest()[:8]}"
     path = folder / f"{name}.flac"
     if not path.exists():
@@ -106,7 +106,7 @@ def make(text: Path, out: Path, each: int, accents: list[str], beside: Path | No
         InputError: there is no text, no espeak-ng, no such voice, or a file is no manifest.
     """
     if each < 1:
-        raise InputError(f"each sentence must be said at least once, but each={each}")
+        raise InputError(f"--each must be at least 1, but is {each}")
     planned = plan(sentences(text), each, accents, seed)
     others = [replace(r, columns={}) for r in read_manifest(beside)] if beside else []
     folder = out / "said"
@@ -126,9 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, metavar="TEXT", help="sentences, or a manifest (.tsv)")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to make")
-    parser.add_argument(
-        "--each", type=int, default=2, metavar="N", help="how often each is said (default: %(default)s)"
-    )
+    parser.add_argument("--each", type=int, default=2, metavar="N", help="voices per sentence (default: %(default)s)")
     accents = ["en-us", "en-gb", "en-gb-scotland", "en-029", "en-gb-x-gbclan", "en-gb-x-rp", "en-gb-x-gbcwmd"]
     parser.add_argument(
         "--voices",

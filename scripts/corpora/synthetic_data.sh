@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Training on what a model has written, on Multi30k English to German, beside the same training without it:
+# Training on the outputs of models, on Multi30k English to German, compared with the same training without them:
 # back-translation (Sennrich et al. 2016): 5,000 pairs, and 24,000 German lines whose English a model writes;
-# distillation (Hinton et al. 2015; Kim and Rush 2016): a small student learns from 6,000 pairs what its teacher, which has
-# learned from all pairs, predicts token by token, or what it makes of the source lines instead of their references, or both;
-# diversification (Nguyen et al. 2020): two models of this direction, one of the other and one from French, then one that learns
-# from all pairs, from what the first two make of their sources, and from the English that the others make of their targets
-# and of the same captions in French, and is twice as wide; without capitals, with rotary positions.
+# distillation (Hinton et al. 2015; Kim and Rush 2016): a small student learns, from the sources of 6,000 pairs, the predictions
+# for every token of a teacher that was trained on all pairs, or the teacher's translations instead of the references, or both;
+# diversification (Nguyen et al. 2020): two models of this direction, one of the opposite direction and one from French; then a
+# model of twice the width, trained on all pairs, on the translations of the sources by the first two, and on the English of
+# the others, translated from the targets and from the same captions in French; without capitals, with rotary positions.
 # Prints a table of BLEU, lower-cased, on the test split.
 #
 #   TRANSDUCE_DATA=DIR bash scripts/corpora/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
-# FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# half an hour to an hour on one core, diversification some ten minutes on a GPU and, by the sum of its parts, three hours on
-# two cores. AT_ONCE: how many of its first four models are trained at once, 2; on a GPU give 4, which such small models do not
-# fill. The same command again goes on where it was.
+# FOLDER: the folder of the runs, runs/synthetic_data. --tiny: a few updates each, to test that every step works; otherwise each
+# takes half an hour to an hour on one core, diversification about ten minutes on a GPU and, as the sum of its parts, three hours
+# on two cores. AT_ONCE: how many of its first four models are trained at the same time, 2; take 4 on a GPU, which has room for
+# them. The same command again continues where it was stopped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/setup.sh "[train]"
@@ -31,7 +31,7 @@ for split in val test_2016_flickr; do
   for side in en de; do lines $split.$side 1 "$(n 1014 20)" >"$OUT/$split.$side"; done
 done
 
-set_command() { # set_command RUN SOURCE TARGET OPTIONS: $OUT/SOURCE and $OUT/TARGET are files that end in their languages
+set_command() { # set_command RUN SOURCE TARGET OPTIONS: the names of the files in $OUT, SOURCE and TARGET, end in their languages
   local run="$1" source="$2" target="$3" from="${2##*.}" to="${3##*.}"
   command=(transduce train translation files --run "$OUT/$run"
     --train-source "$OUT/$source" --train-target "$OUT/$target"
@@ -50,7 +50,7 @@ train() { # train RUN SOURCE TARGET OPTIONS
   "${command[@]}" | tee "$OUT/$1.out"
 }
 
-at_once() { # at_once "RUN SOURCE TARGET OPTIONS"... -- OPTIONS of all: AT_ONCE at a time, each with its share of the cores
+at_once() { # at_once "RUN SOURCE TARGET OPTIONS"... -- OPTIONS of all: trains AT_ONCE at the same time, each with its share of the cores
   local trainings=() lot words each pid share code
   while [ "$1" != -- ]; do trainings+=("$1") && shift; done
   local of_all=("${@:2}")
@@ -59,9 +59,9 @@ at_once() { # at_once "RUN SOURCE TARGET OPTIONS"... -- OPTIONS of all: AT_ONCE 
     lot=("${trainings[@]:0:AT_ONCE}") trainings=("${trainings[@]:AT_ONCE}")
     for each in "${lot[@]:1}"; do
       read -ra words <<<"$each"
-      echo "${words[0]} is trained beside ${lot[0]%% *}; what it says is in $OUT/${words[0]}.out"
+      echo "${words[0]} is trained beside ${lot[0]%% *}; its output is in $OUT/${words[0]}.out"
       set_command "${words[@]}" "${of_all[@]}"
-      set -m # a process group of its own: Ctrl-C reaches the first of the lot, and the trap below tells this one, once
+      set -m # a process group of its own: Ctrl-C reaches the first of the lot, and the trap below stops this one, once
       OMP_NUM_THREADS="$share" "${command[@]}" >"$OUT/${words[0]}.out" 2>&1 &
       set +m
       beside[$!]=${words[0]}
@@ -76,10 +76,10 @@ at_once() { # at_once "RUN SOURCE TARGET OPTIONS"... -- OPTIONS of all: AT_ONCE 
 }
 AT_ONCE="${AT_ONCE:-2}"
 [[ $AT_ONCE =~ ^[1-9][0-9]*$ ]] || { echo "AT_ONCE must be a number of trainings from 1 on, but is '$AT_ONCE'" >&2 && exit 2; }
-beside=() # the names of the others of a lot by their processes, which save what they have when they are told to stop
+beside=() # process id to name, of the others of a lot; they save their state when they are stopped
 trap 'for pid in "${!beside[@]}"; do kill "$pid" 2>/dev/null || true; done; wait' EXIT
 
-written() { # written RUN SOURCE OUTPUT OPTIONS: the run's translation of a file, unless it is there
+written() { # written RUN SOURCE OUTPUT OPTIONS: translates a file with the run, unless the output is there
   if [ ! -e "$OUT/$3" ]; then
     transduce translate "$OUT/$1" "$OUT/$2" "${@:4}" --output "$OUT/$3"
   fi
@@ -111,7 +111,7 @@ back-translation)
 
   printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
   row "$pairs pairs" without
-  row "and $((last - pairs)) German lines with their English written by a model" with
+  row "and $((last - pairs)) German lines with English by a model" with
   ;;
 distillation)
   last=$(n 29000 300) few=$(n 6000 100)
@@ -134,9 +134,9 @@ distillation)
   printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
   row "teacher, $last pairs" teacher
   row "student, $few references" references
-  row "student, references with what the teacher predicts at their tokens" predictions
-  row "student, the teacher's outputs instead" outputs
-  row "student, the teacher's outputs with what it predicts at their tokens" both
+  row "student, references and the teacher's predictions of their tokens" predictions
+  row "student, the teacher's translations instead of the references" outputs
+  row "student, the teacher's translations and its predictions of their tokens" both
   ;;
 diversification)
   last=$(n 29000 100)
@@ -155,13 +155,13 @@ diversification)
   written french all.fr french.en --beam-size 2
   cat "$OUT"/all.en "$OUT"/all.en "$OUT"/all.en "$OUT"/backward.en "$OUT"/french.en >"$OUT/five.en"
   cat "$OUT"/all.de "$OUT"/forward1.de "$OUT"/forward2.de "$OUT"/all.de "$OUT"/all.de >"$OUT/five.de"
-  # one vocabulary for all, so that they can be an ensemble
+  # one vocabulary for all, because an ensemble needs that
   train five five.en five.de "${student[@]}" --tokenizer "$OUT/forward1/tokenizer.model"
   transduce translate "$OUT/forward1,$OUT/five" "$OUT/test_2016_flickr.en" --output "$OUT/both.de"
 
   printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
   row "$last pairs" forward1
-  row "the same five times, a side of four of them written by a model" five
+  row "the same five times, in four of them one side by a model" five
   both=$(transduce score bleu "$OUT/both.de" "$OUT/test_2016_flickr.de" --lowercase | sed -n 's/^BLEU //; 1s/ nrefs:.*//p')
   echo "| both as an ensemble | | $both |" >>"$TABLE"
   ;;

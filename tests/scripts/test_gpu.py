@@ -53,9 +53,9 @@ def gpu(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fsdd", "fsd"], "ablation_adamw ablation_stack_6, but 'fsd' is none of them"),
+        (["fsdd", "fsd"], "ablation_adamw ablation_stack_6, but is 'fsd'"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, but is 'tpu'"),
-        (["--device"], "--device needs cpu, cuda or cuda:N after it"),
+        (["--device"], "--device must be followed by cpu, cuda or cuda:N"),
     ],
 )
 def test_a_wrong_word_is_refused_before_anything_is_made(tmp_path, gpu, words, message):

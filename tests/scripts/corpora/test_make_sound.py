@@ -175,7 +175,7 @@ def test_without_espeak_the_script_says_what_it_needs(monkeypatch, capsys, tmp_p
     monkeypatch.setattr("sys.argv", ["make_sound.py", "--output", str(tmp_path / "sound")])
     monkeypatch.setenv("PATH", str(tmp_path))
     assert make_sound.main() == 2
-    said = "transduce: espeak-ng must be installed, but there is none; try: apt install espeak-ng\n"
+    said = "transduce: espeak-ng must be installed, but is not; try: apt install espeak-ng\n"
     assert capsys.readouterr().err == said
     assert not (tmp_path / "sound").exists()
 

@@ -15,7 +15,7 @@ NAMES = ["m1", "f2", "klatt"]
 
 @pytest.fixture
 def spoken(monkeypatch, tmp_path):
-    """What is said, each a tone of its own; and a file of the text."""
+    """The spoken sentences, each a tone of its own; and a file of the text."""
     said = []
 
     def tone(text, voice, speed, pitch):
@@ -28,7 +28,7 @@ def spoken(monkeypatch, tmp_path):
     return said
 
 
-def test_every_sentence_is_said_by_several_voices(spoken, tmp_path, capsys):
+def test_every_sentence_has_several_voices(spoken, tmp_path, capsys):
     out = tmp_path / "out"
     how = [str(tmp_path / "text.txt"), str(out), "--each", "3", "--voices", "en-us", "en-gb", "--seed", "5"]
     assert speak.main(how) == 0
@@ -48,10 +48,10 @@ def test_every_sentence_is_said_by_several_voices(spoken, tmp_path, capsys):
     before, n = (out / "train.tsv").read_text(), len(spoken)
     recordings[4].audio.unlink()
     assert speak.main(how) == 0
-    assert len(spoken) == n + 1 and (out / "train.tsv").read_text() == before, "only what was missing is said again"
+    assert len(spoken) == n + 1 and (out / "train.tsv").read_text() == before, "only missing files are made again"
     assert speak.main([*how[:-1], "6"]) == 0
     others = {r.audio for r in read_manifest(out / "train.tsv")} - {r.audio for r in recordings}
-    assert others and len(spoken) == n + 1 + len(others), "said by others, it is another file"
+    assert others and len(spoken) == n + 1 + len(others), "another voice has another file"
 
 
 def test_recordings_of_people_stand_beside(spoken, tmp_path):
@@ -68,7 +68,7 @@ def test_recordings_of_people_stand_beside(spoken, tmp_path):
     ("text", "more", "message"),
     [
         ("\n \n", [], "text to speak must have a line that is not blank, but {path} has none; name another file"),
-        ("hello\n", ["--each", "0"], "each sentence must be said at least once, but each=0"),
+        ("hello\n", ["--each", "0"], "--each must be at least 1, but is 0"),
     ],
     ids=["no text", "never"],
 )
@@ -84,7 +84,7 @@ def test_without_espeak_it_says_what_it_needs(monkeypatch, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("hello\n")
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert speak.main([str(tmp_path / "text.txt"), str(tmp_path / "out")]) == 2
-    assert "espeak-ng must be installed, but there is none; try: apt install espeak-ng" in capsys.readouterr().err
+    assert "espeak-ng must be installed, but is not; try: apt install espeak-ng" in capsys.readouterr().err
 
 
 @pytest.mark.process
