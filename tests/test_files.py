@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-from transduce.files import damaged, remove_leftovers, write_directory, write_file
+from transduce.files import damaged, read_weights, remove_leftovers, save_tensors, write_directory, write_file
 
 
 def test_two_writers_with_one_process_id_do_not_meet(tmp_path, monkeypatch):
@@ -83,3 +84,14 @@ def test_a_manifest_has_what_is_needed_to_find_damage(tmp_path, caplog):
     (path / "manifest.json").unlink()
     assert damaged(path, ["one", "two"]) is None and damaged(path, ["three"]) == "three"
     assert caplog.messages == [f"{path} has no manifest.json, so its files are used unchecked"]
+
+
+def test_tensors_get_the_permissions_of_other_files(tmp_path):
+    """The library's own, 0600, would shut out a server that runs as another user."""
+    before = os.umask(0o027)
+    try:
+        save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == 0o640
+    assert read_weights(tmp_path / "a.safetensors")["a"].tolist() == [0.0]

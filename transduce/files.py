@@ -223,15 +223,18 @@ def save_weights(path: Path, module: nn.Module) -> None:
 
 
 def save_tensors(path: Path, tensors: Weights) -> None:
-    """Write tensors by name as safetensors.
+    """Write tensors by name as safetensors, with the permissions of any other new file.
 
     Raises:
         OSError: they cannot be written.
     """
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file(
             {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path
         )
+        path.chmod(mode)  # the library's own is 0600, whatever the umask
     except SafetensorError as error:  # only its text has the errno, such as that of a full disk
         match = re.search(r"os error (\d+)", str(error))
         if match is None:
