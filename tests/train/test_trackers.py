@@ -13,7 +13,7 @@ from tests.train import toy
 from transduce.errors import InputError
 from transduce.experiment.command import main
 from transduce.train.state import Progress, Validation
-from transduce.train.trackers import TRACKERS
+from transduce.train.trackers import TRACKERS, Tracker
 
 CONFIG = {"training": {f"field {i}": i for i in range(150)}, "log": ["wandb"]}
 """More fields than MLflow takes at once."""
@@ -123,6 +123,29 @@ def test_a_service_that_cannot_be_reached_is_named_in_a_line(name, reason, tmp_p
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(InputError, match=f"^--log {name} must reach its service, but: {reason}"):
         TRACKERS[name](tmp_path, CONFIG).open(Progress())
+
+
+def test_a_service_that_fails_later_does_not_end_the_training(tmp_path, caplog):
+    calls = []
+
+    class Service(Tracker):
+        name = "service"
+
+        def open(self, progress):
+            self.log = self.finish = self.fail
+
+        def fail(self, *arguments):
+            calls.append(arguments)
+            raise ConnectionError("gone")
+
+    training = toy.trainer(tmp_path, sinks=[Service(tmp_path, {})])
+    assert training.run().update == 30 and len(calls) == 1
+    (warning,) = caplog.messages
+    assert warning == (
+        "--log service sends nothing more until the training is resumed, as its service failed: gone; "
+        "metrics.jsonl has all numbers"
+    )
+    assert [update for _, update in toy.metrics(tmp_path)] == [10, 20, 30]
 
 
 @pytest.mark.parametrize("name", TRACKERS)

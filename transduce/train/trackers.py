@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import Json, flatten
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.files import write_file
 from transduce.train.log import Sink, as_table
 from transduce.train.state import Progress, Validation
@@ -26,6 +26,7 @@ class Tracker(Sink):
     """Name of the library, and of the extra that installs it."""
     log: Callable[[Json, int], object]
     finish: Callable[[], object]
+    sends = True
 
     def __init__(self, directory: Path, config: Json) -> None:
         self.directory = directory
@@ -47,13 +48,29 @@ class Tracker(Sink):
         """Begin a run, or continue the one with this id; set `log` and `finish`; return its id."""
         raise NotImplementedError
 
+    def send(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function of the library. If it fails, after its own attempts of minutes, nothing
+        more is sent, and the training goes on."""
+        try:
+            if self.sends:
+                function(*arguments)
+        except Exception as error:  # the libraries' own classes
+            self.sends = False
+            logger.warning(
+                "--log %s sends nothing more until the training is resumed, as its service failed: "
+                "%s; metrics.jsonl has all numbers",
+                self.name,
+                error,
+            )
+
     def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
         """Send the numbers."""
-        self.log({f"{kind}/{name}": value for name, value in values.items()}, progress.update)
+        named = {f"{kind}/{name}": value for name, value in values.items()}
+        self.send(self.log, named, progress.update)
 
     def close(self) -> None:
         """Send what is left."""
-        self.finish()
+        self.send(self.finish)
 
 
 class WeightsAndBiases(Tracker):
@@ -75,7 +92,7 @@ class WeightsAndBiases(Tracker):
         """Send samples as a table."""
         rows = [list(sample) for sample in validation.samples]
         table = self.library.Table(columns=["source", "reference", "output"], data=rows)
-        self.log({"valid/samples": table}, progress.update)
+        self.send(self.log, {"valid/samples": table}, progress.update)
 
 
 class MLflow(Tracker):
@@ -93,7 +110,8 @@ class MLflow(Tracker):
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """Send samples as a file."""
-        self.library.log_text(as_table(validation), f"samples/{progress.update:08d}.tsv")
+        path = f"samples/{progress.update:08d}.tsv"
+        self.send(self.library.log_text, as_table(validation), path)
 
 
 TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (WeightsAndBiases, MLflow)}
