@@ -211,7 +211,7 @@ def test_an_archive_is_fetched_and_unpacked_and_has_its_manifests(tmp_path, spee
     )
     assert speech(name, folder, "--sha256", sha256.upper()) == 0  # where no server is
     assert contents(folder) == got
-    assert "compared with none" not in capsys.readouterr().out and server.asked == [f"/{archive.name}"]
+    assert "was not checked" not in capsys.readouterr().out and server.asked == [f"/{archive.name}"]
     assert speech(name, folder, "--sha256", "0" * 64) == 2
     assert f"{there} must be {'0' * 64}, but it is {sha256}; move it away" in capsys.readouterr().err
 
