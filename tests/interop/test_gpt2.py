@@ -217,6 +217,19 @@ def test_prompts_go_on_as_in_generate(run, beam_size, n):
         assert len({len(generator.encode(prompt)) for prompt in PROMPTS}) > 5
 
 
+def test_a_table_with_rows_beyond_the_tokenizer_goes_out_and_comes_back(tmp_path):
+    """As pad_to_multiple_of makes it; generation_config.json then suppresses the ids of those rows."""
+    theirs = rival(tmp_path / "theirs", vocab_size=320)
+    pieces(tmp_path / "theirs")
+    for command in (["import", "theirs", "run"], ["export", "run", "out", "--to", "gpt2"], ["import", "out", "again"]):
+        assert main([command[0], *(str(tmp_path / name) for name in command[1:3]), *command[3:]]) == 0
+    generator = td.load_generator(tmp_path / "again")
+    ids = torch.tensor([generator.encode(PROMPTS[0])])
+    want = theirs.generate(ids, max_new_tokens=20, do_sample=False, suppress_tokens=[*range(300, 320)], pad_token_id=0)
+    got = generator.generate(PROMPTS[:1], temperature=0.0, max_length=20)[0][0]
+    assert got.tokens + [0] * got.finished == want[0, ids.size(1) :].tolist()
+
+
 @pytest.mark.parametrize("stride", [64, 17, pytest.param(1, marks=pytest.mark.long)])
 def test_perplexity_is_the_loss_of_transformers_on_the_same_windows(run, stride):
     theirs, directory = run

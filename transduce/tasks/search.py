@@ -288,16 +288,20 @@ def decoder_prompt(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
     return [i for i in ids if not times or i != times.timestamp_begin_id - 1]
 
 
-def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
+def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer, size: int = 0) -> None:
     """Raise InputError if an id to suppress or to bias is not in this vocabulary, or if EOS is to
-    be suppressed at every position."""
-    ids = range(tokenizer.vocab_size)
+    be suppressed at every position.
+
+    Args:
+        size: of the vocabulary, if not the tokenizer's.
+    """
+    ids = range(size or tokenizer.vocab_size)
     unknown = [i for i in rules.suppress if i not in ids or i == tokenizer.eos_id]
     unknown += [i for i in (*rules.suppress_first, *rules.biased_ids) if i not in ids]
     if unknown:
         raise InputError(
-            f"suppress and logit_bias take ids from 0 to {tokenizer.vocab_size - 1} (suppress "
-            f"without EOS), but one has {unknown[0]}; leave it out"
+            f"suppress and logit_bias take ids from 0 to {ids[-1]} (suppress without EOS), but "
+            f"one has {unknown[0]}; leave it out"
         )
 
 
