@@ -731,7 +731,7 @@ def test_other_sizes(tmp_path, kind, settings):
         ({"language": "de", "task": "transcribe", "min_length": 12}, "de"),
     ],
 )
-def test_whispers_settings_are_those_of_generate(untrained, tmp_path, settings, language):
+def test_whispers_settings_are_those_of_generate_and_come_back(untrained, tmp_path, settings, language):
     """Its max_length counts new tokens alone; older directories name language and task by forced_decoder_ids."""
     import transformers
 
@@ -750,11 +750,13 @@ def test_whispers_settings_are_those_of_generate(untrained, tmp_path, settings, 
     paths = sorted(directory.glob("*.wav"))[:3]
     extractor = transformers.WhisperFeatureExtractor.from_pretrained(directory)
     inputs = extractor([read(path) for path in paths], sampling_rate=RATE, return_tensors="pt")
-    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(directory)
-    with torch.no_grad():
-        rows = theirs.generate(inputs.input_features)
-    want = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    assert [text.strip() for text in want] == [text.strip() for text in transcriber(paths)]
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "again"), "--to", "whisper"]) == 0
+    for each in (directory, tmp_path / "again"):
+        theirs = transformers.WhisperForConditionalGeneration.from_pretrained(each)
+        with torch.no_grad():
+            rows = theirs.generate(inputs.input_features)
+        want = tokenizer.batch_decode(rows, skip_special_tokens=True)
+        assert [text.strip() for text in want] == [text.strip() for text in transcriber(paths)]
 
 
 @pytest.mark.parametrize("language", ["german", "<|de|>", "De"])

@@ -119,12 +119,13 @@ def _write_generation(
     ids = tokenizer.token_ids
     search = generation_settings(decoding, tokenizer.suppressed, n_prefix=n_prefix)
     most = theirs["max_target_positions"]
+    longest = search.get("max_length", most + n_prefix) - n_prefix  # it counts new tokens alone
     settings = {name: theirs[name] for name in theirs if name.endswith("token_id")} | {
         "is_multilingual": bool(tokenizer.languages),
         "no_timestamps_token_id": ids[PLAIN],
         "return_timestamps": decoding["timestamps"],
         **search,
-        "max_length": min(most, search.get("max_length", most)),
+        "max_length": min(most, longest),
     }
     if tokenizer.languages:
         languages = {f"<|{name}|>": i for name, i in tokenizer.languages.items()}
