@@ -242,7 +242,7 @@ class Generator(Task):
         """The start of a search: the scorer and the ids of these prompts, and the constraints on
         what follows them; the last new token needs no position."""
         ids = torch.tensor([prompt.ids for prompt in prompts], device=self.model.device)
-        check_suppressed(config, self.tokenizer, self.model.vocab_size)
+        check_suppressed(config, self.model.vocab_size, self.tokenizer.eos_id)
         limit = last_position(*self.engines)
         bound = limit + 1 - ids.size(1)
         if bound < config.max_length:

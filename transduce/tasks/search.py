@@ -100,7 +100,7 @@ class SearchTask(Task):
 
     def _check(self, config: SearchConfig, requests: Sequence[Request]) -> None:
         """Raise InputError if the search lacks a part, or its settings exclude one another."""
-        check_suppressed(config, self.tokenizer)
+        check_suppressed(config, self.model.vocab_size, self.tokenizer.eos_id)
         has_text = any(each.has_text for each in requests)
         if self.tokenizer.writes_phones and (config.forbid or has_text):
             raise InputError(
@@ -288,20 +288,16 @@ def decoder_prompt(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
     return [i for i in ids if not times or i != times.timestamp_begin_id - 1]
 
 
-def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer, size: int = 0) -> None:
+def check_suppressed(rules: RulesConfig, vocab_size: int, eos_id: int | None) -> None:
     """Raise InputError if an id to suppress or to bias is not in this vocabulary, or if EOS is to
-    be suppressed at every position.
-
-    Args:
-        size: of the vocabulary, if not the tokenizer's.
-    """
-    ids = range(size or tokenizer.vocab_size)
-    unknown = [i for i in rules.suppress if i not in ids or i == tokenizer.eos_id]
+    be suppressed at every position."""
+    ids = range(vocab_size)
+    unknown = [i for i in rules.suppress if i not in ids or i == eos_id]
     unknown += [i for i in (*rules.suppress_first, *rules.biased_ids) if i not in ids]
     if unknown:
         raise InputError(
-            f"suppress and logit_bias take ids from 0 to {ids[-1]} (suppress without EOS), but "
-            f"one has {unknown[0]}; leave it out"
+            f"suppress and logit_bias take ids from 0 to {vocab_size - 1} (suppress without EOS), "
+            f"but one has {unknown[0]}; leave it out"
         )
 
 
