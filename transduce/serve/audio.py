@@ -123,7 +123,7 @@ async def transcriptions(http: fastapi.Request, state: State) -> Response:
 def _verbose(transcript: Transcript, body: AudioBody) -> Json:
     """Language, segments and, if requested, words."""
     segments = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
-    outputs = [segment.outputs[0] for segment in transcript.segments]
+    outputs = [segment.best for segment in transcript.segments]
     detected = next((output.language for output in outputs if output.language), "")
     answer: Json = {"language": detected or body.language or "unknown", "segments": segments}
     if body.word_times:
@@ -194,7 +194,7 @@ async def _deltas(pieces: AsyncIterator[tuple[int, list[Segment]]]) -> AsyncIter
     """Yield the events of a stream: one for each segment, then the full text."""
     whole = ""
     async for _, (segment,) in pieces:
-        if text := segment.outputs[0].text.strip():
+        if text := segment.best.text.strip():
             delta = between(whole, text) + text
             yield {"type": "transcript.text.delta", "delta": delta}
             whole += delta
@@ -202,7 +202,7 @@ async def _deltas(pieces: AsyncIterator[tuple[int, list[Segment]]]) -> AsyncIter
 
 
 def _segment(i: int, segment: Segment) -> Json:
-    best = segment.outputs[0]
+    best = segment.best
     raw = best.text.encode()
     return {
         "id": i,

@@ -5,13 +5,15 @@ import math
 from html import escape
 from typing import TYPE_CHECKING
 
+from transduce.config import Json
+
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does without
     from transduce.tasks.outputs import Output, Segment, TokenScores, Transcript, Word
 
 
-def plain_output(output: "Output") -> dict[str, object]:
+def plain_output(output: "Output") -> Json:
     """An output as a JSON object, without what was not computed or not requested."""
-    plain: dict[str, object] = {"text": output.text}
+    plain: Json = {"text": output.text}
     if not math.isnan(output.score):
         plain |= {"score": output.score, "log_prob": output.log_prob}
     if output.language:
@@ -32,13 +34,13 @@ def json_line(plain: object) -> str:
     return json.dumps(plain, ensure_ascii=False) + "\n"
 
 
-def plain_tokens(scores: "TokenScores") -> list[dict[str, object]]:
+def plain_tokens(scores: "TokenScores") -> list[Json]:
     """Scores of tokens as JSON objects."""
     pairs = zip(scores.tokens, scores.log_probs.tolist(), strict=True)
     return [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
 
 
-def _plain_word(word: "Word") -> dict[str, object]:
+def _plain_word(word: "Word") -> Json:
     times = {"start": word.start, "end": word.stop}
     rounded = {name: round(seconds, 3) for name, seconds in times.items() if seconds is not None}
     return {"word": word.text, "confidence": round(word.confidence, 4), **rounded}
@@ -67,14 +69,14 @@ def _tsv(transcript: "Transcript") -> str:
     name = as_line(transcript.path).replace("\t", " ")
     rows = []
     for segment in transcript.segments:
-        best = segment.outputs[0]
+        best = segment.best
         text = best.text.replace("\t", " ")
         rows.append(f"{name}\t{segment.start:.3f}\t{segment.stop:.3f}\t{best.score:.4f}\t{text}\n")
     return "".join(rows)
 
 
 def _json(transcript: "Transcript") -> str:
-    plain: dict[str, object] = {
+    plain: Json = {
         "audio": _printable(transcript.path),
         "text": transcript.text,
         "segments": [_plain_segment(segment) for segment in transcript.segments],
@@ -84,7 +86,7 @@ def _json(transcript: "Transcript") -> str:
     return json_line(plain)
 
 
-def _plain_segment(segment: "Segment") -> dict[str, object]:
+def _plain_segment(segment: "Segment") -> Json:
     outputs = [plain_output(output) for output in segment.outputs]
     plain = {"start": round(segment.start, 3), "end": round(segment.stop, 3), **outputs[0]}
     return {**plain, "outputs": outputs} if len(outputs) > 1 else plain
@@ -107,12 +109,12 @@ def srt(transcript: "Transcript", before: int = 0) -> str:
 
 def _with_text(transcript: "Transcript") -> "list[Segment]":
     """The segments with a text."""
-    return [segment for segment in transcript.segments if segment.outputs[0].text.strip()]
+    return [segment for segment in transcript.segments if segment.best.text.strip()]
 
 
 def _cues(segment: "Segment") -> list[tuple[float, float, str]]:
     """A subtitle for every word with known times; without any, one for the segment."""
-    best = segment.outputs[0]
+    best = segment.best
     timed = [
         (w.start, w.stop, w.text) for w in best.words if w.start is not None and w.stop is not None
     ]
@@ -122,7 +124,7 @@ def _cues(segment: "Segment") -> list[tuple[float, float, str]]:
 def _vtt(transcript: "Transcript") -> str:
     return "".join(
         f"{_moment(segment.start, '.')} --> "
-        f"{_moment(segment.stop, '.')}\n{_cue_text(segment.outputs[0])}\n\n"
+        f"{_moment(segment.stop, '.')}\n{_cue_text(segment.best)}\n\n"
         for segment in _with_text(transcript)
     )
 

@@ -145,6 +145,11 @@ class Segment:
     stop: float
     outputs: list[Output]
 
+    @property
+    def best(self) -> Output:
+        """The best of them."""
+        return self.outputs[0]
+
 
 def split_at_times(segment: Segment, times: Timestamps, tokenizer: Tokenizer) -> list[Segment]:
     """Split a segment at the timestamps in its output; without any, return it alone."""
@@ -168,7 +173,7 @@ class Transcript:
     @property
     def text(self) -> str:
         """The best text of every segment as one."""
-        return joined_texts(segment.outputs[0].text for segment in self.segments)
+        return joined_texts(segment.best.text for segment in self.segments)
 
 
 def word_alignment(
