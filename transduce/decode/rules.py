@@ -4,7 +4,7 @@ Rules are functions, like transformers' LogitsProcessor; you can add your own.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,20 +35,18 @@ some nats. Its arguments:
 """
 
 
-def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> list[Rule]:
-    """The rules of a configuration, except those for phrases, which need a vocabulary (see
+def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> Iterator[Rule]:
+    """Yield the rules of a configuration, except those for phrases, which need a vocabulary (see
     `text_rules.forbidden`)."""
-    rules: list[Rule] = []
     if config.biased_ids:
         bias = torch.tensor([*config.biased_ids.values()], device=device)
-        rules.append(partial(add_bias, ids_tensor([*config.biased_ids], device), bias))
+        yield partial(add_bias, ids_tensor([*config.biased_ids], device), bias)
     if config.min_length and eos_id is not None:
-        rules.append(partial(not_before, config.min_length, ids_tensor([eos_id], device)))
+        yield partial(not_before, config.min_length, ids_tensor([eos_id], device))
     if config.suppress_first:
-        rules.append(partial(not_before, 1, ids_tensor(config.suppress_first, device)))
+        yield partial(not_before, 1, ids_tensor(config.suppress_first, device))
     if config.no_repeat_ngram:
-        rules.append(partial(no_repeat_ngram, config.no_repeat_ngram))
-    return rules
+        yield partial(no_repeat_ngram, config.no_repeat_ngram)
 
 
 def add_bias(
@@ -99,6 +97,7 @@ FIRST = 50
 """The last timestamp token that may come first: a text begins within a second."""
 
 
+@dataclass(frozen=True)
 class Timestamps:
     """The rule that timestamp tokens come in pairs around segments of text, and never decrease.
 
@@ -111,9 +110,8 @@ class Timestamps:
     section 4.5; the rules are those of its code.
     """
 
-    def __init__(self, timestamp_begin_id: int, eos_id: int) -> None:
-        self.timestamp_begin_id = timestamp_begin_id
-        self.eos_id = eos_id
+    timestamp_begin_id: int
+    eos_id: int
 
     def __call__(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
         """Set the scores of tokens that may not follow to -inf, in place; see `Rule`."""
@@ -140,9 +138,8 @@ class Timestamps:
         scores[:, :zero] = scores[:, :zero].masked_fill(likelier[:, None], -math.inf)
         return scores
 
-    def segments(self, tokens: list[int]) -> list[tuple[float, float | None, list[int]]]:
-        """Start, end (seconds; None: the end of the audio) and tokens of each segment of text."""
-        segments: list[tuple[float, float | None, list[int]]] = []
+    def segments(self, tokens: list[int]) -> Iterator[tuple[float, float | None, list[int]]]:
+        """Yield start, end (seconds; None: the end of the audio) and tokens of each segment."""
         start = 0.0
         text = list[int]()
         for token in tokens:
@@ -151,9 +148,10 @@ class Timestamps:
                 continue
             seconds = (token - self.timestamp_begin_id) * STEP
             if text:
-                segments.append((start, seconds, text))
+                yield start, seconds, text
             start, text = seconds, []
-        return [*segments, (start, None, text)] if text else segments
+        if text:
+            yield start, None, text
 
 
 NO_RULES = RulesConfig()
