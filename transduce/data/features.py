@@ -216,14 +216,13 @@ def normalized(
     return (frames - mean) / (variance + epsilon).sqrt()
 
 
+@dataclass(frozen=True)
 class VectorReader:
     """Reads and normalizes the vectors that a VectorConfig describes."""
 
+    config: VectorConfig
     mean = std = None
     """Vectors have no statistics of the training data."""
-
-    def __init__(self, config: VectorConfig) -> None:
-        self.config = config
 
     def __call__(self, path: Path) -> FrameVectors:
         """The vectors of one file, as float32.

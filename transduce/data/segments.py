@@ -176,16 +176,15 @@ def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
     return [*stops.items()]
 
 
-def _split_at_quietest(levels: Levels, span: Span, limit: int) -> list[Span]:
-    """Segments that cover a span, each of at most `limit` samples and at least about a quarter of
-    that.
+def _split_at_quietest(levels: Levels, span: Span, limit: int) -> Iterator[Span]:
+    """Yield segments that cover a span, each of at most `limit` samples and at least about a quarter
+    of that.
 
     Cuts lie between frames. Of several equally quiet places, the cut is at the middle one.
     """
     start, stop = span
     size = levels.frame_samples
     width = round(QUIET / FRAME)
-    parts = []
     while stop - start > limit:
         first = -(-(start + limit // 2) // size)
         # so that the last segment is not shorter than a frame
@@ -193,6 +192,6 @@ def _split_at_quietest(levels: Levels, span: Span, limit: int) -> list[Span]:
         energy = levels.power[first:last].double().unfold(0, width, 1).sum(dim=1)
         quietest = (energy == energy.min()).nonzero()[:, 0]
         middle = size * (first + int(quietest[len(quietest) // 2]) + width // 2)
-        parts.append((start, middle))
+        yield start, middle
         start = middle
-    return [*parts, (start, stop)]
+    yield start, stop
