@@ -23,14 +23,9 @@ BORDERS = re.compile(f"(?<!{LETTER})(?={LETTER})|(?<={LETTER})(?!{LETTER})")
 """The beginnings and the ends of words."""
 
 
-def has_spaces(letter: str) -> bool:
-    """Whether the script of a letter has spaces around words."""
-    return re.match(LETTER, letter) is not None
-
-
 def at_word(term: str) -> str:
-    """The term as a phrase that begins a word."""
-    return " " * has_spaces(term[0]) + term
+    """The term as a phrase that begins a word, if its script has spaces around words."""
+    return f" {term}" if re.match(LETTER, term) else term
 
 
 class Glossary:

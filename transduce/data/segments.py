@@ -177,8 +177,8 @@ def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
 
 
 def _split_at_quietest(levels: Levels, span: Span, limit: int) -> Iterator[Span]:
-    """Yield segments that cover a span, each of at most `limit` samples and at least about a quarter
-    of that.
+    """Yield segments that cover a span, each of at most `limit` samples and at least about a
+    quarter of that.
 
     Cuts lie between frames. Of several equally quiet places, the cut is at the middle one.
     """

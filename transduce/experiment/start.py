@@ -245,11 +245,11 @@ def _take(
         return None
     before, now = tokenizers
     if before and now and (before.model != now.model or new.shape != old.shape):
-        pairs = _shared_rows(before, now)
+        ids = before.token_ids
+        pairs = [(ids[token], i) for i, token in enumerate(now.all_tokens) if token in ids]
         note = f"{TABLES[name]}: {len(pairs):,} of {now.vocab_size:,} pieces keep their vectors"
         pairs += [(before.vocab_size + i, now.vocab_size + i) for i in range(n_behind)]
-        old_rows, new_rows = map(list, zip(*pairs, strict=True)) if pairs else ([], [])
-        new[new_rows] = old[old_rows].to(new.device)
+        new[[i for _, i in pairs]] = old[[i for i, _ in pairs]].to(new.device)
         return note
     if new.shape == old.shape:
         new.copy_(old)
@@ -259,9 +259,3 @@ def _take(
         new[:n] = old[:n]
         return f"{name}: {n:,} of {len(new):,} positions keep their vectors"
     return None
-
-
-def _shared_rows(before: Tokenizer, now: Tokenizer) -> list[tuple[int, int]]:
-    """The old and the new id of every token that two vocabularies share."""
-    ids = before.token_ids
-    return [(ids[token], i) for i, token in enumerate(now.all_tokens) if token in ids]
