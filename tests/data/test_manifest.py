@@ -11,6 +11,7 @@ import pytest
 import soundfile
 
 from transduce.data.manifest import Manifests, Recording, read_manifest, split, write_manifest
+from transduce.data.sound_lists import each_row
 
 GOOD = "id\taudio\tseconds\tspeaker\ttext\tgerman\na\tx/a.wav\t1.5\tAnn\tgood day\tguten Tag\nb\t/y/b.npy\t2\tBob\t\t\n"
 
@@ -138,6 +139,21 @@ def test_a_folder_that_is_moved_as_a_whole_stays_whole(tmp_path):
         (moved := home.rename(tmp_path / f"{name} moved"))
         inside, absolute = (r.audio for r in read_manifest(moved / "train" / "m.tsv"))
         assert inside.resolve() == moved / "WAVE" / "a.wav" and inside.is_file() and absolute == outside
+
+
+def test_dots_behind_a_symbolic_link_lead_where_the_system_leads(tmp_path):
+    """store/lists is reached as lists: lists/../audio is store/audio, not audio."""
+    for name in ("store/lists", "store/audio", "audio"):
+        (tmp_path / name).mkdir(parents=True)
+    for folder in ("audio", "store/audio"):
+        (tmp_path / folder / "a.wav").write_bytes(folder.encode())
+    (tmp_path / "lists").symlink_to("store/lists")
+    (tmp_path / "store/lists/wav.scp").write_text("a ../audio/a.wav\n")
+    (tmp_path / "store/lists/text").write_text("a good day\n")
+    (row,) = (row for _, row in each_row(tmp_path / "lists"))
+    write_manifest(tmp_path / "m.tsv", [Recording("a", Path(row["audio"]), 1.0, "Ann", "good day")])
+    (recording,) = read_manifest(tmp_path / "m.tsv")
+    assert [Path(row["audio"]).read_bytes(), recording.audio.read_bytes()] == [b"store/audio"] * 2
 
 
 ONE = Recording("a", Path("a.wav"), 1.0, "Ann", "good day", {"age": "6"})

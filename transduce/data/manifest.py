@@ -129,6 +129,8 @@ def write_manifest(
     rows = [[*NEEDED, target_column, *others]]
     for r in recordings:
         audio = Path(os.path.abspath(r.audio))
+        if os.path.realpath(audio) != (file := os.path.realpath(r.audio)):  # .. after a link
+            audio = Path(file)
         if audio.is_relative_to(os.path.abspath(root or folder)):
             audio = Path(os.path.relpath(audio, folder))
         seconds = str(round(r.seconds, 3) or r.seconds)  # 0.4 ms must not become 0

@@ -155,7 +155,7 @@ def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
         home = next((home for home in homes if (home / audio).exists()), folder)
         row = {
             "id": name,
-            "audio": audio and os.path.abspath(home / audio),
+            "audio": audio and str(home / audio),
             "text": texts.get(name, ""),
             "speaker": speakers.get(name, ""),
         }
