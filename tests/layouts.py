@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-Said = dict[str, tuple[str, str, Path]]
+Expected = dict[str, tuple[str, str, Path]]
 """Of each recording the text, the speaker and the file."""
 
 
@@ -23,7 +23,7 @@ def put(path: Path, *lines: str) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def put_digits(home: Path) -> Said:
+def put_digits(home: Path) -> Expected:
     """Three digits of two speakers; recordings 0 and 4 are test."""
     said = {}
     for digit, word in enumerate(("zero", "one", "two")):
@@ -35,7 +35,7 @@ def put_digits(home: Path) -> Said:
     return said
 
 
-def put_learners(home: Path) -> Said:
+def put_learners(home: Path) -> Expected:
     """One recording of each of three speakers to train on, and of speaker 0003 to test on."""
     said = {}
     for split, speakers in (("train", ("0001", "0005", "0006")), ("test", ("0003",))):

@@ -75,7 +75,7 @@ def wrong(monkeypatch, capsys):
         ("serve a --queue 0", "queue must be at least 1, but queue=0"),
     ],
 )  # fmt: skip
-def test_a_wrong_use_of_a_command_is_one_line(capsys, words, message):
+def test_usage_errors_of_commands_are_one_line(capsys, words, message):
     assert main(words.split()) == 2
     assert capsys.readouterr() == ("", f"transduce: {message}\n")
 
@@ -86,7 +86,7 @@ class Terminal(TextIOWrapper):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_a_wrong_use_is_one_plain_line_on_a_terminal_with_colours(monkeypatch, capsys, encoding):
+def test_usage_errors_have_no_colours_on_a_terminal(monkeypatch, capsys, encoding):
     """Where tyro's own page has colours, and a frame of other characters if the terminal lacks them."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys, "stdout", Terminal(BytesIO(), encoding))
@@ -111,7 +111,7 @@ def test_a_wrong_use_is_one_plain_line_on_a_terminal_with_colours(monkeypatch, c
         ("translate a --wave 3 --beam-sise 2", ["--wave, --beam-sise;", "--beam-size INT"]),
     ],
 )
-def test_other_wrong_uses_name_the_word(capsys, words, parts):
+def test_usage_errors_of_commands_name_the_wrong_word(capsys, words, parts):
     assert main(words.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("transduce: ") and err.count("\n") == 1
@@ -130,19 +130,19 @@ def test_other_wrong_uses_name_the_word(capsys, words, parts):
         ("--qqq", ["--qqq;", "python recipe.py commands --help-all says more"]),
     ],
 )
-def test_a_wrong_use_of_a_recipe_names_the_word(wrong, words, parts):
+def test_usage_errors_of_recipes_name_the_wrong_word(wrong, words, parts):
     said = wrong(translation, words)
     assert all(part in said for part in parts)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
-def test_every_recipe_tells_its_wrong_uses_in_one_line(wrong, recipe):
+def test_usage_errors_of_every_recipe_are_one_line(wrong, recipe):
     assert wrong(recipe, "--training.max-update 3").startswith(
         "Unrecognized options: --training.max-update; Perhaps you meant: --training.max-updates INT"
     )
 
 
-def test_a_missing_value_of_a_recipe_is_one_line(wrong):
+def test_a_missing_value_of_a_recipe_flag_is_one_line(wrong):
     assert wrong(masked_language_model, "--training.max-updates") == (
         "Missing value for argument '--training.max-updates'. Expected 1 values; "
         "python recipe.py commands --help-all says more"
@@ -150,7 +150,7 @@ def test_a_missing_value_of_a_recipe_is_one_line(wrong):
 
 
 @pytest.mark.parametrize("name", TAKES)
-def test_every_flag_of_every_command_tells_that_its_value_is_missing(monkeypatch, capsys, name):
+def test_a_missing_value_of_any_command_flag_is_reported(monkeypatch, capsys, name):
     """Those that take any number of values, --prompt alone, refuse none by themselves."""
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
@@ -167,7 +167,7 @@ def test_every_flag_of_every_command_tells_that_its_value_is_missing(monkeypatch
     assert taking
 
 
-def test_help_has_every_flag_whole_whatever_the_terminal_says_of_its_width(monkeypatch, capsys):
+def test_help_never_breaks_flags_on_narrow_terminals(monkeypatch, capsys):
     """tyro cuts words anywhere on a page that is too narrow."""
     monkeypatch.setattr(sys, "argv", ["recipe.py", "commands", "--help-all"])
 

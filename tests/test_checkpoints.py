@@ -10,7 +10,7 @@ from transduce.files import write_directory
 from transduce.run import average, weights_path
 
 
-def test_the_newest_checkpoint_stands_in_for_the_finished_model(tmp_path):
+def test_the_newest_checkpoint_replaces_a_missing_model(tmp_path):
     for update in (20, 100, 3):
         (tmp_path / "checkpoints" / f"{update:08d}").mkdir(parents=True)
         (tmp_path / "checkpoints" / f"{update:08d}" / "model.safetensors").write_bytes(b"")
@@ -56,7 +56,7 @@ def test_a_damaged_checkpoint_is_not_averaged(tmp_path):
         average(paths)
 
 
-def test_nothing_and_strangers_have_no_average(tmp_path):
+def test_no_checkpoints_or_different_names_cannot_be_averaged(tmp_path):
     with pytest.raises(ValueError) as caught:
         average([])
     assert str(caught.value) == "an average needs at least one checkpoint, but there is none"

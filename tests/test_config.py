@@ -15,7 +15,7 @@ def refusal(check, *args, **values) -> str:
     return str(caught.value)
 
 
-def test_values_at_or_above_the_low_one_and_none_pass():
+def test_at_least_accepts_larger_values_and_none():
     at_least(1, a=1, b=2, c=2**62 - 1, d=None)
     at_least(0, a=0, b=0.0, c=-0.0, d=1e-300, e=1e300)
     at_least(-0.5, a=-0.5)
@@ -26,12 +26,12 @@ def test_values_at_or_above_the_low_one_and_none_pass():
     ("low", "value"),
     [(1, 0), (0, -1), (0, -1e-9), (1.0, 0.5), (0, math.nan), (0, -math.inf), (0, math.inf), (0, 2**62)],
 )
-def test_a_value_below_the_low_one_is_refused(low, value):
+def test_at_least_refuses_smaller_or_non_finite_values(low, value):
     message = refusal(at_least, low, n=value)
     assert f"at least {low}" in message and message.endswith(f"n={value}")
 
 
-def test_a_refusal_says_the_rule_and_the_value():
+def test_errors_have_the_rule_and_the_value():
     assert refusal(at_least, 1, n=0) == "n must be at least 1, but n=0"
     assert refusal(at_least, 0, n=math.inf) == "n must be at least 0 and finite, but n=inf"
     assert refusal(within, "(0, 1]", x=2) == "x must lie in (0, 1], but x=2"
@@ -52,7 +52,7 @@ def test_a_refusal_says_the_rule_and_the_value():
         ("[1, 0]", [], [0, 0.5, 1, 2, -1]),
     ],
 )
-def test_an_interval_has_its_ends_or_not(interval, inside, outside):
+def test_within_open_and_closed_intervals(interval, inside, outside):
     for value in inside:
         within(interval, x=value)
     for value in [*outside, math.nan]:
@@ -62,7 +62,7 @@ def test_an_interval_has_its_ends_or_not(interval, inside, outside):
     within(interval)
 
 
-def test_the_first_of_several_values_that_does_not_fit_is_named():
+def test_the_first_invalid_value_is_named():
     assert refusal(at_least, 2, a=3, b=None, c=1, d=0).endswith("c=1")
     assert refusal(within, "[0, 1)", a=0.5, b=None, c=1.0, d=-1.0).endswith("c=1.0")
 
@@ -96,16 +96,16 @@ class Bowl(Plate):
         (Bowl, {"layers": -1}, "layers=-1"),
     ],
 )
-def test_a_value_that_is_none_of_the_choices_is_refused(kind, fields, message):
+def test_a_value_outside_the_choices_is_refused(kind, fields, message):
     assert refusal(kind, **fields).endswith(message)
 
 
-def test_every_choice_passes_and_other_types_are_not_looked_at():
+def test_choices_pass_and_other_types_are_not_checked():
     for shape in ("round", "square"):
         for layers in (0, 1, 2):
             assert Bowl(shape=shape, layers=layers, name="oval", weight=-1.0).layers == layers
 
 
-def test_a_difference_is_written_without_the_words_of_python():
+def test_differences_are_written_without_python_syntax():
     old, new = {"lm": None, "words": [], "same": None}, {"lm": "b", "words": ["x", "y"], "same": None}
     assert differences(old, new) == ["lm: none -> b", "words: empty -> x, y"]

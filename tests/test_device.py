@@ -13,7 +13,7 @@ enabled = torch.backends.cuda.cudnn_sdp_enabled
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_of_two_that_overlap_the_last_to_leave_brings_the_choice_of_the_process_back(before):
+def test_overlapping_contexts_restore_the_setting_after_the_last(before):
     """As two threads may: the first to enter leaves first."""
     was = enabled()
     try:
@@ -31,12 +31,12 @@ def test_of_two_that_overlap_the_last_to_leave_brings_the_choice_of_the_process_
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="needs Linux")
-def test_the_cpu_says_itself_whether_it_computes_in_bf16():
+def test_bf16_support_is_read_from_the_cpu_flags():
     flags = Path("/proc/cpuinfo").read_text().split()
     assert computes_bf16(torch.device("cpu")) == ("avx512_bf16" in flags or "amx_tile" in flags)
 
 
-def test_a_device_that_computes_nothing_is_refused():
+def test_the_meta_device_is_refused():
     with pytest.raises(ValueError) as caught:
         torch_device("meta")
     assert re.fullmatch(

@@ -69,7 +69,7 @@ def notebooks(once) -> Path:
 @pytest.mark.process
 @pytest.mark.train
 @pytest.mark.long
-def test_jupyter_runs_every_tutorial_and_what_it_asserts_holds(name, notebooks, monkeypatch):
+def test_jupyter_runs_every_tutorial(name, notebooks, monkeypatch):
     """The kernel takes this package, wherever it is installed."""
     monkeypatch.setenv("PYTHONPATH", str(DOCS.parent))
     tutorial = nbformat.read(notebooks / f"{name}.ipynb", as_version=4)
@@ -102,7 +102,7 @@ def docs(tmp_path):
     return tmp_path / "docs"
 
 
-def test_cells_are_what_the_markers_say():
+def test_cells_are_parsed_from_markers():
     assert read_cells(
         '# %% [markdown]\n# # Title\n#\n# Text\n\n# %%\na = 1\n\n\n# %% tags=["hide-input"]\nb = "# %%"'
     ) == [
@@ -128,7 +128,7 @@ def test_a_file_in_another_format_is_refused(text, message):
     assert str(error.value) == message
 
 
-def test_a_page_has_what_the_cells_print_and_draw(docs, tmp_path):
+def test_a_page_has_the_output_and_plots_of_its_cells(docs, tmp_path):
     here = Path.cwd()
     run(docs / "tutorials" / "1_squares.py", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
@@ -139,7 +139,7 @@ def test_a_page_has_what_the_cells_print_and_draw(docs, tmp_path):
     assert Path.cwd() == here
 
 
-def test_a_translation_runs_the_code_of_the_original(docs, tmp_path):
+def test_a_translated_tutorial_runs_the_original_code(docs, tmp_path):
     path = docs / "tutorials" / "ko" / "1_squares.py"
     path.parent.mkdir()
     path.write_text("# %% [markdown]\n# # 제곱\n\n# %% [code 1]\n\n# %% [code 2]\n")
@@ -148,7 +148,7 @@ def test_a_translation_runs_the_code_of_the_original(docs, tmp_path):
     assert page.startswith("# 제곱\n") and "[0, 1, 4, 9]" in page and (tmp_path / "page_3_1.png").exists()
 
 
-def test_a_notebook_has_the_cells_and_leads_to_notebooks_and_pages(docs, tmp_path):
+def test_notebooks_have_the_cells_and_correct_links(docs, tmp_path):
     out = tmp_path / "notebooks"
     write_notebooks(docs, out)
     book = nbformat.read(out / "1_squares.ipynb", as_version=4)
@@ -220,6 +220,6 @@ def test_the_reference_has_every_public_name_and_every_flag():
 
 
 @pytest.mark.long
-def test_the_reference_has_no_path_of_this_machine():
+def test_the_reference_has_no_local_paths():
     page = command_help("train translation")
     assert "(default: recipes/data/commands)" in page and str(DOCS.parent) not in page

@@ -28,23 +28,23 @@ class Broken(io.TextIOWrapper):
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("number", "code", "stderr"),
     [
         (errno.ENOSPC, 2, "transduce: no space is left on the disk; make room, and run it again\n"),
         (errno.EPIPE, 0, ""),
         (errno.EIO, 2, "transduce: [Errno 5] Input/output error\n"),
     ],
 )
-def test_output_that_fails_at_the_end_is_told_in_one_line(tmp_path, monkeypatch, capsys, number, code, said):
+def test_output_errors_at_exit_are_one_line(tmp_path, monkeypatch, capsys, number, code, stderr):
     with (tmp_path / "out").open("wb") as file:
         broken = Broken(os.dup(file.fileno()), number)
         monkeypatch.setattr(sys, "stdout", broken)
         assert exit_code(lambda: print("text"), interrupted="") == code
         broken.number = None
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == stderr
 
 
-def test_a_full_disk_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, monkeypatch, capsys):
     toy.trainer(tmp_path, config=toy.config(max_updates=2, validate_every=2)).run()
     before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
 
@@ -71,7 +71,7 @@ def test_a_full_disk_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path
         (None, "{path} cannot be written: InvalidHeader"),
     ],
 )  # fmt: skip
-def test_weights_that_cannot_be_written_are_told_in_one_line(tmp_path, monkeypatch, capsys, number, message):
+def test_errors_writing_weights_are_one_line(tmp_path, monkeypatch, capsys, number, message):
     """safetensors has an error of its own, whose text alone has the number."""
     path = tmp_path / "a.safetensors"
     text = f"I/O error: {os.strerror(number)} (os error {number})" if number else "InvalidHeader"
@@ -80,7 +80,7 @@ def test_weights_that_cannot_be_written_are_told_in_one_line(tmp_path, monkeypat
     assert capsys.readouterr().err == f"transduce: {message.format(path=path)}\n"
 
 
-def test_what_does_not_exist_is_named(tmp_path, capsys):
+def test_missing_files_are_named(tmp_path, capsys):
     path = tmp_path / "a.safetensors"
     for action, message in (
         (lambda: read_weights(path), f"{path} does not exist"),
@@ -90,7 +90,7 @@ def test_what_does_not_exist_is_named(tmp_path, capsys):
         assert capsys.readouterr().err == f"transduce: {message}\n"
 
 
-def test_weights_that_cannot_be_opened_are_not_called_missing(tmp_path, capsys):
+def test_too_many_open_files_is_not_reported_as_missing_weights(tmp_path, capsys):
     """safetensors calls them so, whatever the reason."""
     path = tmp_path / "a.safetensors"
     save_tensors(path, {})
@@ -100,7 +100,7 @@ def test_weights_that_cannot_be_opened_are_not_called_missing(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("inside", ["", "a", "a/b"])
-def test_a_file_where_a_folder_must_be_is_named(tmp_path, capsys, inside):
+def test_a_file_in_place_of_a_folder_is_named(tmp_path, capsys, inside):
     file = tmp_path / "file"
     file.touch()
     assert exit_code(lambda: (file / inside).mkdir(parents=True, exist_ok=True), interrupted="") == 2
@@ -121,7 +121,7 @@ def raises(error: Exception) -> None:
     raise error
 
 
-def test_what_a_user_did_is_one_line_and_a_fault_of_ours_is_not(capsys):
+def test_input_errors_are_one_line_and_other_errors_propagate(capsys):
     """An InputError is a ValueError for who catches that, but a ValueError of NumPy's is no answer to a user."""
     assert exit_code(lambda: raises(InputError("beam_size must be at least 1")), interrupted="") == 2
     assert capsys.readouterr().err == "transduce: beam_size must be at least 1\n"

@@ -13,7 +13,7 @@ import torch
 from transduce.files import damaged, read_weights, remove_leftovers, save_tensors, write_directory, write_file
 
 
-def test_two_writers_with_one_process_id_do_not_meet(tmp_path, monkeypatch):
+def test_writers_with_equal_process_ids_do_not_collide(tmp_path, monkeypatch):
     """Two containers that share a disk may well have the same process id."""
     monkeypatch.setattr(os, "getpid", lambda: 7)
     path = tmp_path / "a.txt"
@@ -29,7 +29,7 @@ def test_two_writers_with_one_process_id_do_not_meet(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [OSError("disk full"), KeyboardInterrupt()])
-def test_what_is_not_finished_leaves_nothing_beside(tmp_path, monkeypatch, fault):
+def test_a_failed_write_leaves_no_temporary_file(tmp_path, monkeypatch, fault):
     def fail(self: Path, target: Path) -> None:
         raise fault
 
@@ -39,7 +39,7 @@ def test_what_is_not_finished_leaves_nothing_beside(tmp_path, monkeypatch, fault
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path, monkeypatch):
+def test_only_temporary_files_of_dead_writers_are_removed(tmp_path, monkeypatch):
     names = [".a.txt.0123456789abcdef.tmp", ".a.txt.0123.tmp", "a.txt.0123456789abcdef.tmp", ".b.tmp"]
     for name in names:
         (tmp_path / name).write_text("half")
@@ -56,7 +56,7 @@ def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path, monkeypatch)
     assert (tmp_path / "c.txt").read_text() == "whole"
 
 
-def test_a_writer_whose_file_is_taken_for_a_leftover_begins_again(tmp_path, monkeypatch):
+def test_a_writer_retries_if_its_temporary_file_is_removed(tmp_path, monkeypatch):
     """Between its opening and its lock."""
     lock, calls = fcntl.flock, []
 
@@ -71,7 +71,7 @@ def test_a_writer_whose_file_is_taken_for_a_leftover_begins_again(tmp_path, monk
     assert calls and [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_manifest_has_what_is_needed_to_find_damage(tmp_path, caplog):
+def test_manifests_detect_damaged_files(tmp_path, caplog):
     path = tmp_path / "a"
     write_directory(path, lambda at: [(at / name).write_text(name * 9) for name in ("one", "two")] and None)
     want = {name: {"bytes": 27, "crc32": f"{zlib.crc32(9 * name.encode()):08x}"} for name in ("one", "two")}

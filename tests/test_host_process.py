@@ -58,7 +58,7 @@ assert main(["--version"]) == 2 and sys.stdout is None
 """
 
 
-def test_it_has_the_streams_settings_and_memory_that_it_had(tmp_path):
+def test_a_host_process_keeps_its_streams_settings_and_memory(tmp_path):
     run = random_run(tmp_path / "run", model=LITTLE)
     (tmp_path / "in").write_text("Open the old letter.\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
@@ -68,7 +68,7 @@ def test_it_has_the_streams_settings_and_memory_that_it_had(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_text_needs_no_torchaudio(tmp_path):
+def test_translation_works_without_torchaudio(tmp_path):
     """Where torchaudio does not fit torch, importing it is an OSError: translation goes on."""
     run = random_run(tmp_path / "run", model=LITTLE)
     code = (

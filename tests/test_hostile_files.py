@@ -56,7 +56,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_that_is_none_is_refused_by_name(tmp_path, name):
+def test_an_invalid_config_is_refused_by_name(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(CONFIGS[name])
     with pytest.raises(InputError) as caught:
@@ -65,14 +65,14 @@ def test_a_config_that_is_none_is_refused_by_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.yaml"])
-def test_a_config_may_begin_with_a_byte_order_mark_and_name_what_is_not_utf_8(tmp_path, name):
+def test_a_config_may_have_a_byte_order_mark_and_non_utf8_paths(tmp_path, name):
     (tmp_path / name).write_bytes(codecs.BOM_UTF8 + json.dumps({"run": os.fsdecode(b"gr\xfcn")}).encode())
     assert os.fsencode(with_files(translation.COMMANDS, [tmp_path / name]).run) == b"gr\xfcn"
 
 
 @pytest.mark.parametrize("value", ["x", "", "-1", "1.5", "9" * 5000])
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK"])
-def test_variables_of_clusters_that_are_no_numbers_are_named(monkeypatch, name, value):
+def test_invalid_world_size_or_local_rank_is_refused(monkeypatch, name, value):
     whole = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
     for each, text in {**whole, name: value}.items():
         monkeypatch.setenv(each, text)
@@ -83,7 +83,7 @@ def test_variables_of_clusters_that_are_no_numbers_are_named(monkeypatch, name, 
         use[name]()
 
 
-def test_a_meeting_point_that_is_none_is_refused(monkeypatch):
+def test_an_invalid_master_port_is_refused(monkeypatch):
     for name, text in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}.items():
         monkeypatch.setenv(name, text)
     with pytest.raises(InputError, match="torchrun"):
@@ -100,12 +100,12 @@ def test_a_meeting_point_that_is_none_is_refused(monkeypatch):
         "\\1-grams:\nnan a\n\\end\\",
     ],
 )
-def test_an_arpa_file_of_strange_sections_is_refused(text):
+def test_an_arpa_file_with_invalid_sections_is_refused(text):
     with pytest.raises(InputError, match="grams"):
         NGrams(text.split("\n"), ["<s>", "</s>", "a"], bos_id=0, eos_id=1, device="cpu")
 
 
-def test_a_table_of_another_encoding_is_refused(tmp_path):
+def test_an_arrow_table_with_invalid_utf8_is_refused(tmp_path):
     raw = pyarrow.array(["grün".encode("latin-1")], pyarrow.binary())
     text = pyarrow.StringArray.from_buffers(1, *raw.buffers()[1:])  # Arrow believes whoever says that it is UTF-8
     table = pyarrow.table({"source": text, "target": ["green"]})
@@ -120,14 +120,14 @@ def test_a_table_of_another_encoding_is_refused(tmp_path):
     [b"\xff", b"{}", b"[" * 100_000, b'{"dtype": "x", "count": 1, "tokenizer": "", "sha256": "", "source": ""}',
      b'{"dtype": "uint16", "count": "1", "tokenizer": "", "sha256": "", "source": ""}'],
 )  # fmt: skip
-def test_a_header_of_a_shard_that_is_none_is_refused(tmp_path, content):
+def test_an_invalid_shard_header_is_refused(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(InputError, match=r"a\.json"):
         read_header(tmp_path / "a.bin")
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"[" * 100_000, b"{", b'{"a": "b"}'])
-def test_tokenizers_of_broken_files_are_refused(tmp_path, content):
+def test_broken_tokenizer_files_are_refused(tmp_path, content):
     (tmp_path / "vocab.json").write_bytes(content)
     (tmp_path / "merges.txt").write_bytes(b"\xff")
     with pytest.raises(InputError, match=r"vocab\.json"):
@@ -139,7 +139,7 @@ def test_tokenizers_of_broken_files_are_refused(tmp_path, content):
         CharTokenizer(b'{"characters": "\\ud800"}')
 
 
-def test_numbers_that_whispers_normalization_fails_on_are_named():
+def test_numbers_too_long_for_whisper_normalization_are_refused():
     pytest.importorskip("whisper_normalizer")
     assert english_normalizer()("Twenty one") == "21"
     with pytest.raises(InputError, match="use --normalize"):
@@ -151,7 +151,7 @@ def test_numbers_that_whispers_normalization_fails_on_are_named():
     ['{"job": {}, "part": [1, 1]}', '{"job": {}, "n_total": 1, "part": ["x", 1]}', '{"job": {}, "n_total": 1, "part": [1, 1e999]}',
      '{"job": 5, "n_total": 1, "part": [1, 1]}', "\xff"],
 )  # fmt: skip
-def test_a_part_that_is_none_is_refused(tmp_path, capsys, progress):
+def test_an_invalid_progress_file_is_refused(tmp_path, capsys, progress):
     (tmp_path / "out.part-00001-of-00001").write_text("a row\n")
     (tmp_path / "out.part-00001-of-00001.progress").write_bytes(progress.encode("latin-1") + b"\n")
     assert main(["merge", str(tmp_path / "out")]) == 2
@@ -159,7 +159,7 @@ def test_a_part_that_is_none_is_refused(tmp_path, capsys, progress):
 
 
 @pytest.mark.parametrize("output", ["/", ".", ""])
-def test_an_output_that_is_no_file_is_refused(once, tmp_path, monkeypatch, capsys, output):
+def test_an_output_that_is_not_a_file_is_refused(once, tmp_path, monkeypatch, capsys, output):
     monkeypatch.chdir(tmp_path)
     run = str(once("run of letters", lambda folder: language_run(folder / "run")) / "run")
     words = ["generate", run, "--prompt", "a", "--max-length", "1", "--device", "cpu", "--output", output]
@@ -171,7 +171,7 @@ def test_an_output_that_is_no_file_is_refused(once, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_what_cannot_be_written_comes_out_as_its_number(monkeypatch, terminal):
+def test_unencodable_characters_are_printed_as_escapes(monkeypatch, terminal):
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="latin-1")
     monkeypatch.setattr(out, "isatty", lambda: terminal, raising=False)
@@ -183,7 +183,7 @@ def test_what_cannot_be_written_comes_out_as_its_number(monkeypatch, terminal):
     assert raw.getvalue() == want
 
 
-def test_vectors_and_texts_in_place_of_runs_are_refused(tmp_path, capsys):
+def test_npy_files_in_place_of_runs_are_refused(tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.zeros((2, 3)))
     for command in (["describe"], ["translate"], ["generate", "--prompt", "a"], ["average", "--last", "1"]):
         assert main([command[0], str(tmp_path / "a.npy"), *command[1:]]) == 2
@@ -199,7 +199,7 @@ ABSURD = {
 
 
 @pytest.mark.parametrize(("command", "flag"), [(c, flag) for c, flags in ABSURD.items() for flag in flags])
-def test_numbers_that_no_memory_holds_are_refused_by_name(once, tmp_path, capsys, command, flag):
+def test_absurdly_large_numbers_are_refused_by_flag(once, tmp_path, capsys, command, flag):
     letters = str(once("run of letters", lambda folder: language_run(folder / "run")) / "run")
     text = str(once("run of text", lambda folder: random_run(folder / "run", model=LITTLE)) / "run")
     (tmp_path / "a").write_text("All\n")
@@ -213,6 +213,6 @@ def test_numbers_that_no_memory_holds_are_refused_by_name(once, tmp_path, capsys
 
 
 @pytest.mark.parametrize("name", ["hpu", "xla", "meta", "cuda:99", "cpu:x", "", ":", "\udcff", "privateuseone"])
-def test_devices_that_there_are_not_are_refused(name):
+def test_unknown_devices_are_refused(name):
     with pytest.raises(InputError, match="device must be one that this machine has"):
         torch_device(name)

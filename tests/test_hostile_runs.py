@@ -216,7 +216,7 @@ def test_a_broken_run_is_refused_by_file_and_value(whole, tmp_path, kind, harm, 
     "name", ["d_ff of 1e15", "a config 100,000 deep", "weights of garbage", "a tokenizer of garbage", "NaN"]
 )
 @pytest.mark.parametrize("command", ["describe", "translate"])
-def test_commands_refuse_it_in_one_line(whole, tmp_path, capsys, command, name):
+def test_commands_refuse_a_broken_run_in_one_line(whole, tmp_path, capsys, command, name):
     kind, harm, _, reason = CASES[name]
     directory = tmp_path / "run"
     shutil.copytree(whole[kind], directory)
@@ -256,7 +256,7 @@ def checkpoint(directory: Path, state: str | None = None) -> tuple[Store, torch.
         ('{"validations": [5]}', "validations"),
     ],
 )
-def test_a_broken_state_is_refused_where_a_training_goes_on(tmp_path, state, reason):
+def test_resume_refuses_a_broken_state(tmp_path, state, reason):
     store, model, adam = checkpoint(tmp_path, state)
     path = tmp_path / "checkpoints" / "00000005" / "state.json"
     with pytest.raises(ValueError) as caught:
@@ -269,7 +269,7 @@ def test_a_broken_state_is_refused_where_a_training_goes_on(tmp_path, state, rea
 
 
 @pytest.mark.parametrize("name", ["99.exp_avg", "x.exp_avg", "-1.step", "exp_avg"])
-def test_a_strange_optimizer_is_refused_where_a_training_goes_on(tmp_path, name):
+def test_resume_refuses_a_foreign_optimizer_state(tmp_path, name):
     store, model, adam = checkpoint(tmp_path)
     path = tmp_path / "checkpoints" / "00000005" / "optimizer.safetensors"
     safetensors.numpy.save_file({name: np.zeros(3)}, path)
@@ -278,7 +278,7 @@ def test_a_strange_optimizer_is_refused_where_a_training_goes_on(tmp_path, name)
     assert str(caught.value) == f"{path} must hold the optimizer's state of this model, but it has {name!r}"
 
 
-def test_lines_of_metrics_that_are_none_are_left_out(whole, tmp_path, capsys):
+def test_invalid_lines_of_metrics_are_skipped(whole, tmp_path, capsys):
     """Torn, of another kind, deep, not UTF-8; a number that was not finite is null."""
     directory = tmp_path / "run"
     shutil.copytree(whole["text"], directory)
@@ -309,7 +309,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_siz
         ("model.safetensors.index.json", '{"weight_map": 5}', "to files beside it"),
     ],
 )
-def test_a_broken_gpt2_is_refused(tmp_path, capsys, name, content, reason):
+def test_import_refuses_a_broken_gpt2(tmp_path, capsys, name, content, reason):
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
     (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 2

@@ -11,7 +11,7 @@ from transduce import experiment
 
 
 @pytest.mark.parametrize("package", [transduce, experiment], ids=["transduce", "experiment"])
-def test_every_name_that_is_listed_is_what_its_module_has(package):
+def test_every_lazy_name_is_that_of_its_module(package):
     listed = [node for node in ast.walk(ast.parse(Path(package.__file__).read_text())) if isinstance(node, ast.alias)]
     names = {each.name for each in listed} - {"TYPE_CHECKING", "lazily"}
     assert {each.asname for each in listed} >= names  # "as" makes them public for type checkers
@@ -23,6 +23,6 @@ def test_every_name_that_is_listed_is_what_its_module_has(package):
             assert getattr(importlib.import_module(home), name) is got
 
 
-def test_another_name_is_refused():
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"^module 'transduce' has no attribute 'lode'$"):
         transduce.lode  # noqa: B018

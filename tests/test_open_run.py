@@ -22,7 +22,7 @@ from transduce.tasks.config import SearchConfig
 from transduce.tasks.load import run_decoding
 
 
-def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
+def test_a_run_directory_accepts_only_the_same_experiment(tmp_path):
     run = Run(tiny(), {"training": {"seed": 1, "rate": 0.5}, "data": "abc"}, None, None)
     for _ in range(2):
         with open_run(tmp_path / "run", run):
@@ -43,7 +43,7 @@ def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "model.safetensors"])
-def test_weights_whose_config_is_lost_are_no_new_run(tmp_path, name):
+def test_weights_without_a_config_are_refused(tmp_path, name):
     """A new run would replace the tokenizer that the weights belong to."""
     (tmp_path / name).mkdir()
     run = Run(tiny(), {}, None, CharTokenizer.train(["abc"]))
@@ -57,13 +57,13 @@ def test_weights_whose_config_is_lost_are_no_new_run(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["decoding", "generation"])
-def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_existed(tmp_path, name):
+def test_resume_with_other_decoding_settings(tmp_path, name):
     for fields in ({"beam_size": 5}, {"beam_size": 5, "alpha": 1.0}):
         with open_run(tmp_path / "run", Run(tiny(), {"seed": 1, name: fields}, None, None)):
             pass
 
 
-def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_path):
+def test_neutral_fields_of_earlier_versions_are_ignored(tmp_path):
     frames = StackConfig(input=Frames(n_features=4), n_layers=1)
     earlier = {"interctc_column": None, "training": {"compile_layers": True}, "bpe_dropout": 0.0, "shortlist": False}
     earlier["decoding"] = {
@@ -99,7 +99,7 @@ def test_fields_of_earlier_versions_are_left_out_where_they_change_nothing(tmp_p
             load_run(tmp_path / "run")
 
 
-def test_a_run_whose_training_had_a_field_of_an_earlier_version_is_used_and_not_trained_on(tmp_path):
+def test_removed_training_fields_allow_loading_but_not_resuming(tmp_path):
     experiment = {"bpe_dropout": 0.1, "shortlist": True, "decoding": {"shortlist": True}}
     with open_run(tmp_path / "run", Run(tiny(), {"decoding": {}}, None, None)):
         pass
@@ -112,7 +112,7 @@ def test_a_run_whose_training_had_a_field_of_an_earlier_version_is_used_and_not_
         with_files(SETTINGS["commands"][1], [path])
 
 
-def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
+def test_resume_on_another_machine_but_not_with_other_features(tmp_path):
     def run(**changes) -> Run:
         plain = {"cache": "a", "workers": 2, "device": "cpu", "features": {"n_mels": 80, "hop": 0.01}}
         return Run(tiny(), plain | changes, None, None)
@@ -128,7 +128,7 @@ def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
 @pytest.mark.parametrize(
     "change", [{"vocab_size": 999}, {"joint": False}, {"lowercase": True}, {"normalization": "nmt_nfkc"}]
 )
-def test_a_run_goes_on_with_the_vocabulary_that_was_trained_for_it(tmp_path, change):
+def test_resume_with_other_vocabulary_settings_is_refused(tmp_path, change):
     """It would keep its tokenizer, and config.json would say otherwise."""
     before = SETTINGS["files"][1]
     after = replace(before, **change)
@@ -139,7 +139,7 @@ def test_a_run_goes_on_with_the_vocabulary_that_was_trained_for_it(tmp_path, cha
         pytest.fail("the directory was opened")
 
 
-def check_held(directory: Path, process: int) -> None:
+def check_locked(directory: Path, process: int) -> None:
     """Another start is refused, says which process holds the directory, and changes nothing."""
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     with pytest.raises(ValueError) as caught, open_run(directory, Run(tiny(), {"data": "abc"}, None, None)):
@@ -153,11 +153,11 @@ def check_held(directory: Path, process: int) -> None:
     assert match and match.groups() == (str(process), socket.gethostname())
 
 
-def test_a_second_start_of_a_run_says_who_holds_it_and_changes_nothing(tmp_path):
+def test_a_run_in_use_is_refused_with_its_process_id(tmp_path):
     run = Run(tiny(), {"data": "abc"}, None, None)
     for _ in range(2):  # when the first has ended, the directory is free again
         with open_run(tmp_path, run):
-            check_held(tmp_path, os.getpid())
+            check_locked(tmp_path, os.getpid())
 
 
 HOLD = """
@@ -170,7 +170,7 @@ with held(Path(sys.argv[1])):
 """
 
 
-def test_a_run_is_no_file(tmp_path):
+def test_a_file_in_place_of_a_run_is_refused(tmp_path):
     (tmp_path / "run").write_text("text")
     with (
         pytest.raises(ValueError, match=rf"^a run is a folder, but {tmp_path / 'run'} is a file; name another --run$"),
@@ -180,7 +180,7 @@ def test_a_run_is_no_file(tmp_path):
 
 
 @pytest.mark.process
-def test_a_run_whose_process_was_killed_is_free_again(tmp_path):
+def test_a_run_is_unlocked_if_its_process_is_killed(tmp_path):
     run = Run(tiny(), {"data": "abc"}, None, None)
     with open_run(tmp_path, run):
         pass
@@ -191,7 +191,7 @@ def test_a_run_whose_process_was_killed_is_free_again(tmp_path):
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout.readline() == b"held\n"
-        check_held(tmp_path, process.pid)
+        check_locked(tmp_path, process.pid)
         process.kill()
     with open_run(tmp_path, run):
         pass

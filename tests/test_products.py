@@ -28,7 +28,7 @@ def by_onednn(monkeypatch):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(100, 24), (5, 20, 24), (2, 3, 17, 24), (2048, 24), (3, 1500, 24)])
 @pytest.mark.parametrize("frozen", ["", "x", "weight", "bias"])
-def test_products_by_onednn_have_the_values_and_gradients_of_float64(by_onednn, shape, bias, frozen):
+def test_onednn_products_equal_float64_values_and_gradients(by_onednn, shape, bias, frozen):
     torch.manual_seed(0)
     tensors = {"x": torch.randn(shape), "weight": torch.randn(40, 24), "bias": torch.randn(40) if bias else None}
     tensors = {name: each for name, each in tensors.items() if each is not None}
@@ -47,7 +47,7 @@ def test_products_by_onednn_have_the_values_and_gradients_of_float64(by_onednn, 
             torch.testing.assert_close(each.grad.double(), exact[name].grad, rtol=1e-5, atol=1e-4)
 
 
-def test_products_by_onednn_are_large_ones_in_float32(by_onednn):
+def test_onednn_computes_only_large_float32_products(by_onednn):
     weight = torch.randn(40, 24)
     linear(torch.randn(63, 24), weight)
     linear(torch.randn(100, 24).double(), weight.double())
@@ -59,7 +59,7 @@ def test_products_by_onednn_are_large_ones_in_float32(by_onednn):
     assert len(by_onednn) == 1
 
 
-def test_products_by_onednn_have_second_gradients(by_onednn):
+def test_onednn_products_have_second_gradients(by_onednn):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(100, 24), torch.randn(40, 24), torch.randn(40)
 
@@ -75,7 +75,7 @@ def test_products_by_onednn_have_second_gradients(by_onednn):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_products_by_onednn_of_each_example(by_onednn):
+def test_onednn_products_under_vmap(by_onednn):
     """Gradients of every example by itself, as torch.vmap gives them."""
     torch.manual_seed(0)
     x, weight = torch.randn(3, 100, 24), torch.randn(40, 24)

@@ -28,7 +28,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_a_training_of_two_minutes_is_five_lines_of_progress_in_a_log_file(tmp_path, monkeypatch, clock):
+def test_progress_in_a_log_file_is_one_line_in_30_seconds(tmp_path, monkeypatch, clock):
     """At most: one in 30 seconds, and one at the end; lines of the training stand alone, and none is overwritten."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     log = Log([ProgressBar(600), RunFiles(tmp_path), TensorBoard(tmp_path)])
@@ -58,7 +58,7 @@ def test_a_training_of_two_minutes_is_five_lines_of_progress_in_a_log_file(tmp_p
         (1.0, "about 6 of the remaining 80 in max_minutes", "00:13"),
     ],
 )
-def test_a_training_says_how_long_it_will_take_and_its_memory(max_minutes, ends, eta, monkeypatch, capsys):
+def test_progress_shows_remaining_time_and_memory(max_minutes, ends, eta, monkeypatch, capsys):
     """A first update of 9 s and 19 of 2 s: 47 s, or 2.35 s an update in the mean, and 80 to come."""
     now = [0.0]
     monkeypatch.setattr("transduce.train.log.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -78,7 +78,7 @@ def test_a_training_says_how_long_it_will_take_and_its_memory(max_minutes, ends,
     assert gib == pytest.approx(int(status["VmHWM"].split()[0]) / 2**20, abs=0.06)
 
 
-def test_on_a_terminal_it_is_tqdms(monkeypatch):
+def test_progress_on_a_terminal_equals_tqdm(monkeypatch):
     got = []
     for kind in (process.Bar, tqdm):
         monkeypatch.setattr(sys, "stderr", Terminal())

@@ -92,7 +92,7 @@ def may(room: str, other: str) -> bool:
     return other in SHARED or (room not in SHARED and (other == room or other in KNOWS[room]))
 
 
-def test_a_room_knows_only_what_it_may():
+def test_packages_import_only_what_they_may():
     wrong = []
     for path in SOURCES:
         room = own_module(path).split(".")[0]
@@ -103,7 +103,7 @@ def test_a_room_knows_only_what_it_may():
     assert not wrong
 
 
-def test_no_import_leads_back_to_where_it_came_from():
+def test_there_are_no_import_cycles():
     """Neither between rooms nor inside one is there a circle."""
     knows = {own_module(p): {name.removeprefix("transduce.") for name in imports(p)} for p in SOURCES}
     graph = {name: {other for other in others if other in knows and other != name} for name, others in knows.items()}
@@ -113,7 +113,7 @@ def test_no_import_leads_back_to_where_it_came_from():
         list(TopologicalSorter(graph).static_order())
 
 
-def test_the_rule_can_be_broken(tmp_path):
+def test_the_import_checker_sees_all_imports(tmp_path):
     """The reader of imports sees them all: at the top, in a function, as a name from a package."""
     path = tmp_path / "a.py"
     path.write_text(
@@ -129,7 +129,7 @@ def test_the_rule_can_be_broken(tmp_path):
     assert not may("tasks", "train") and not may("files", "model")
 
 
-def test_every_room_is_known_and_there():
+def test_every_package_is_in_the_table():
     assert {own_module(path).split(".")[0] for path in SOURCES} == set(KNOWS) | SHARED
 
 
@@ -155,17 +155,17 @@ def test_attention_masks_are_made_in_attention_only():
     assert {module for module, masks in got.items() if masks} == {"model.attention"}, got
 
 
-def test_attention_makes_them():
+def test_the_attention_module_has_attention_masks():
     got = names(PACKAGE / "model" / "attention.py")
     assert {"visible", "scaled_dot_product_attention", "is_causal"} <= got
 
 
-def test_no_rival_and_no_test_tool_is_imported():
+def test_no_other_toolkit_or_test_tool_is_imported():
     rivals = {"transformers", "pytest", "beartype", "fairseq", "espnet", "tests", "recipes"}
     for path in (*SOURCES, *RECIPES):
         assert {name.split(".")[0] for name in imports(path)} & rivals == set(), path
 
 
-def test_a_file_can_be_seen_across():
+def test_files_have_at_most_400_lines():
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in (*SOURCES, *RECIPES)}
     assert {path: n for path, n in lines.items() if n > 400} == {}

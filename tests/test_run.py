@@ -81,7 +81,7 @@ def test_a_damaged_weight_file_is_refused_by_name(tmp_path):
     assert message.endswith("; copy it again, or, if its run has checkpoints, remove it to use those")
 
 
-def test_missing_weights_are_told(tmp_path):
+def test_missing_weights_are_refused(tmp_path):
     save_run(tmp_path, Run(tiny(), {}, None, None))
     with pytest.raises(ValueError) as caught:
         load_model(tmp_path)
@@ -90,12 +90,12 @@ def test_missing_weights_are_told(tmp_path):
     )
 
 
-def test_a_run_that_does_not_exist_is_named(tmp_path):
+def test_a_missing_run_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"but {tmp_path / 'rum'} does not exist; name another run"):
         weights_path(tmp_path / "rum")
 
 
-def test_weights_that_do_not_fit_are_told_one_by_one(tmp_path):
+def test_mismatched_weights_are_listed(tmp_path):
     model = saved(tmp_path, tiny())
     weights = {name: p.detach() for name, p in model.named_parameters()}
     first, second = list(weights)[:2]
@@ -111,7 +111,7 @@ def test_weights_that_do_not_fit_are_told_one_by_one(tmp_path):
     )
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path):
+def test_a_directory_without_a_valid_config_is_refused(tmp_path):
     for directory, what in (
         (tmp_path, "has no config.json; copy the whole run directory, or name another"),
         (tmp_path / "nowhere", "does not exist; a recipe makes one (--run DIRECTORY)"),
@@ -128,7 +128,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_tokenizers_come_back_one_for_both_sides_or_two(tmp_path, joint):
+def test_shared_or_separate_tokenizers_are_restored(tmp_path, joint):
     one = SentencePieceTokenizer.train(TEXT, vocab_size=290)
     other = one if joint else SentencePieceTokenizer.train(TEXT[:2], vocab_size=280)
     halves = [StackConfig(input=Tokens(vocab_size=side.vocab_size), n_layers=1) for side in (one, other)]
@@ -140,7 +140,7 @@ def test_tokenizers_come_back_one_for_both_sides_or_two(tmp_path, joint):
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_refused(tmp_path, wrong):
+def test_non_finite_weights_are_refused(tmp_path, wrong):
     directory = random_run(tmp_path / "run")
     path = directory / "model.safetensors"
     weights = safetensors.numpy.load_file(path)
@@ -155,16 +155,16 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, wrong):
 
 
 @pytest.mark.parametrize(
-    ("said", "got"),
+    ("fields", "got"),
     [({}, "format 0 of transduce 0.1"), ({"format": 7, "transduce": "2.3.1"}, "format 7 of transduce 2.3.1")],
     ids=["before formats", "a later one"],
 )
-def test_another_format_is_refused_with_the_version_that_reads_it(tmp_path, said, got):
+def test_another_format_is_refused_with_its_version(tmp_path, fields, got):
     save_run(tmp_path, Run(tiny(), {}, None, None))
     path, own = tmp_path / "config.json", version("transduce")
     plain = json.loads(path.read_text())
     assert (plain.pop("format"), plain.pop("transduce")) == (1, own)
-    path.write_text(json.dumps(plain | said))
+    path.write_text(json.dumps(plain | fields))
     with pytest.raises(ValueError) as caught:
         load_run(tmp_path)
     assert str(caught.value) == (
@@ -173,7 +173,7 @@ def test_another_format_is_refused_with_the_version_that_reads_it(tmp_path, said
     )
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_write_file_is_atomic(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     write_file(path, "old ü")
     write_file(path, b"older")
@@ -190,7 +190,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_text() == "new ü"
 
 
-def test_a_directory_is_written_whole_or_not_at_all(tmp_path):
+def test_write_directory_is_atomic(tmp_path):
     path = tmp_path / "a"
 
     def broken(directory: Path) -> None:
@@ -235,7 +235,7 @@ def test_every_configuration_survives_json(config):
         ({"tie": "some"}, "tie"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused_by_name(change, message):
+def test_an_invalid_configuration_is_refused_by_name(change, message):
     with pytest.raises(ValueError) as caught:
         from_dict(TransformerConfig, to_dict(tiny()) | change, "runs/a/config.json")
     assert str(caught.value).startswith("runs/a/config.json does not describe a TransformerConfig: ")
@@ -267,7 +267,7 @@ def test_nothing_is_unpickled():
 
 
 @pytest.mark.parametrize("normalize", ["utterance", "global", "none"])
-def test_what_becomes_of_sound_is_kept(tmp_path, normalize):
+def test_feature_extractors_are_saved_and_loaded(tmp_path, normalize):
     config = FeatureConfig(n_mels=23, n_coefficients=13, low=50.0, deltas=2, normalize=normalize)
     numbers = {"mean": torch.randn(39), "std": torch.rand(39)} if normalize == "global" else {}
     save_run(tmp_path, Run(tiny(), {}, None, None, FeatureExtractor(config, **numbers)))
@@ -278,7 +278,7 @@ def test_what_becomes_of_sound_is_kept(tmp_path, normalize):
         assert torch.equal(got, numbers[name]) if numbers else got is None
 
 
-def test_what_becomes_of_vectors_is_kept(tmp_path):
+def test_vector_readers_are_saved_and_loaded(tmp_path):
     config = VectorConfig(n_features=7, hop=0.02, normalize="none")
     save_run(tmp_path, Run(tiny(), {}, None, None, VectorReader(config)))
     feature_extractor = load_run(tmp_path).feature_extractor
@@ -289,7 +289,7 @@ def test_what_becomes_of_vectors_is_kept(tmp_path):
     assert str(caught.value).startswith(f"{tmp_path / 'config.json'} does not describe a VectorConfig: ")
 
 
-def test_a_flipped_bit_in_a_checkpoint_is_found_when_its_model_is_loaded(tmp_path, caplog):
+def test_a_flipped_bit_in_a_checkpoint_is_detected_on_loading(tmp_path, caplog):
     """Where there is no manifest to find it by, a warning says so."""
     random_run(tmp_path, model=LITTLE)
     path = tmp_path / "checkpoints" / "00000100" / "model.safetensors"

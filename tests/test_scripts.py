@@ -44,7 +44,7 @@ def test_a_benchmark_runs(command, tmp_path):
 
 
 @pytest.mark.parametrize("path", HELP, ids=lambda path: path.name)
-def test_help_says_how_to_call_a_script(path, monkeypatch, capsys):
+def test_help_of_scripts_shows_their_usage(path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [path.name, "--help"])
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(path), run_name="__main__")
@@ -54,7 +54,7 @@ def test_help_says_how_to_call_a_script(path, monkeypatch, capsys):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", BENCHES)
-def test_help_says_how_to_call_a_benchmark(name, monkeypatch, capsys):
+def test_help_of_benchmarks_shows_their_usage(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", ["scripts/bench", name, "--help"])
     with pytest.raises(SystemExit) as stop:
@@ -95,7 +95,7 @@ def test_unsorted_batches_hold_every_pair_once_within_the_budget():
     assert [len(batch.source) for batch in batches] != [len(source)]
 
 
-def test_systems_in_turns_are_compared_with_the_first(capsys, monkeypatch):
+def test_turns_compare_each_system_with_the_first(capsys, monkeypatch):
     """On a clock by which a call of the first takes 2 s, of the second 1, 1 and 4."""
     seconds = iter([2.0, 1.0, 2.0, 1.0, 2.0, 4.0])
     now = [0.0]
@@ -144,7 +144,7 @@ TWINS = {
 }
 
 
-def test_gpt2_benchmark_trains_the_same_model_twice():
+def test_gpt2_benchmark_models_have_equal_loss():
     """With the weights copied over, the plain model has our loss."""
     config = bench_gpt2.model_config(tiny=True)
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ def before_torch(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def test_threads_sleep_soon_unless_it_is_too_late_or_the_user_decides(before_torch, monkeypatch):
+def test_limit_omp_spin_respects_the_user_and_loaded_torch(before_torch, monkeypatch):
     for own in DECIDED:
         with monkeypatch.context() as user:
             for name, value in own.items():
@@ -36,7 +36,7 @@ def test_threads_sleep_soon_unless_it_is_too_late_or_the_user_decides(before_tor
     assert limit_omp_spin() and os.environ["GOMP_SPINCOUNT"] == "1000"
 
 
-def test_malloc_is_left_to_a_user_who_set_it(monkeypatch):
+def test_keep_memory_respects_malloc_settings_of_the_user(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     assert keep_memory() is False
 
@@ -51,7 +51,7 @@ def in_a_process(code: str, **own: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
-def test_openmp_reads_how_long_to_spin():
+def test_openmp_reads_the_spin_count():
     code = "from transduce.process import limit_omp_spin; limit_omp_spin(); import torch"
     said = in_a_process(code, OMP_DISPLAY_ENV="verbose").stderr
     if "GOMP_SPINCOUNT" in said:  # GNU's OpenMP prints it; others may not
@@ -80,14 +80,14 @@ print(faults())
 
 @pytest.mark.process
 @pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="needs GNU's malloc")
-def test_freed_memory_stays():
+def test_freed_memory_is_kept_for_reuse():
     """The pages of 48 MB, over and over: without it, the system gives each of them anew."""
     without, kept = map(int, in_a_process(FAULTS, OMP_NUM_THREADS="1").stdout.split())
     assert kept < 1000 and without > 400
 
 
 @pytest.mark.parametrize("error", [KeyError("uid not found"), OSError("No username set in the environment")])
-def test_a_user_without_a_name_has_a_folder_for_what_is_compiled(error, monkeypatch):
+def test_a_user_without_a_name_has_an_inductor_cache(error, monkeypatch):
     """The password database knows no such user (Python 3.13 makes that an OSError); the variable is PyTorch's own."""
 
     def unknown():
@@ -116,5 +116,5 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 @pytest.mark.process
-def test_a_user_without_a_name_trains():
+def test_a_user_without_a_name_can_train():
     assert in_a_process(NAMELESS, OMP_NUM_THREADS="1").stdout.split()[-1] == "1"

@@ -42,7 +42,7 @@ WRONG = [11, 12]
         (td.load_fill_mask, td.FillMask),
     ],
 )
-def test_what_is_loaded_has_one_type(load, kind):
+def test_load_functions_have_precise_return_types(load, kind):
     assert get_type_hints(load)["return"] is kind
 
 
@@ -68,7 +68,7 @@ def python(request, tmp_path_factory):
 @pytest.mark.parametrize(
     "checker", ["mypy --ignore-missing-imports --python-executable", "basedpyright --level error --pythonpath"]
 )
-def test_a_type_checker_knows_what_is_loaded(python, checker):
+def test_type_checkers_infer_the_loaded_types(python, checker):
     """All lines are right but two, which would pass if the types were unknown."""
     words = [sys.executable, "-m", *checker.split(), str(python), "example.py"]
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # what is installed, not this

@@ -45,7 +45,7 @@ def test_every_command_is_completed(script):
     assert completed(script, "describe", "ru") == []  # a file, by bash itself
 
 
-def test_it_is_for_the_shells_that_tyro_knows(capsys):
+def test_zsh_and_fish_are_supported_and_other_shells_refused(capsys):
     for shell in ("zsh", "fish"):
         with pytest.raises(SystemExit) as stop:
             main(["completion", shell])
@@ -55,7 +55,7 @@ def test_it_is_for_the_shells_that_tyro_knows(capsys):
 
 
 @pytest.mark.process
-def test_flags_are_all_that_there_are(script):
+def test_flags_and_their_values_are_completed(script):
     assert completed(script, "score", "wer", "--re") == ["--resamples", "--report"]
     flags = completed(script, "translate", "RUN", "--")
     assert {"--length-offset", "--require"} <= set(flags) and all(flag.startswith("--") for flag in flags)
@@ -63,7 +63,7 @@ def test_flags_are_all_that_there_are(script):
 
 
 @pytest.mark.process
-def test_the_tab_key_writes_the_rest_of_a_command(script):
+def test_the_tab_key_completes_a_command(script):
     ours, theirs = pty.openpty()
     words = ["bash", "--norc", "--noprofile", "-i"]
     env = {**os.environ, "TERM": "dumb", "PS1": "$ "}

@@ -59,7 +59,7 @@ def put(path, lines):
     return path
 
 
-def test_pairs_that_teach_nothing_go_and_are_kept_with_the_reason(tmp_path, clean):
+def test_removed_pairs_are_written_with_their_reason(tmp_path, clean):
     sides = [put(tmp_path / name, side) for name, side in zip("ab", zip(*PAIRS, strict=True), strict=True)]
     code, said, written = clean(*sides)
     assert code == 0
@@ -68,7 +68,7 @@ def test_pairs_that_teach_nothing_go_and_are_kept_with_the_reason(tmp_path, clea
     assert f"{tmp_path}/out/c.de: 3 pairs; {tmp_path}/out/c.removed.tsv: 2 wrong encoding, 1 " in said
 
 
-def test_usual_pairs_of_english_and_chinese_stay(tmp_path, clean):
+def test_usual_english_chinese_pairs_are_kept(tmp_path, clean):
     good = [
         ("I like to read books in the library every day after school.", "我每天放学后喜欢在图书馆看书。"),
         ("The government announced yesterday that it would raise taxes.", "政府昨天宣布将提高税收。"),
@@ -79,7 +79,7 @@ def test_usual_pairs_of_english_and_chinese_stay(tmp_path, clean):
     assert written["c.removed.tsv"] == ["\t".join(("length ratio", *bad))]
 
 
-def test_tsv_moses_zips_and_tmx_are_the_same_text(tmp_path, clean):
+def test_tsv_moses_zip_and_tmx_give_the_same_pairs(tmp_path, clean):
     tsv = put(tmp_path / "a.tsv", map("\t".join, GOOD))
     moses = tmp_path / "Tatoeba.zip"
     with zipfile.ZipFile(moses, "w") as packed:
@@ -102,7 +102,7 @@ def test_tsv_moses_zips_and_tmx_are_the_same_text(tmp_path, clean):
         assert [*files.read("train")] == GOOD
 
 
-def test_of_tmx_the_text_alone_is_read(tmp_path, clean):
+def test_notes_and_markup_of_tmx_are_skipped(tmp_path, clean):
     """Neither notes and properties of a text, nor the markup of another format inside it."""
     unit = (
         '<tu><note>by hand</note><tuv xml:lang="en-US"><prop type="x">P</prop>'
@@ -117,7 +117,7 @@ def test_of_tmx_the_text_alone_is_read(tmp_path, clean):
         assert (code, written["c.en"], written["c.de"]) == (0, ["Press OK now."], ["Jetzt OK drücken."])
 
 
-def test_en_stands_for_the_english_of_a_country_where_a_unit_has_no_en(tmp_path, clean):
+def test_en_matches_regional_english_if_a_unit_has_no_en(tmp_path, clean):
     texts = {"en": "film", "en-GB": "picture", "en-US": "movie"}
     units = [["en", "en-GB"], ["en-GB", "en"], ["en-US"]]
     body = "".join(
@@ -133,7 +133,7 @@ def test_en_stands_for_the_english_of_a_country_where_a_unit_has_no_en(tmp_path,
         assert files.read("train").source == ["a picture", "a picture"]
 
 
-def test_tables_have_a_column_for_each_language(tmp_path, clean):
+def test_tables_are_read_by_language_column(tmp_path, clean):
     table = tmp_path / "a.csv"
     with table.open("w", newline="") as file:  # the csv module as the witness
         csv.writer(file).writerows([("n", "de", "en"), *((i, t, s) for i, (s, t) in enumerate(GOOD))])
@@ -151,7 +151,7 @@ def test_tables_have_a_column_for_each_language(tmp_path, clean):
 @pytest.mark.parametrize(
     ("encoding", "part"), [("latin1", "line 1, byte 7 is 0xfc; convert"), ("utf-16", "line 1, has a zero byte")]
 )
-def test_a_stray_byte_is_a_wrong_encoding_and_many_are_another_one(tmp_path, clean, encoding, part):
+def test_few_bad_bytes_drop_pairs_and_many_are_an_error(tmp_path, clean, encoding, part):
     pairs = [(f"a dog {i}", f"ein grüner Hund {i}") for i in range(20)]
     source = put(tmp_path / "a.en", [s for s, _ in pairs])
     target = tmp_path / "a.de"
@@ -164,7 +164,7 @@ def test_a_stray_byte_is_a_wrong_encoding_and_many_are_another_one(tmp_path, cle
     assert code == 2 and f"text must be UTF-8, but {target}, {part}" in said
 
 
-def test_what_cannot_be_read_is_told_in_a_line(tmp_path, clean):
+def test_unreadable_files_are_errors_of_one_line(tmp_path, clean):
     assert clean()[1] == "transduce: a parallel text is one or two files, but there are 0"
     for name in ("a.zip", "a.tmx"):
         path = put(tmp_path / name, ["nothing of the kind"])
@@ -195,7 +195,7 @@ def test_a_text_may_begin_with_many_blank_pairs(tmp_path, clean):
     assert (code, written["c.de"]) == (0, ["Ein Hund."])
 
 
-def test_no_file_takes_the_place_of_another_or_of_what_is_read(tmp_path, clean):
+def test_outputs_never_overwrite_inputs_or_each_other(tmp_path, clean):
     (tmp_path / "out").mkdir()
     source, target = (put(tmp_path / "out" / f"c.{ending}", ["1", "2"]) for ending in ("en", "de"))
     assert "an output must not replace what is read, but " in clean(source, target)[1]
@@ -211,7 +211,7 @@ def test_numbers_have_no_script(tmp_path, clean):
     assert (code, written["c.de"][-2:]) == (0, ["Ein Hund.", "Zwei Hunde."]) and said.endswith(": 1 other script\n")
 
 
-def test_what_no_line_can_hold_is_a_wrong_encoding_or_blank(tmp_path, clean):
+def test_invalid_characters_are_wrong_encoding_or_blank(tmp_path, clean):
     rows = [("a \ud800 b", "c"), ("d \0 e", "f"), ("\u200b", "c"), ("\ufeff\u200d", "c"), ("a", "b")]
     code, said, written = clean(put(tmp_path / "a.jsonl", [json.dumps({"en": s, "de": t}) for s, t in rows]))
     assert (code, written["c.en"]) == (0, ["a"]) and "2 wrong encoding, 2 blank" in said
@@ -234,13 +234,13 @@ def test_a_pipe_is_read_once(clean, monkeypatch):
     assert (code, written["c.en"]) == (0, [f"dog {i}" for i in range(2000)])
 
 
-def test_a_country_may_stand_behind_an_underscore(tmp_path, clean):
+def test_language_codes_may_have_underscores(tmp_path, clean):
     unit = '<tu><tuv xml:lang="en_US"><seg>a dog</seg></tuv><tuv xml:lang="de_DE"><seg>ein Hund</seg></tuv></tu>'
     _, _, written = clean(put(tmp_path / "a.tmx", [f"<tmx><body>{unit}</body></tmx>"]))
     assert (written["c.en"], written["c.de"]) == (["a dog"], ["ein Hund"])
 
 
-def test_the_script_is_the_one_that_most_of_the_text_has(tmp_path, clean):
+def test_the_expected_script_is_the_most_frequent_one(tmp_path, clean):
     """Japanese mixes three, which are one here, and has letters of half a width, too."""
     pairs = [("A dog.", "犬です。"), ("Tokyo", "東京"), ("Coffee", "コーヒー"), ("Wrong", "Something else")]
     code, said, written = clean(put(tmp_path / "a.tsv", map("\t".join, [*pairs, ("Ｔｅａ", "ｵﾁｬ")])))

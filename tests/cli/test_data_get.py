@@ -93,7 +93,7 @@ def names(folder):
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_every_file_arrives_as_it_is_at_home(get, server, home, mirror, capsys):
+def test_downloaded_files_equal_the_originals(get, server, home, mirror, capsys):
     assert get(server.server_port, mirror=mirror) == 0
     assert names(get.output) == sorted(TEXTS)
     assert all((get.output / name).read_bytes() == (home / name).read_bytes() for name in TEXTS)
@@ -102,7 +102,7 @@ def test_every_file_arrives_as_it_is_at_home(get, server, home, mirror, capsys):
     assert lines[0] == f"{get.output / 'train.en.gz'}: {size:,} bytes downloaded" and len(lines) == len(TEXTS)
 
 
-def test_what_is_there_is_not_fetched_again(get, server, capsys):
+def test_existing_files_are_not_downloaded_again(get, server, capsys):
     get.output.mkdir(parents=True)
     mine = gzip.compress(TEXTS["train.en.gz"].encode(), compresslevel=1)  # other bytes, the same text
     (get.output / "train.en.gz").write_bytes(mine)
@@ -112,7 +112,7 @@ def test_what_is_there_is_not_fetched_again(get, server, capsys):
     assert capsys.readouterr().out.splitlines()[0].endswith("bytes exist")
 
 
-def test_another_text_is_refused_and_not_left_behind(get, refusal, server, home):
+def test_a_wrong_checksum_is_refused_and_leaves_no_file(get, refusal, server, home):
     other = b"A cat.\n"
     (home / "val.en.gz").write_bytes(gzip.compress(other))
     assert refusal(server.server_port) == (
@@ -123,14 +123,14 @@ def test_another_text_is_refused_and_not_left_behind(get, refusal, server, home)
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-4], lambda raw: raw[:30] + b"\xff" * 9 + raw[39:], lambda _: b""])
-def test_a_damaged_file_is_refused_and_not_left_behind(get, refusal, server, home, damage):
+def test_a_damaged_file_is_refused_and_removed(get, refusal, server, home, damage):
     file = home / "train.en.gz"
     file.write_bytes(damage(file.read_bytes()))
     assert f"must be {DIGESTS['train.en.gz']}, but it is " in refusal(server.server_port)
     assert names(get.output) == []
 
 
-def test_a_wrong_file_that_is_there_is_refused_and_stays(get, refusal, server):
+def test_an_existing_file_with_a_wrong_checksum_is_refused_and_kept(get, refusal, server):
     get.output.mkdir(parents=True)
     file = get.output / "input.txt"
     file.write_text("mine")
@@ -142,7 +142,7 @@ def test_a_wrong_file_that_is_there_is_refused_and_stays(get, refusal, server):
     assert "/input.txt" not in server.asked
 
 
-def test_a_connection_that_breaks_off_is_resumed_by_the_same_command(get, refusal, server, home):
+def test_a_rerun_after_a_broken_connection_gets_the_missing_files(get, refusal, server, home):
     (home / "val.en.short").touch()
     said = refusal(server.server_port)
     assert re.fullmatch(r"transduce: http\S+/val\.en\.gz must be reachable, but .*; check the network, .*", said)
@@ -153,7 +153,7 @@ def test_a_connection_that_breaks_off_is_resumed_by_the_same_command(get, refusa
     assert server.asked.count("/train.en.gz") == 1
 
 
-def test_a_missing_file_and_no_server_are_told(get, refusal, server, home):
+def test_missing_files_and_servers_are_reported(get, refusal, server, home):
     (home / "val.en.gz").unlink()
     url = f"http://127.0.0.1:{server.server_port}/val.en.gz"
     way_out = f"check the network, put the file into {get.output} by hand, or name a --mirror of transduce data get"
@@ -198,7 +198,7 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_an_archive_is_fetched_and_unpacked_and_has_its_manifests(tmp_path, speech, server, home, name, capsys):
+def test_an_archive_is_downloaded_and_unpacked_with_manifests(tmp_path, speech, server, home, name, capsys):
     archive, folder = pack(tmp_path, name, home), tmp_path / "corpus"
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     there = folder / archive.name
@@ -216,7 +216,7 @@ def test_an_archive_is_fetched_and_unpacked_and_has_its_manifests(tmp_path, spee
     assert f"{there} must be {'0' * 64}, but it is {sha256}; move it away" in capsys.readouterr().err
 
 
-def test_an_archive_with_another_digest_than_given_is_not_left_behind(tmp_path, speech, server, home, capsys):
+def test_an_archive_with_a_wrong_sha256_is_removed(tmp_path, speech, server, home, capsys):
     pack(tmp_path, "fsdd", home)
     assert speech("fsdd", tmp_path / "corpus", "--sha256", "1" * 64, port=server.server_port) == 2
     assert capsys.readouterr().err.endswith("try again, or name another --mirror\n")
@@ -224,7 +224,7 @@ def test_an_archive_with_another_digest_than_given_is_not_left_behind(tmp_path, 
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_what_was_fetched_or_unpacked_by_hand_needs_no_network(tmp_path, speech, name, capsys):
+def test_existing_archives_and_folders_need_no_network(tmp_path, speech, name, capsys):
     folder = tmp_path / "corpus"
     assert speech(name, folder) == 2
     assert capsys.readouterr().err.startswith(
@@ -238,7 +238,7 @@ def test_what_was_fetched_or_unpacked_by_hand_needs_no_network(tmp_path, speech,
     assert tables[0] == tables[1] and len(tables[0]) == 2
 
 
-def test_what_was_stopped_while_unpacking_goes_on_and_what_is_whole_keeps_its_time(tmp_path, speech):
+def test_interrupted_unpacking_resumes_and_keeps_complete_files(tmp_path, speech):
     """The cache of features goes by the time of change."""
     folder = tmp_path / "corpus"
     pack(tmp_path, "fsdd", folder)
@@ -263,7 +263,7 @@ def test_a_damaged_archive_is_refused(tmp_path, speech, damage, capsys):
 
 
 @pytest.mark.parametrize("name", ["fsdd/../../evil.txt", "alone.txt"])
-def test_an_archive_writes_nowhere_else(tmp_path, speech, name, capsys):
+def test_an_archive_cannot_write_outside_its_folder(tmp_path, speech, name, capsys):
     archive = pack(tmp_path, "fsdd", tmp_path / "corpus")
     with tarfile.open(archive, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo(name))
@@ -272,7 +272,7 @@ def test_an_archive_writes_nowhere_else(tmp_path, speech, name, capsys):
     assert names(archive.parent) == [archive.name] and not (tmp_path / "evil.txt").exists()
 
 
-def test_a_name_that_is_none_is_told_with_those_there_are(capsys):
+def test_an_unknown_corpus_is_refused_with_the_known_names(capsys):
     assert main(["data", "get", "fsd", "data"]) == 2
     said = capsys.readouterr().err
     assert "fsd" in said and all(name in said for name in data.CORPORA)
@@ -280,7 +280,7 @@ def test_a_name_that_is_none_is_told_with_those_there_are(capsys):
 
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "n_files"), [("multi30k", 12), ("tinyshakespeare", 1)])  # 3 splits, 4 languages; one
-def test_the_table_is_the_corpus(capsys, name, n_files):
+def test_the_checksums_match_the_real_corpora(capsys, name, n_files):
     root = os.environ.get("TRANSDUCE_DATA")
     if not root:
         pytest.skip(f"needs {name} inside the folder that TRANSDUCE_DATA names")

@@ -28,7 +28,7 @@ def cells(path, *others):
     return [(r.id, r.audio, r.seconds, r.speaker, r.text, *map(r.columns.get, others)) for r in read_manifest(path)]
 
 
-def test_a_folder_of_sounds_and_texts(tmp_path, make, monkeypatch):
+def test_a_folder_of_audio_and_text_files(tmp_path, make, monkeypatch):
     home = tmp_path / "talks"
     sound(home / "Ann" / "one.wav", n=4000, channels=2)
     (home / "Ann" / "one.TXT").write_bytes("Good  day,\r\nStraße!\r\n".encode())
@@ -119,7 +119,7 @@ def segments(kaldi):
     return kaldi
 
 
-def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
+def test_segments_are_cut_sample_for_sample(tmp_path, make, segments):
     code, out, _ = make(segments, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")
     assert code == 0
     assert [row[:3] for row in cells(tmp_path / "m.tsv")] == [
@@ -150,7 +150,7 @@ def test_pieces_are_cut_sample_for_sample(tmp_path, make, segments):
     )
 
 
-def test_a_key_of_kaldi_stands_once_and_texts_have_sound(tmp_path, make, kaldi):
+def test_duplicate_kaldi_keys_are_refused_and_texts_need_audio(tmp_path, make, kaldi):
     put(kaldi / "text", "a good day", "b yes", "z nobody said this")
     assert "left out 1: no sound: z" in make(kaldi, tmp_path / "m.tsv")[1]
     put(kaldi / "text", "a good day", "b yes", "a bad day")
@@ -159,7 +159,7 @@ def test_a_key_of_kaldi_stands_once_and_texts_have_sound(tmp_path, make, kaldi):
     )
 
 
-def test_sound_that_cannot_be_cut_is_left_out_alone(tmp_path, make, kaldi):
+def test_segments_that_flac_cannot_store_are_left_out(tmp_path, make, kaldi):
     """Ten channels and a sample that is no number, which FLAC does not hold."""
     soundfile.write(kaldi / "ten.wav", np.zeros((8000, 10)), 8000)
     soundfile.write(kaldi / "nan.wav", np.full(8000, np.inf), 8000, subtype="FLOAT")
@@ -171,7 +171,7 @@ def test_sound_that_cannot_be_cut_is_left_out_alone(tmp_path, make, kaldi):
     assert out[0].startswith("left out 2: a segment that is not START END") and out[0].endswith(": q, r")
 
 
-def test_an_offset_is_seconds_and_vectors_keep_their_length(tmp_path):
+def test_offsets_must_be_seconds_and_vectors_keep_their_duration(tmp_path):
     np.save(tmp_path / "v.npy", np.zeros((160, 3), dtype=np.float32))
     rows = [{"audio_filepath": "v.npy", "offset": 0, "duration": n, "id": str(n), "text": "a"} for n in (3.2, 0.8)]
     put(tmp_path / "v.jsonl", *map(json.dumps, rows))
@@ -181,7 +181,7 @@ def test_an_offset_is_seconds_and_vectors_keep_their_length(tmp_path):
         read_manifest(tmp_path / "x.JSONL")
 
 
-def test_segments_of_nemo_are_cut(tmp_path, make):
+def test_nemo_segments_are_cut(tmp_path, make):
     sound(tmp_path / "long.wav", n=8000)
     spans = [(0.0, 0.25), (0.5, 0.5), (0, 1.0), (0.5, 0.25), (0.75, None)]
     rows = [{"offset": start, "duration": length} for start, length in spans] + [{"offset": 0.25}]
@@ -199,7 +199,7 @@ def test_segments_of_nemo_are_cut(tmp_path, make):
         np.testing.assert_array_equal(soundfile.read(recording.audio, dtype="int16")[0], noise(8000)[start:stop, 0])
 
 
-def test_of_a_sound_of_nemo_that_lasts_longer_than_its_duration_the_beginning_is_meant(tmp_path, make):
+def test_a_nemo_duration_shorter_than_the_audio_keeps_its_beginning(tmp_path, make):
     sound(tmp_path / "long.wav", n=8000)
     rows = [{"audio_filepath": "long.wav", "duration": n, "text": str(n)} for n in (0.25, 0.95, 0)]
     for row in rows:
@@ -214,7 +214,7 @@ def test_of_a_sound_of_nemo_that_lasts_longer_than_its_duration_the_beginning_is
     assert [r.seconds for r in read_manifest(tmp_path / "m.jsonl")] == [0.25, 0.95]
 
 
-def test_what_is_read_is_not_replaced(tmp_path, make):
+def test_inputs_are_not_overwritten(tmp_path, make):
     sound(tmp_path / "a.wav")
     put(tmp_path / "metadata.csv", "file_name,text", "a.wav,good", "b.wav,none")
     for source in (tmp_path, tmp_path / "metadata.csv"):
@@ -235,7 +235,7 @@ def test_what_is_read_is_not_replaced(tmp_path, make):
         ("FLOAT", "float64", "PCM_16"),
     ],
 )
-def test_a_piece_keeps_what_its_sound_holds(tmp_path, make, kaldi, subtype, dtype, want):
+def test_segments_keep_the_precision_of_their_audio(tmp_path, make, kaldi, subtype, dtype, want):
     wave = np.sin(np.arange(4000) / 10) * 0.9
     soundfile.write(kaldi / "a.wav", wave, 8000, subtype=subtype)
     put(kaldi / "segments", "p a 0.25 0.5")
@@ -248,7 +248,7 @@ def test_a_piece_keeps_what_its_sound_holds(tmp_path, make, kaldi, subtype, dtyp
     np.testing.assert_allclose(soundfile.read(flac)[0], wave[2000:], rtol=0, atol=step)
 
 
-def test_wrong_folders_are_told(tmp_path, make):
+def test_missing_or_empty_folders_are_refused(tmp_path, make):
     out = tmp_path / "m.tsv"
     assert make(tmp_path, out) == (
         2, [], f"transduce: a manifest needs a recording, but there is none for {out}; --help has the layouts"
@@ -277,7 +277,7 @@ def tables(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["m.tsv", "m.csv", "m.jsonl", "hub"])
-def test_tables_of_other_tools_are_read_as_they_are(tables, make, name):
+def test_tables_of_other_tools_are_read(tables, make, name):
     want = [('good "day", all', 0.5, {}), ("yes", 1.0, {})]
     recordings = read_manifest(tables / name)
     assert [(r.text, r.seconds, r.columns) for r in recordings] == want
@@ -290,7 +290,7 @@ def test_tables_of_other_tools_are_read_as_they_are(tables, make, name):
     ]
 
 
-def test_spaces_for_tabs_and_lines_that_are_no_json_are_told(tmp_path):
+def test_malformed_tables_are_refused_with_their_line(tmp_path):
     put(tmp_path / "m.tsv", "audio   text", "a.wav   good day")
     with pytest.raises(ValueError) as error:
         read_manifest(tmp_path / "m.tsv")
@@ -330,14 +330,14 @@ def test_spaces_for_tabs_and_lines_that_are_no_json_are_told(tmp_path):
         read_manifest(tmp_path / "m.jsonl")
 
 
-def test_cells_without_a_value_and_of_several_lines(tmp_path):
+def test_null_cells_and_cells_of_several_lines(tmp_path):
     put(tmp_path / "m.jsonl", '{"audio": "a.npy", "text": null, "duration": null, "speaker": null}', "")
     put(tmp_path / "m.csv", "audio,text", 'a.npy,"two', 'lines"', "", 'b.npy,"a, b"', "")
     assert [(r.text, r.speaker) for r in read_manifest(tmp_path / "m.jsonl")] == [("", "a.npy")]
     assert [r.text for r in read_manifest(tmp_path / "m.csv")] == ["two lines", "a, b"]
 
 
-def test_the_sound_of_common_voice_is_in_clips(tmp_path, make):
+def test_common_voice_audio_is_read_from_clips(tmp_path, make):
     rows = ["Ann\tcv_1.mp3\tyes\t2\t", "Bob\tcv_2.mp3\tno\t0\tBenchmark"]
     put(tmp_path / "train.tsv", "client_id\tpath\tsentence\tup_votes\tsegment", *rows)
     sound(tmp_path / "clips" / "cv_1.mp3", n=16000, rate=16000)
@@ -348,7 +348,7 @@ def test_the_sound_of_common_voice_is_in_clips(tmp_path, make):
     ]
 
 
-def test_a_list_without_texts_is_told(tmp_path, make):
+def test_a_table_without_a_text_column_is_an_error(tmp_path, make):
     sound(tmp_path / "a.wav")
     put(tmp_path / "m.tsv", "audio\twords", "a.wav\tyes")
     code, out, _ = make(tmp_path / "m.tsv", tmp_path / "out.tsv")

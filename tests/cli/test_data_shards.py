@@ -34,7 +34,7 @@ def make(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "characters", "sentencepiece"])
-def test_shards_are_the_whole_text(tmp_path, make, kind):
+def test_shards_hold_the_ids_of_the_whole_text(tmp_path, make, kind):
     out = make("--kind", kind, "--shard-bytes", "100")
     language = Shards(data=tmp_path / "out").read(kind, 0)
     want = [at_once(language.tokenizer, read_text(tmp_path / name)) for name in ("a.txt", "b.txt.gz")]
@@ -47,7 +47,7 @@ def test_shards_are_the_whole_text(tmp_path, make, kind):
     assert out.endswith(f"{n_shards} shards made, 0 kept: {n_tokens:,} tokens\n")
 
 
-def test_what_is_there_stays_and_what_is_not_is_made(tmp_path, make):
+def test_existing_shards_are_kept_and_missing_ones_made(tmp_path, make):
     make("--shard-bytes", "500")
     folder = tmp_path / "out"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -75,7 +75,7 @@ def test_a_damaged_shard_is_made_again(tmp_path, make, suffix, content):
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_another_text_or_tokenizer_makes_the_shards_again(tmp_path, make):
+def test_a_changed_text_or_tokenizer_rebuilds_shards(tmp_path, make):
     make()
     (tmp_path / "c.txt").write_text("Another.\n")
     assert "\n1 shards made, 2 kept" in make()
@@ -90,7 +90,7 @@ def test_another_text_or_tokenizer_makes_the_shards_again(tmp_path, make):
     )
 
 
-def test_a_shard_that_was_being_made_again_is_not_taken_for_the_one_before(tmp_path, make, monkeypatch):
+def test_an_interrupted_rebuild_leaves_no_stale_shard(tmp_path, make, monkeypatch):
     make()
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     (tmp_path / "c.txt").write_text("Another.\n")
@@ -108,7 +108,7 @@ def test_a_shard_that_was_being_made_again_is_not_taken_for_the_one_before(tmp_p
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_lines_that_end_as_on_windows_are_cut_too(tmp_path):
+def test_text_with_windows_line_ends_is_split(tmp_path):
     (tmp_path / "text").write_bytes(b"one\r\ntwo\r\n\r\nthree\r\n four\r\n\xe3\x80\x82\r\n\xe3\x80\x80five\r\nsix")
     cuts = list(pieces_of(tmp_path / "text", 1))
     raw = (tmp_path / "text").read_bytes()
@@ -117,7 +117,7 @@ def test_lines_that_end_as_on_windows_are_cut_too(tmp_path):
     ]  # fmt: skip
 
 
-def test_another_wish_for_the_tokenizer_is_refused(tmp_path, make):
+def test_other_tokenizer_options_are_refused_for_existing_shards(tmp_path, make):
     make()
     out = tmp_path / "out"
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -129,7 +129,7 @@ def test_another_wish_for_the_tokenizer_is_refused(tmp_path, make):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_missing_text_is_named_before_anything_is_made(tmp_path, make):
+def test_a_missing_text_is_refused_before_any_output(tmp_path, make):
     assert make("--valid", tmp_path / "none.txt") == (
         f"transduce: a text must be a file, plain or .gz, but {tmp_path / 'none.txt'} does not exist\n"
     )
@@ -137,14 +137,14 @@ def test_a_missing_text_is_named_before_anything_is_made(tmp_path, make):
 
 
 @pytest.mark.parametrize("flag", ["--shard-bytes", "--processes"])
-def test_sizes_and_numbers_are_at_least_1(tmp_path, make, flag):
+def test_shard_bytes_and_processes_must_be_at_least_1(tmp_path, make, flag):
     name = flag[2:].replace("-", "_")
     assert make(flag, "0") == f"transduce: {name} must be at least 1, but {name}=0\n"
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.process
-def test_processes_make_the_same_shards(tmp_path, make):
+def test_several_processes_make_the_same_shards(tmp_path, make):
     make("--shard-bytes", "500")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.bin")}
     for name in before:
@@ -154,7 +154,7 @@ def test_processes_make_the_same_shards(tmp_path, make):
 
 
 @pytest.mark.process
-def test_a_killed_process_is_an_error_with_a_way_out(make, monkeypatch):
+def test_a_killed_worker_is_reported_with_advice(make, monkeypatch):
     monkeypatch.setattr("transduce.cli.text.write", _killed)
     assert make("--processes", "2") == (
         "transduce: workers must run until all is done, but one was killed, probably for lack of memory; use fewer --workers "

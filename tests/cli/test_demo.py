@@ -12,7 +12,7 @@ from transduce.recipes import speech_to_text, translation
 from transduce.tasks.outputs import WordAlignment
 
 
-def test_each_word_stands_above_the_one_that_it_was_written_from():
+def test_aligned_words_are_printed_above_each_other():
     alignment = WordAlignment(["Open", "the", "old", "letter"], ["Öffne", "den", "Brief"], [(0, 0), (1, 1), (3, 2)])
     above, below = _two_rows(alignment)
     assert above.split() == ["Öffne", "den", "Brief"]
@@ -21,7 +21,7 @@ def test_each_word_stands_above_the_one_that_it_was_written_from():
 
 
 @pytest.mark.long
-def test_runs_are_trained_once_shown_and_asked(tmp_path, monkeypatch, capsys):
+def test_demo_runs_are_trained_only_once(tmp_path, monkeypatch, capsys):
     trained = {}
 
     def instead(make):

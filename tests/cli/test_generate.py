@@ -39,7 +39,7 @@ def printed(run, prompts: list[str], **settings) -> str:
 
 
 @pytest.mark.parametrize("stream", [[], ["--stream"]])
-def test_generate_prints_prompts_with_what_follows(run, stdin, capsys, stream):
+def test_generate_prints_prompts_with_continuations(run, stdin, capsys, stream):
     common = ["generate", str(run), "--max-length", "12", *stream]
     assert main([*common, "--prompt", "ROMEO:", "--seed", "4"]) == 0
     assert capsys.readouterr().out == printed(run, ["ROMEO:"], max_length=12, seed=4)
@@ -60,7 +60,7 @@ def test_generate_prints_prompts_with_what_follows(run, stdin, capsys, stream):
 
 
 @pytest.mark.parametrize("stream", [[], ["--stream"]])
-def test_generate_ends_at_stop_strings_and_takes_a_bias(run, capsys, stream):
+def test_generate_with_stop_strings_and_logit_bias(run, capsys, stream):
     """Texts end with their first stop string; of a beam none is known before its end."""
     common = ["generate", str(run), "--prompt", "ROMEO:", "it's", "--max-length", "30", *stream]
     config = td.GenerationConfig(max_length=30)
@@ -77,7 +77,7 @@ def test_generate_ends_at_stop_strings_and_takes_a_bias(run, capsys, stream):
     assert capsys.readouterr().out == want
 
 
-def test_a_stream_comes_in_pieces(run, monkeypatch):
+def test_stream_prints_token_by_token(run, monkeypatch):
     pieces = []
     out = io.StringIO()
     monkeypatch.setattr(out, "write", pieces.append)
@@ -86,7 +86,7 @@ def test_a_stream_comes_in_pieces(run, monkeypatch):
     assert pieces[0] == "All" and [len(piece) for piece in pieces[1:10]] == [1] * 9
 
 
-def test_prompts_come_from_files_and_texts_go_to_one(run, stdin, tmp_path, capsys):
+def test_prompts_from_files_and_texts_to_a_file(run, stdin, tmp_path, capsys):
     """A line is a prompt, and gives n texts, in order; - is standard input."""
     (tmp_path / "a").write_text("All\n\nROMEO:")
     stdin(b"light!\n")
@@ -114,7 +114,7 @@ def test_prompts_come_from_files_and_texts_go_to_one(run, stdin, tmp_path, capsy
     assert str(tmp_path / "none") in missing
 
 
-def test_what_is_wrong_is_named(run, capsys):
+def test_invalid_prompts_and_options_are_refused(run, capsys):
     assert main(["generate", str(run), "--prompt", "ROMEO§"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("transduce: prompt 1: ") and "but '§' (U+00A7) is not one of them; leave it out" in err
@@ -161,7 +161,7 @@ def test_forbidden_phrases_may_come_from_standard_input_if_prompts_do_not(run, s
 TEXT = "ROMEO:\nBut soft, what light! it's done; speak, speak. Größe\nAy me.\n"
 
 
-def one_by_one(model, ids: list[int], window: int, stride: int) -> float:
+def score_token_by_token(model, ids: list[int], window: int, stride: int) -> float:
     """The definition: every token from the tokens of the first window that reaches it."""
     total = 0.0
     for t in range(1, len(ids)):
@@ -175,11 +175,11 @@ def one_by_one(model, ids: list[int], window: int, stride: int) -> float:
 
 
 @pytest.mark.parametrize(("window", "stride"), [(40, 20), (40, 40), (7, 1), (7, 3), (7, 7), (1, 1), (100, 5), (66, 1)])
-def test_every_token_is_predicted_once(window, stride):
+def test_perplexity_equals_token_by_token_scoring(window, stride):
     tokenizer = CharTokenizer.train([TEXT])
     model = language_model(tokenizer.vocab_size)
     (ids,) = tokenizer.encode([TEXT])
-    want = one_by_one(model, ids, window, stride)
+    want = score_token_by_token(model, ids, window, stride)
     for batch_tokens in (50, 4096):
         got = measure_perplexity(model, tokenizer, TEXT, window=window, stride=stride, batch_tokens=batch_tokens)
         assert got.nats == pytest.approx(want, rel=1e-5), batch_tokens
@@ -189,18 +189,18 @@ def test_every_token_is_predicted_once(window, stride):
         assert got.bits_per_byte == pytest.approx(want / math.log(2) / (len(TEXT.encode()) - 1), rel=1e-5)
 
 
-def test_lines_between_two_marks_are_predicted_with_them():
+def test_perplexity_includes_bos_and_eos_of_each_line():
     tokenizer = SentencePieceTokenizer.train(TEXT.split("\n") * 9, vocab_size=300)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (2, 3)
     model = language_model(tokenizer.vocab_size)
     got = measure_perplexity(model, tokenizer, TEXT + "\n \n", window=40, stride=20)
     ids = [i for row in tokenizer.encode(TEXT.splitlines()) for i in (2, *row, 3)]
-    assert got.nats == pytest.approx(one_by_one(model, ids, 40, 20), rel=1e-5)
+    assert got.nats == pytest.approx(score_token_by_token(model, ids, 40, 20), rel=1e-5)
     assert (got.n_tokens, got.n_bytes) == (len(ids) - 1, len(TEXT.encode()) + 3)
     assert "|first:bos|eos:yes|" in got.signature
 
 
-def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(tmp_path):
+def test_a_uniform_model_has_the_perplexity_of_its_vocabulary_size(tmp_path):
     tokenizer = CharTokenizer.train(["abcdefgh"])
     model = language_model(8)
     with torch.no_grad():

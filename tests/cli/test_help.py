@@ -54,7 +54,7 @@ def answers(main: str, calls: list[list[str]]) -> list[tuple[int, str, list[str]
 
 
 @pytest.mark.process
-def test_help_and_typos_of_every_command_do_not_wait_for_torch():
+def test_help_and_typos_of_commands_do_not_import_torch():
     calls = [["--help"]]
     few = {"data get": ["fsdd", "b"], "completion": ["bash"]}
     for name in COMMANDS:
@@ -73,7 +73,7 @@ def test_help_and_typos_of_every_command_do_not_wait_for_torch():
 
 
 @pytest.mark.process
-def test_help_and_typos_of_a_recipe_do_not_wait_for_torch():
+def test_help_and_typos_of_recipes_do_not_import_torch():
     calls = []
     for name in RECIPES:
         setting = "text" if "language" in name else "commands"
@@ -88,7 +88,7 @@ COMMON = ("translate", "transcribe", "generate", "serve", "score likelihood")
 """Commands whose --help leaves flags out."""
 
 
-def test_help_is_short_and_has_what_is_used_most(capsys, monkeypatch):
+def test_help_is_short_and_has_the_common_options(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.argv", ["transduce"])
     pages = {}
@@ -121,7 +121,7 @@ def test_help_is_short_and_has_what_is_used_most(capsys, monkeypatch):
         assert common | others <= shown and "--length-offset" not in shown and "--help-all" in pages[name]
 
 
-def test_help_has_a_line_for_every_command_in_one_order(capsys):
+def test_help_lists_every_command_in_order(capsys):
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     listed = [line for line in lines if line.startswith("  ")]
@@ -143,12 +143,12 @@ def test_help_has_a_line_for_every_command_in_one_order(capsys):
         (["score", "xyzzy"], "transduce score --help "),
     ],
 )
-def test_a_wrong_command_gets_the_nearest_one(capsys, words, nearest):
+def test_a_wrong_command_suggests_the_nearest_one(capsys, words, nearest):
     assert main(words) == 2
     assert nearest in capsys.readouterr().err
 
 
-def test_no_command_is_answered_with_the_list(capsys):
+def test_a_missing_command_prints_the_list_of_commands(capsys):
     for words in ([], ["score"], ["train"]):
         assert main(words) == 2
         assert "but none is\n\nusage: transduce " in capsys.readouterr().err

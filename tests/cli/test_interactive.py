@@ -40,7 +40,7 @@ def stdin(monkeypatch):
     return give
 
 
-def test_every_line_is_translated_by_itself_and_bad_input_is_no_end(run, stdin, capsys):
+def test_each_line_is_translated_and_bad_input_does_not_stop(run, stdin, capsys):
     stdin(f"{ENGLISH[0]}\n\n".encode() + b"b\xe4d\n" + ENGLISH[2].encode())
     assert main(["translate", str(run), "--interactive", "--greedy"]) == 0
     want = td.load(run)([ENGLISH[0], "", ENGLISH[2]], beam_size=1)
@@ -52,7 +52,7 @@ def test_every_line_is_translated_by_itself_and_bad_input_is_no_end(run, stdin, 
     )
 
 
-def test_a_line_with_a_column_too_many_is_named_and_no_end(run, stdin, capsys):
+def test_a_line_with_too_many_columns_is_reported_and_skipped(run, stdin, capsys):
     stdin(f"{ENGLISH[0]}\ta\tb\n{ENGLISH[2]}\n".encode())
     assert main(["translate", str(run), "--interactive", "--prefix", "--greedy"]) == 0
     (want,) = td.load(run)([ENGLISH[2]], beam_size=1)
@@ -60,7 +60,7 @@ def test_a_line_with_a_column_too_many_is_named_and_no_end(run, stdin, capsys):
     assert capsys.readouterr() == (f"{want}\n", f"transduce: {rule}\n")
 
 
-def test_every_prompt_goes_on_with_the_text_of_its_number(language, stdin, capsys):
+def test_each_prompt_is_sampled_by_its_line_number(language, stdin, capsys):
     stdin("All\nROMEO§\nAll\n".encode())
     assert main(["generate", str(language), "--interactive", "--max-length", "9"]) == 0
     generator = td.load(language)
@@ -70,7 +70,7 @@ def test_every_prompt_goes_on_with_the_text_of_its_number(language, stdin, capsy
     assert "but '§' (U+00A7) is not one of them; leave it out" in err and err.count("\n") == 1
 
 
-def test_ctrl_c_stops_the_current_one_only(stdin, capsys):
+def test_ctrl_c_stops_only_the_current_line(stdin, capsys):
     def answer(line: str, number: int) -> None:
         if number == 1:
             raise KeyboardInterrupt
@@ -81,7 +81,7 @@ def test_ctrl_c_stops_the_current_one_only(stdin, capsys):
     assert capsys.readouterr() == ("a\nc\n", "\nstopped\n")
 
 
-def test_it_reads_and_prints_at_the_terminal_alone(run, language, capsys):
+def test_interactive_refuses_files_outputs_and_prompts(run, language, capsys):
     assert main(["translate", str(run), "a", "--interactive", "--output", "b", "--workers", "2"]) == 2
     assert main(["translate", str(run), "--interactive", "--output", "b", "--part", "1/2"]) == 2
     assert main(["generate", str(language), "--interactive", "--prompt", "a"]) == 2
@@ -110,7 +110,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.process
 @pytest.mark.long
-def test_on_a_terminal_it_prompts_remembers_and_ends(run):
+def test_prompt_history_ctrl_c_and_ctrl_d_on_a_terminal(run):
     """The arrow key brings the last line back; Ctrl-C stops an output that takes a minute; Ctrl-D ends with 0.
 
     Meanwhile, the terminal is made narrow and wide.
@@ -134,24 +134,24 @@ def test_on_a_terminal_it_prompts_remembers_and_ends(run):
                 said += os.read(ours, 4096).decode()
         said = said.split(words, 1)[1]
 
-    def narrower_or_wider(columns: int) -> None:
+    def resize(columns: int) -> None:
         resize_terminal(ours, columns)
         process.send_signal(signal.SIGWINCH)
 
     try:
         until("> ")
-        narrower_or_wider(7)
+        resize(7)
         (want,) = td.load(run)([ENGLISH[0]], beam_size=1)
         os.write(ours, f"{ENGLISH[0]}\r".encode())
         until(want + "\r\n")
         until("> ")
-        narrower_or_wider(200)
+        resize(200)
         os.write(ours, b"\x1b[A\r")
         until(want + "\r\n")
         until("> ")
         os.write(ours, b"wait\r")
         until("waiting")
-        narrower_or_wider(20)
+        resize(20)
         process.send_signal(signal.SIGINT)
         until("stopped")
         until("> ")

@@ -49,7 +49,7 @@ CHUNKS = [(0, [1, 1]), (2, [2, 2]), (4, [3, 3]), (6, [4])]
 
 
 @pytest.mark.process
-def test_every_chunk_comes_back_once_from_two_processes(caplog, monkeypatch):
+def test_every_chunk_is_returned_once_by_two_processes(caplog, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     steps = []
     got = list(by_workers(Sums(run=Path(), machine=Machine()), iter(CHUNKS), lambda *step: steps.append(step), 2, 3))
@@ -75,7 +75,7 @@ def test_every_chunk_comes_back_once_from_two_processes(caplog, monkeypatch):
         ),
     ],
 )
-def test_what_ends_a_worker_is_told_and_ends_the_others(what, kind, message):
+def test_an_error_of_a_worker_is_raised_and_stops_the_others(what, kind, message):
     with pytest.raises(kind) as caught:
         list(by_workers(Sums(run=Path(), machine=Machine(), what=what), CHUNKS, lambda *_: None, 2, 1))
     assert str(caught.value) == message
@@ -94,7 +94,7 @@ if __name__ == "__main__":
 """
 
 
-def is_there(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def is_there(pid: int) -> bool:
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
-def test_no_process_stays_and_none_prints_a_traceback_of_its_own(tmp_path, how):
+def test_workers_end_with_their_parent_and_print_no_traceback(tmp_path, how):
     """As a terminal does it: the whole group gets the signal of Ctrl-C."""
     (tmp_path / "slow.py").write_text(SLOW)
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -113,8 +113,8 @@ def test_no_process_stays_and_none_prints_a_traceback_of_its_own(tmp_path, how):
         [sys.executable, tmp_path / "slow.py"], env=path, text=True, start_new_session=True, **pipes
     ) as p:
         pids = [int(p.stdout.readline()) for _ in range(2)]
-        assert all(map(is_there, pids))
+        assert all(map(process_exists, pids))
         os.killpg(p.pid, how) if how == signal.SIGINT else p.kill()
         said = p.stderr.read()  # until nobody can write to it any more
         assert said.count("Traceback") == (1 if how == signal.SIGINT else 0)  # its own
-    assert not any(map(is_there, pids))
+    assert not any(map(process_exists, pids))

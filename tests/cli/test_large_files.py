@@ -59,7 +59,7 @@ FAILS = {name: min(1, n) for name, n in BAD.items()}
 
 
 @pytest.fixture
-def small(monkeypatch, folder):
+def small_chunks(monkeypatch, folder):
     """Chunks of two lines, two files."""
     monkeypatch.chdir(folder)
     size = (folder / "a00.wav").stat().st_size
@@ -85,7 +85,7 @@ def own_lines(said: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_parts_merged_are_what_one_process_writes(folder, small, tmp_path, capsys, command):
+def test_merged_parts_equal_the_output_of_one_process(folder, small_chunks, tmp_path, capsys, command):
     """Whatever the chunks: standard output, a file, and parts have the same bytes."""
     assert run(*COMMANDS[command]) == FAILS[command]
     want, err = capsys.readouterr()
@@ -127,12 +127,12 @@ def stopped(monkeypatch, after: int, module: str = "translate") -> list[int]:
     return begun
 
 
-def test_a_warning_of_every_chunk_is_told_once(folder, small, capsys, caplog):
+def test_a_warning_of_every_chunk_is_shown_once(folder, small_chunks, capsys, caplog):
     assert run(*COMMANDS["transcribe"], "--max-seconds", "30") == 1
     assert sum("segments of up to 30 s" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, monkeypatch, capsys):
+def test_the_same_command_resumes_an_interrupted_output(folder, small_chunks, tmp_path, monkeypatch, capsys):
     command = [*COMMANDS["translate"], "--output", tmp_path / "out"]
     (tmp_path / "out").write_text("before\n")
     with monkeypatch.context() as patch:
@@ -170,7 +170,7 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
     ) in err
 
 
-def test_an_output_that_became_whole_right_before_a_crash_is_made_again(folder, small, tmp_path, monkeypatch):
+def test_a_rerun_after_a_crash_between_output_and_cleanup(folder, small_chunks, tmp_path, monkeypatch):
     command = [*COMMANDS["translate"], "--output", tmp_path / "out"]
     progress = tmp_path / "out.unfinished.progress"
 
@@ -191,7 +191,7 @@ def test_an_output_that_became_whole_right_before_a_crash_is_made_again(folder, 
 
 
 @pytest.mark.parametrize("command", ["transcribe", "likelihood"])
-def test_sound_that_is_recorded_again_is_other_sound(small, tmp_path, monkeypatch, capsys, command):
+def test_resuming_with_changed_audio_is_refused(small_chunks, tmp_path, monkeypatch, capsys, command):
     """In a file of the same name and length."""
     record(tmp_path, sentences(7))
     random_speech_run(tmp_path / "speech")
@@ -211,7 +211,7 @@ def test_sound_that_is_recorded_again_is_other_sound(small, tmp_path, monkeypatc
     assert "out.unfinished was begun with others: inputs: " in capsys.readouterr().err
 
 
-def test_what_is_done_when_it_is_stopped(folder, small, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_reports_how_many_inputs_are_done(folder, small_chunks, tmp_path, monkeypatch, capsys):
     for after, options, kept in (
         (0, ["--output", tmp_path / "out"], "transduce: 0 of 12 inputs are done\n"),
         (0, [], ""),
@@ -226,7 +226,7 @@ def test_what_is_done_when_it_is_stopped(folder, small, tmp_path, monkeypatch, c
     assert not list(tmp_path.glob("out*"))
 
 
-def test_scoring_goes_on_from_what_is_done(folder, small, tmp_path, monkeypatch, capsys):
+def test_interrupted_scoring_resumes(folder, small_chunks, tmp_path, monkeypatch, capsys):
     assert run(*COMMANDS["likelihood"]) == 1
     want = capsys.readouterr().out
     again = [*COMMANDS["likelihood"], "--output", tmp_path / "out"]
@@ -239,7 +239,7 @@ def test_scoring_goes_on_from_what_is_done(folder, small, tmp_path, monkeypatch,
     assert len(begun) == 6 - 2 and (tmp_path / "out").read_text() == want
 
 
-def test_every_pair_has_its_own_score_and_a_bad_line_none(folder, small, capsys):
+def test_scores_equal_those_of_single_pairs_and_bad_lines_have_none(folder, small_chunks, capsys):
     """Against the score of each pair alone."""
     assert run(*COMMANDS["likelihood"]) == 1
     out, err = capsys.readouterr()
@@ -258,7 +258,7 @@ def test_every_pair_has_its_own_score_and_a_bad_line_none(folder, small, capsys)
     ]
 
 
-def test_a_sound_that_cannot_be_used_has_no_score(folder, monkeypatch, capsys):
+def test_unreadable_audio_has_no_score(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     Path("said").write_text("".join(f"{text}\n" for text in sentences(7)))
     assert run("score", "likelihood", "speech", "a.tsv", "said", *CPU) == 1
@@ -320,7 +320,7 @@ def test_memory_does_not_grow_with_the_input(folder, tmp_path, monkeypatch, caps
     assert peaks[2] < peaks[1] + 100_000
 
 
-def test_what_can_be_read_once_is_read_once(tmp_path):
+def test_pipes_are_read_once(tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     (usual := tmp_path / "usual").write_text("b\n")
     writer = threading.Thread(target=pipe.write_text, args=("x\ny",))
@@ -351,7 +351,7 @@ def test_many_warnings_of_one_kind_are_counted(folder, tmp_path, monkeypatch, ca
     assert len(err) == 1 and err[0].startswith("transduce: 15 more of this kind, the last: line 20 ")
 
 
-def test_another_process_that_makes_the_same_output_is_refused(folder, small, tmp_path, capsys):
+def test_two_processes_cannot_write_the_same_output(folder, small_chunks, tmp_path, capsys):
     command = [*COMMANDS["translate"], "--output", tmp_path / "out"]
     kept = tmp_path / "out.unfinished"
     with kept.open("w") as other:
@@ -364,7 +364,7 @@ def test_another_process_that_makes_the_same_output_is_refused(folder, small, tm
     assert run(*command) == 1 and (tmp_path / "out").exists() and not kept.exists()
 
 
-def test_a_part_is_done_once_and_belongs_to_one_job(folder, small, tmp_path, monkeypatch, capsys):
+def test_a_finished_part_is_kept_and_other_settings_are_refused(folder, small_chunks, tmp_path, monkeypatch, capsys):
     for name in ("text", "speech"):
         shutil.copytree(folder / name, tmp_path / name)
     for name in ("in", *(f"a0{i}.wav" for i in range(7)), "a.tsv"):
@@ -403,7 +403,7 @@ def test_a_part_is_done_once_and_belongs_to_one_job(folder, small, tmp_path, mon
     assert [Path(row[0]).name for row in rows] == ["audio", *(f"a0{i}.wav" for i in range(7))]
 
 
-def test_more_parts_than_sounds_have_one_head(folder, tmp_path, monkeypatch):
+def test_more_parts_than_recordings_have_one_header(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     words = ["transcribe", "speech", "a00.wav", "a01.wav", "--format", "tsv", "--output"]
     assert run(*words, tmp_path / "whole") == 0
@@ -412,7 +412,7 @@ def test_more_parts_than_sounds_have_one_head(folder, tmp_path, monkeypatch):
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path, monkeypatch, capsys):
+def test_merge_refuses_incomplete_parts_and_parts_of_other_jobs(folder, small_chunks, tmp_path, monkeypatch, capsys):
     command, out = COMMANDS["translate"], tmp_path / "out"
 
     def refusal() -> str:
@@ -450,7 +450,7 @@ def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path,
     )
 
 
-def test_a_part_is_named_as_it_should(folder, small, tmp_path, capsys):
+def test_invalid_part_and_output_options_are_refused(folder, small_chunks, tmp_path, capsys):
     command = COMMANDS["translate"]
     assert run(*command, "--part", "3/2") == run(*command, "--part", "3/2", "--output", tmp_path / "x") == 2
     assert run(*command, "--output", tmp_path / "no" / "x") == 2
@@ -461,7 +461,7 @@ def test_a_part_is_named_as_it_should(folder, small, tmp_path, capsys):
     ]
 
 
-def test_shares_and_chunks_have_every_input_once_and_in_order():
+def test_parts_and_chunks_cover_every_input_once_in_order():
     for n, size in product((1, 2, 3, 7, 12, 13), (0, 1, 5, 12, 100)):
         spans = [Part(i, n).span(size) for i in range(1, n + 1)]
         assert [k for a, b in spans for k in range(a, b)] == list(range(size))
@@ -473,7 +473,7 @@ def test_shares_and_chunks_have_every_input_once_and_in_order():
         assert all(sum(costs[a : b - 1]) < n <= sum(costs[a:b]) for a, b in spans[:-1])
 
 
-def test_as_many_processes_as_cores_where_the_input_is_large(folder, monkeypatch):
+def test_default_workers_depend_on_input_cores_and_memory(folder, monkeypatch):
     job = Translation(run=folder / "text", machine=Machine(device="cpu"), **PLAIN)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr("transduce.device.memory", lambda _: 10 << 30)
@@ -495,7 +495,7 @@ def test_every_process_of_torchrun_has_its_own_gpu(monkeypatch):
 @pytest.mark.process
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
-def test_several_processes_write_the_same_lines(folder, small, tmp_path, capsys, caplog, command):
+def test_several_processes_write_the_same_lines(folder, small_chunks, tmp_path, capsys, caplog, command):
     """What every process warns of is told once."""
     options = ["--max-seconds", "30"] if command == "transcribe" else []
     assert run(*COMMANDS[command], *options, "--workers", "1") == FAILS[command]

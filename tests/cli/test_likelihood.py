@@ -34,7 +34,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("case", ["text3 src hyp", "text3,text4 src hyp", "speech a.tsv said", "letters prose"])
-def test_every_text_has_the_log_probability_of_its_tokens(case, folder, capsys, monkeypatch):
+def test_printed_scores_equal_those_of_the_python_api(case, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     run, *files = case.split()
     loaded, texts = td.load(run.split(",")), (folder / files[-1]).read_text().splitlines()
@@ -51,7 +51,7 @@ def test_every_text_has_the_log_probability_of_its_tokens(case, folder, capsys, 
         assert row["log_prob"] == pytest.approx(each.log_prob)
 
 
-def test_a_blank_text_is_its_end():
+def test_a_blank_text_is_scored_by_its_end_token():
     """As a decoder without cache and without our scoring predicts it behind the beginning."""
     tokenizer = any_tokenizer("pieces")
     generator = Generator(language_model(tokenizer.vocab_size), tokenizer)
@@ -77,7 +77,7 @@ def test_a_blank_text_is_its_end():
          "is a language model, and got {'source_language': 'en'}; leave them out"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_scored_is_refused(words, message, folder, capsys, monkeypatch):
+def test_invalid_files_and_runs_are_refused(words, message, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "one").write_text("one\n")
     assert main([*words.split(), *CPU]) == 2

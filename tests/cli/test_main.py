@@ -43,7 +43,7 @@ def stdin(monkeypatch):
     return give
 
 
-def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsys):
+def test_alignments_scores_and_n_best_equal_those_of_python(run, stdin, capsys):
     """Pairs of words behind the text; in JSON the n best, with pairs, tokens and words."""
     ours = td.load(run).translate(LINES, length_ratio=0.5, n_best=2, alignments=True, token_scores=True)
     stdin("\n".join(LINES).encode() + b"\n")
@@ -70,7 +70,7 @@ def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsy
     assert capsys.readouterr().err == message
 
 
-def test_pictures_show_the_looks_that_alignments_are_made_of(run, tmp_path, capsys, monkeypatch):
+def test_attention_maps_agree_with_the_alignments(run, tmp_path, capsys, monkeypatch):
     """What is drawn, read by the labels beside it, gives the pairs that are printed."""
     drawn, attention_map = [], seq2seq.attention_map
 
@@ -102,7 +102,7 @@ def test_pictures_show_the_looks_that_alignments_are_made_of(run, tmp_path, caps
 
 
 @pytest.mark.parametrize("first", ["a", "-"])
-def test_translate_takes_files_one_after_the_other_and_writes_a_file(run, stdin, tmp_path, capsys, monkeypatch, first):
+def test_translate_reads_several_files_and_writes_one(run, stdin, tmp_path, capsys, monkeypatch, first):
     """One of them may be standard input."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").write_text(f"{LINES[0]}\n\n")
@@ -115,7 +115,7 @@ def test_translate_takes_files_one_after_the_other_and_writes_a_file(run, stdin,
     assert capsys.readouterr().out == ""
 
 
-def test_lines_end_at_newlines_alone(run, stdin, capsysbinary):
+def test_only_newlines_end_lines(run, stdin, capsysbinary):
     stdin("Open\u2028the\x0cletter.\r\n\n".encode())
     assert main(["translate", str(run), "--greedy"]) == 0
     out = capsysbinary.readouterr().out
@@ -136,7 +136,7 @@ def test_n_best_and_scores(run, stdin, capsys):
 
 
 @pytest.mark.parametrize("name", ["-", "a"])
-def test_a_line_that_is_not_utf8_is_named_and_gives_a_blank_line(run, stdin, capsys, monkeypatch, tmp_path, name):
+def test_a_line_that_is_not_utf8_is_reported_and_gives_a_blank_line(run, stdin, capsys, monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     raw = f"{LINES[0]}\nb".encode() + b"\xe4d\n" + LINES[2].encode()
     (tmp_path / "a").write_bytes(raw)
@@ -154,7 +154,7 @@ def test_a_line_that_is_not_utf8_is_named_and_gives_a_blank_line(run, stdin, cap
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
-def test_packed_text_on_standard_input_is_called_so(run, stdin, capsys, pack):
+def test_compressed_standard_input_is_refused_with_advice(run, stdin, capsys, pack):
     stdin(pack("".join(f"{line}\n" for line in LINES).encode()))
     with pytest.raises(SystemExit) as stop:
         main(["translate", str(run), "--greedy"])
@@ -163,7 +163,7 @@ def test_packed_text_on_standard_input_is_called_so(run, stdin, capsys, pack):
     assert first == "transduce: text must be UTF-8, but standard input is packed; send it through zcat, or xzcat"
 
 
-def test_what_does_not_exist_is_named(run, tmp_path, capsys):
+def test_missing_runs_files_and_devices_are_named(run, tmp_path, capsys):
     missing = tmp_path / "missing.txt"
     for words, wrong in (([run, missing], missing), ([missing], missing), ([run, "--device", "abacus"], "'abacus'")):
         assert main(["translate", *map(str, words)]) == 2
@@ -176,7 +176,7 @@ def test_an_empty_file_gives_an_empty_file(run, tmp_path):
     assert (tmp_path / "out").read_bytes() == b""
 
 
-def test_describe_tells_size_vocabulary_and_fields(run, capsys):
+def test_describe_prints_size_vocabulary_and_fields(run, capsys):
     assert main(["describe", str(run)]) == 0
     out = capsys.readouterr().out
     n = sum(p.numel() for p in td.load_model(run).parameters())
@@ -185,7 +185,7 @@ def test_describe_tells_size_vocabulary_and_fields(run, capsys):
     assert f"  model.d_model = {LITTLE.d_model}\n" in out and "input:" not in out
 
 
-def test_describe_shows_scores_first_and_the_rest_within_a_screen(tmp_path, capsys):
+def test_describe_prints_scores_first_and_at_most_40_lines(tmp_path, capsys):
     run = random_run(tmp_path / "run")
     scores = [
         {"search": s, "measure": "bleu", "value": v, "score": f"BLEU {v} sig"} for s, v in (("greedy", 4.5), ("b", 5))
@@ -213,7 +213,7 @@ def test_describe_shows_scores_first_and_the_rest_within_a_screen(tmp_path, caps
     assert "  seed = 3" in whole and f"  model.dropout = {td.transformer_tiny().dropout}" in whole
 
 
-def test_describe_tells_how_sound_flows_in(tmp_path, capsys):
+def test_describe_prints_the_input_of_a_speech_model(tmp_path, capsys):
     assert main(["describe", str(random_speech_run(tmp_path / "run"))]) == 0
     assert "input: 10 features x 2 frames = 20 numbers per position = d_model: straight in\n" in capsys.readouterr().out
 
@@ -250,7 +250,7 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
     np.testing.assert_allclose(value, 4.0 * first[name], rtol=1e-6)
 
 
-def test_the_best_checkpoints_of_an_average_are_those_of_the_training(tmp_path, capsys, rng):
+def test_average_ranks_checkpoints_as_training_does(tmp_path, capsys, rng):
     """Of equal scores those with the lowest loss, and of equal losses the latest."""
     run = random_run(tmp_path / "run", model=LITTLE)
     weights = load_file(run / "model.safetensors")
@@ -265,7 +265,7 @@ def test_the_best_checkpoints_of_an_average_are_those_of_the_training(tmp_path, 
         assert capsys.readouterr().out.splitlines()[0].endswith(f": mean of the updates {best}")
 
 
-def test_the_model_before_an_average_outlives_the_same_average_again_and_one_that_fails(tmp_path, capsys):
+def test_repeated_or_failed_averages_keep_the_model_before(tmp_path, capsys):
     run = random_run(tmp_path / "run", model=LITTLE)
     trained = (run / "model.safetensors").read_bytes()
     checkpoint(
@@ -286,7 +286,7 @@ def test_the_model_before_an_average_outlives_the_same_average_again_and_one_tha
     assert (run / "model.before.safetensors").read_bytes() == trained
 
 
-def test_a_mean_has_no_scores_of_the_model_before(tmp_path, capsys):
+def test_an_average_drops_the_scores_of_the_model_before(tmp_path, capsys):
     run = random_run(tmp_path / "run", model=LITTLE)
     weights = load_file(run / "model.safetensors")
     scores = json.dumps([{"search": "greedy", "measure": "bleu", "value": 4.5, "score": "BLEU 4.5"}])
@@ -306,7 +306,7 @@ def test_a_mean_has_no_scores_of_the_model_before(tmp_path, capsys):
         assert (run / "test.errors.before.txt").is_file()
 
 
-def test_options_replace_what_the_run_says_and_nothing_else():
+def test_options_override_only_their_fields_of_the_run():
     own = td.SearchConfig(beam_size=7, alpha=1.6, length_extra=3)
 
     def applied(*, greedy: bool = False, **settings) -> td.SearchConfig:
@@ -343,7 +343,7 @@ def test_options_replace_what_the_run_says_and_nothing_else():
         ("generate", td.GenerationConfig, set()),
     ],
 )
-def test_every_field_that_means_something_is_an_option_with_a_help_text(capsys, command, config, without):
+def test_every_applicable_field_is_an_option_with_help(capsys, command, config, without):
     with pytest.raises(SystemExit):
         main([command, "--help-all"])
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -355,7 +355,7 @@ def test_every_field_that_means_something_is_an_option_with_a_help_text(capsys, 
 
 
 @pytest.mark.parametrize("raw", ["[{}]", "[1]", '{"loss": "much"}', "no JSON", "[" * 100_000])
-def test_describe_goes_on_where_scores_are_not_as_a_recipe_writes_them(run, capsys, tmp_path, raw):
+def test_describe_works_with_malformed_scores(run, capsys, tmp_path, raw):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     (copy / "test.json").write_text(raw)
     assert main(["describe", str(copy)]) == 0

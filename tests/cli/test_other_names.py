@@ -25,14 +25,14 @@ def ended(words: list[str]) -> object:
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_a_flag_of_another_toolkit_is_named_as_a_recipe_has_it(name, capsys):
+def test_recipes_suggest_our_names_for_flags_of_other_toolkits(name, capsys):
     assert ended(["train", "translation", "commands", f"--{name}", "3"]) == 2
     flag = name.replace("_", "-")
     assert capsys.readouterr().err == f"transduce: there is no flag --{flag}; here it is {TYPED[name]}\n"
     assert ended(["train", "translation", "commands", TYPED[name], "8", "--print-config"]) == 0
 
 
-def test_a_flag_of_another_toolkit_is_named_as_a_command_has_it(capsys):
+def test_commands_suggest_our_names_for_flags_of_other_toolkits(capsys):
     assert main(["translate", "RUN", "--num-beams=4"]) == 2
     assert capsys.readouterr().err == "transduce: there is no flag --num-beams; here it is --beam-size\n"
     assert main(["score", "bleu", "HYP", "REF", "--num-beams=4"]) == 2
@@ -47,7 +47,7 @@ def test_a_flag_of_another_toolkit_is_named_as_a_command_has_it(capsys):
         ("batch_size: 3", "batch_size", "tokens_per_batch"),
     ],
 )
-def test_a_field_of_a_file_likewise(text, name, ours, tmp_path, capsys):
+def test_config_files_suggest_our_names_for_fields_of_other_toolkits(text, name, ours, tmp_path, capsys):
     path = tmp_path / "a.yaml"
     path.write_text(text)
     assert ended(["train", "translation", "commands", "--config", str(path)]) == 2

@@ -51,7 +51,7 @@ def in_folder(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [c for name, c in COMMANDS.items() if name != "help"])
-def test_a_full_disk_is_told_once(in_folder, monkeypatch, capsys, command):
+def test_a_full_disk_is_reported_once(in_folder, monkeypatch, capsys, command):
     with open(FULL, "w") as full, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", full)
         assert main(command.split()) == 2
@@ -70,7 +70,7 @@ def test_a_closed_pipe_is_no_error(in_folder, monkeypatch, capsys, command):
 
 @pytest.mark.process
 @pytest.mark.parametrize("command", [COMMANDS["translate"], COMMANDS["bleu"]], ids=["translate", "bleu"])
-def test_python_says_nothing_more_at_its_end(folder, command):
+def test_no_traceback_at_exit_on_full_disks_and_closed_pipes(folder, command):
     """It flushes standard output once more."""
     with FULL.open("w") as full:
         done = run(command, folder, stdout=full)

@@ -45,21 +45,21 @@ def call(*words):
 def refused(capsys):
     """Give a command; what it says where it is refused."""
 
-    def said(*words):
+    def message(*words):
         capsys.readouterr()
         assert call(*words) == 2
         return capsys.readouterr().err
 
-    return said
+    return message
 
 
 @pytest.fixture
-def two_a_chunk(monkeypatch):
+def chunks_of_two(monkeypatch):
     monkeypatch.setattr("transduce.cli.translate.Translation.CHUNK", 2)
 
 
-def test_lines_of_standard_input_become_a_whole_file_and_go_on_after_a_stop(
-    run, tmp_path, standard_input, two_a_chunk, monkeypatch, capsys
+def test_translation_of_standard_input_resumes_after_a_stop(
+    run, tmp_path, standard_input, chunks_of_two, monkeypatch, capsys
 ):
     out, inside, begun = tmp_path / "out", jobs.Rows, []
     out.write_text("of before\n")
@@ -97,17 +97,19 @@ def test_an_output_that_is_an_input_is_refused(run, letters, tmp_path, standard_
     assert standard_input.read_text() == TEXT
 
 
-def test_an_output_that_a_list_with_columns_names_is_refused(run, tmp_path, refused):
+def test_an_output_listed_in_a_table_of_inputs_is_refused(run, tmp_path, refused):
     """Before the run is read."""
     sound = tmp_path / "a.wav"
     sound.write_text("a recording")
     (tmp_path / "list").write_text(f"{sound}\tred\n")
-    said = refused("transcribe", run, tmp_path / "list", "--prefix", "--output", sound)
-    assert "must not replace what is read" in said and sound.read_text() == "a recording"
+    message = refused("transcribe", run, tmp_path / "list", "--prefix", "--output", sound)
+    assert "must not replace what is read" in message and sound.read_text() == "a recording"
 
 
 @pytest.mark.parametrize("option", ["--forbid", "--glossary"])
-def test_an_output_that_a_search_reads_is_refused(run, letters, tmp_path, standard_input, refused, option):
+def test_an_output_that_is_a_phrase_or_glossary_file_is_refused(
+    run, letters, tmp_path, standard_input, refused, option
+):
     terms = tmp_path / "terms"
     terms.write_text("Brief\n")
     commands = [["translate", run, standard_input]]
@@ -125,7 +127,7 @@ def test_an_output_that_is_a_file_of_the_run_is_refused(run, standard_input, ref
     assert (run / "config.json").read_bytes() == before
 
 
-def test_a_file_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_input, two_a_chunk, refused):
+def test_unknown_files_links_and_folders_are_not_overwritten(run, tmp_path, standard_input, chunks_of_two, refused):
     out, path, thesis = tmp_path / "out", tmp_path / "out.unfinished", tmp_path / "thesis.txt"
     for place in (path, thesis):
         place.write_text("years of work")
@@ -141,7 +143,7 @@ def test_a_file_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_in
     assert "directory" in refused("translate", run, "--output", out, *OPTIONS)
 
 
-def test_an_output_takes_the_place_of_a_link_that_leads_nowhere(run, tmp_path, standard_input, capsys):
+def test_an_output_replaces_a_dangling_link(run, tmp_path, standard_input, capsys):
     out, other = tmp_path / "out", tmp_path / "other"
     out.symlink_to(other)
     other.symlink_to(out)
@@ -152,14 +154,14 @@ def test_an_output_takes_the_place_of_a_link_that_leads_nowhere(run, tmp_path, s
     assert written == capsys.readouterr().out
 
 
-def test_of_two_at_once_the_second_is_refused(run, tmp_path, standard_input, refused):
+def test_a_second_process_for_the_same_output_is_refused(run, tmp_path, standard_input, refused):
     with (tmp_path / "out.unfinished").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert "one process at a time" in refused("translate", run, "--output", tmp_path / "out", *OPTIONS)
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_to_generate_go_on_after_a_stop(letters, tmp_path, monkeypatch, capsys):
+def test_generation_resumes_after_a_stop(letters, tmp_path, monkeypatch, capsys):
     out, begun, inside = tmp_path / "out", [], jobs.Rows
     (tmp_path / "in").write_text("ROMEO\nSpeak\nAy\n")
     command = ["generate", letters, tmp_path / "in", "--max-length", 3, "--n", 2, "--device", "cpu"]
@@ -185,7 +187,7 @@ def test_an_output_without_a_folder_is_refused(run, tmp_path, standard_input, re
     assert "folder must exist, but " in refused("translate", run, "--output", tmp_path / "none" / "out", *OPTIONS)
 
 
-def test_a_device_may_be_input_and_output(run, monkeypatch):
+def test_dev_null_may_be_input_and_output(run, monkeypatch):
     """As under cron, where standard input is the device that takes what nobody wants."""
     with open(os.devnull, "rb") as nothing:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(nothing))

@@ -61,7 +61,7 @@ def hub(tmp_path, monkeypatch):
     huggingface_hub.close_session()
 
 
-def test_what_is_published_translates_as_the_run_does(run, hub, capsys, monkeypatch):
+def test_a_published_run_gives_the_same_translations(run, hub, capsys, monkeypatch):
     (run / "report.html").write_text("stays here")
     assert main(["publish", str(run), "anna/tiny"]) == 0
     out, files = capsys.readouterr().out, hub.repositories["anna/tiny"].files
@@ -84,7 +84,7 @@ def test_what_is_published_translates_as_the_run_does(run, hub, capsys, monkeypa
     )
 
 
-def test_a_benchmark_gets_the_score_as_the_hub_reads_it(run, hub, capsys, tmp_path):
+def test_benchmark_scores_are_written_in_the_hubs_format(run, hub, capsys, tmp_path):
     def score(search, measure, value, group=""):
         return {"search": search, "measure": measure, "value": value, "score": f"{measure} {value} sig", "group": group}
 
@@ -105,7 +105,7 @@ def test_a_benchmark_gets_the_score_as_the_hub_reads_it(run, hub, capsys, tmp_pa
     assert "test.json" in capsys.readouterr().err
 
 
-def test_the_cache_serves_without_a_network_and_only_what_a_run_has_is_fetched(run, hub, monkeypatch, tmp_path):
+def test_only_files_of_a_run_are_downloaded_and_then_cached(run, hub, monkeypatch, tmp_path):
     there = hub.repositories["anna/tiny"] = Repository(private=False)
     whole = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     commit = there.write(
@@ -133,7 +133,7 @@ def test_a_training_starts_from_a_published_run(run, hub, monkeypatch, tmp_path)
 
 
 @pytest.mark.long
-def test_publishing_again_replaces_the_run_but_not_a_card_that_was_changed_there(run, hub, tmp_path, capsys):
+def test_publishing_again_keeps_a_card_edited_on_the_hub(run, hub, tmp_path, capsys):
     assert main(["publish", str(run), "anna/tiny"]) == 0
     there = hub.repositories["anna/tiny"]
     mine = there.files["README.md"].replace(b"# license:", b"license: mit #")
@@ -150,7 +150,7 @@ def test_publishing_again_replaces_the_run_but_not_a_card_that_was_changed_there
 
 
 @pytest.mark.long
-def test_a_private_branch_is_seen_with_a_token_alone(run, hub, monkeypatch, capsys):
+def test_a_private_branch_needs_a_token(run, hub, monkeypatch, capsys):
     assert main(["publish", str(run), "anna/secret@trial", "--private"]) == 0
     there = hub.repositories["anna/secret"]
     assert there.private and there.files == {} and set(there.commits[there.branches["trial"]]) > {"config.json"}
@@ -167,7 +167,7 @@ def error(words, capsys):
     return capsys.readouterr().err.removeprefix("transduce: ").rstrip("\n")
 
 
-def test_what_cannot_be_published_is_refused_before_anything_is_sent(run, hub, monkeypatch, capsys, tmp_path):
+def test_publishing_errors_leave_the_hub_unchanged(run, hub, monkeypatch, capsys, tmp_path):
     unfinished = shutil.copytree(run, tmp_path / "unfinished")
     (unfinished / "model.safetensors").unlink()
     assert error(["publish", str(unfinished), "anna/tiny"], capsys) == (
@@ -200,7 +200,7 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(run, hub, m
     assert hub.repositories["anna/tiny"].files == {} and "anna/new" not in hub.repositories
 
 
-def test_what_is_not_there_is_told_with_the_way_out(run, hub, monkeypatch, capsys):
+def test_missing_hub_runs_are_reported_with_advice(run, hub, monkeypatch, capsys):
     hub.repositories["anna/other"] = Repository(private=False)
     hub.repositories["anna/other"].write(
         "main", {"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"big"}

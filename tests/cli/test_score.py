@@ -40,7 +40,7 @@ def refusal(files, capsys):
 
 
 @pytest.mark.parametrize("hypotheses", ["hyp", "hyp.gz", "-"])
-def test_one_line_is_the_score_whatever_the_file(files, hypotheses, capsys, monkeypatch):
+def test_scores_of_plain_gzip_and_standard_input(files, hypotheses, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((files / "hyp").read_bytes())))
     run("bleu", hypotheses, "ref")
     assert capsys.readouterr().out.splitlines() == [
@@ -49,13 +49,13 @@ def test_one_line_is_the_score_whatever_the_file(files, hypotheses, capsys, monk
     ]
 
 
-def test_a_line_separator_inside_a_line_shifts_nothing(files, capsys):
+def test_line_separators_inside_lines_do_not_split_them(files, capsys):
     run("bleu", "ref", "ref", "--resamples", "0")
     assert capsys.readouterr().out.splitlines()[0].startswith("BLEU 100.00 nrefs:1|")
 
 
 @pytest.mark.parametrize(("measure", "beginning"), [("bleu", "BLEU "), ("chrf", "chrF2 "), ("ter", "TER ")])
-def test_every_metric_takes_more_references_and_ignores_case_when_told(files, measure, beginning, capsys):
+def test_every_metric_takes_several_references_and_lowercase(files, measure, beginning, capsys):
     run(measure, "hyp", "ref", "other", "--lowercase")
     line = capsys.readouterr().out.splitlines()[0]
     assert line.startswith(beginning)
@@ -65,7 +65,7 @@ def test_every_metric_takes_more_references_and_ignores_case_when_told(files, me
     assert "nrefs:2|" in capsys.readouterr().out
 
 
-def test_a_paired_run_prints_both_the_difference_and_how_to_read_p(files, capsys):
+def test_paired_scores_print_the_difference_and_its_p_value(files, capsys):
     run("ter", "other", "ref", "--paired", "hyp")
     first, second, lines, verdict, meaning, rule = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"TER \d+\.\d\d \[.*\] nrefs:1\|.*  other", first)
@@ -78,12 +78,12 @@ def test_a_paired_run_prints_both_the_difference_and_how_to_read_p(files, capsys
     assert rule == "Below 0.025, the difference is significant at the usual two-sided 5 % level."
 
 
-def test_a_system_against_itself_differs_by_nothing(files, capsys):
+def test_a_system_paired_with_itself_has_difference_0(files, capsys):
     run("bleu", "hyp", "ref", "--paired", "hyp.gz")
     assert "difference +0.00 BLEU (higher is better), p = 1.0000\n" in capsys.readouterr().out
 
 
-def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
+def test_files_of_different_lengths_are_refused(refusal):
     assert refusal("cut", "ref") == (
         "hypotheses and references must have the same number of lines, but cut has 2 and ref has 3; "
         "look for lines lost, added or split on the way"
@@ -92,13 +92,13 @@ def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
     assert refusal("empty", "empty") == "a score needs at least one line, but empty has none"
 
 
-def test_hypotheses_that_are_no_lines_of_text_are_refused(refusal):
+def test_hypotheses_named_json_are_refused(refusal):
     rule = "hypotheses must be text, one utterance or sentence a line, but hyp.json is named .json; "
     rule += "transduce transcribe --format text makes such a file; if it is one, rename it"
     assert refusal("hyp.json", "ref") == refusal("hyp", "ref", "--paired", "hyp.json") == rule
 
 
-def test_missing_references_and_a_second_standard_input_are_refused_before_reading(refusal):
+def test_missing_references_and_two_standard_inputs_are_refused(refusal):
     assert refusal("-") == "a score needs a reference, but only - was given; write HYP REF [REF2 ...]"
     assert refusal("-", "ref", "-") == ("standard input can be read once, but - stands for 2 files; name the others")
 

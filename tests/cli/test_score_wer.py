@@ -11,7 +11,7 @@ from transduce.cli.main import main
 from transduce.score.wer import cer, per, wer
 
 RIGHT = ["The cat sat\u2028on the mat.", "show me the money, please", "", "good morning to you all", "fine"]
-HEARD = ["the cart sat down on the", "show the money peas", "uh", "", "fine"]
+HYPOTHESES = ["the cart sat down on the", "show the money peas", "uh", "", "fine"]
 OTHER = ["the cat sat on the mat", "show me the money please", "", "good morning to all", "fine"]
 ROWS = [("u1", "ann", "31"), ("u2", "bob", "42"), ("u3", "ann", ""), ("u4", "bob", "47.5"), ("u5", "eve", "38")]
 
@@ -26,10 +26,10 @@ def files(tmp_path, monkeypatch):
     cells = [("id", "speaker", "age", "text"), *((*row, text) for row, text in zip(ROWS, RIGHT, strict=True))]
     manifest = lines(*("\t".join(row) for row in cells))
     for name, raw in {
-        "hyp": lines(*HEARD),
+        "hyp": lines(*HYPOTHESES),
         "other": lines(*OTHER),
         "ref": lines(*RIGHT),
-        "cut": lines(*HEARD[:3]),
+        "cut": lines(*HYPOTHESES[:3]),
         "blank": lines("", "", "", "", ""),
         "m.tsv": manifest,
         "short.tsv": lines(*manifest.decode().split("\n")[:3]),
@@ -72,9 +72,9 @@ def refusal(files, capsys):
         ("per", per, "phones", "m.tsv.gz"),
     ],
 )
-def test_the_rate_its_counts_and_what_was_scored(score, unit, measure, noun, reference):
+def test_rates_counts_and_utterances_are_printed(score, unit, measure, noun, reference):
     rate, counts, scored = score(unit, "hyp", reference)
-    want = measure(HEARD, RIGHT)
+    want = measure(HYPOTHESES, RIGHT)
     e = want.errors
     assert rate == str(want)
     assert counts == (
@@ -87,7 +87,7 @@ def test_the_rate_its_counts_and_what_was_scored(score, unit, measure, noun, ref
 
 
 def test_standard_input_normalization_and_no_interval(score, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines(*HEARD))))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines(*HYPOTHESES))))
     rate, counts, scored = score("wer", "-", "ref", "--normalize", "--resamples", "0")
     assert re.fullmatch(r"WER 64\.71 case:lc\|norm:nfkc-nopunct\|unit:word\|jiwer:[\d.]+", rate)  # 11 of 17, by hand
     assert counts == "2 substitutions, 2 insertions, 7 deletions in 17 reference words"
@@ -95,7 +95,7 @@ def test_standard_input_normalization_and_no_interval(score, monkeypatch):
 
 
 @pytest.mark.parametrize("where", [["m.tsv"], ["ref", "--manifest", "m.tsv"]], ids=["in REF", "beside REF"])
-def test_a_table_by_speaker_has_the_worst_first_and_all_last(score, where):
+def test_rates_by_speaker_are_sorted_worst_first(score, where):
     assert score("wer", "hyp", *where, "--normalize", "--by", "speaker")[3:] == [
         "",
         "speaker  utterances  words    WER  S  I  D",
@@ -106,7 +106,7 @@ def test_a_table_by_speaker_has_the_worst_first_and_all_last(score, where):
     ]
 
 
-def test_numbers_are_put_into_spans(score):
+def test_numbers_are_grouped_by_intervals(score):
     table = score("wer", "hyp", "m.tsv", "--normalize", "--by", "age:10")[4:]
     assert [row.split() for row in table] == [
         ["age:10", "utterances", "words", "WER", "S", "I", "D"],
@@ -117,14 +117,14 @@ def test_numbers_are_put_into_spans(score):
     ]
 
 
-def test_another_column_has_the_text(score, files):
+def test_references_from_a_named_column(score, files):
     german = ["eins zwei", "drei"]
     (files / "de.tsv").write_bytes(lines("german\tid", *(f"{text}\tx" for text in german)))
     (files / "heard").write_bytes(lines("eins", "drei"))
     assert score("wer", "heard", "de.tsv", "--column", "german")[0] == str(wer(["eins", "drei"], german))
 
 
-def test_other_lists_of_recordings_are_tables_too(score, files):
+def test_references_from_csv_jsonl_and_other_column_names(score, files):
     """Each row is what CSV and JSON say it is, and columns may have the names of other tools."""
     cells = [(text.replace("\u2028", " "), speaker) for text, (_, speaker, _) in zip(RIGHT, ROWS, strict=True)]
     quoted = [f'"{text}",{speaker}' for text, speaker in cells]
@@ -142,36 +142,36 @@ def test_other_lists_of_recordings_are_tables_too(score, files):
     assert score("ter", "hyp", "cv.tsv", "--column", "sentence") == score("ter", "hyp", "texts")
 
 
-def test_half_a_character_of_json_is_one_that_is_unknown(score, files):
+def test_lone_surrogates_in_json_become_replacement_characters(score, files):
     (files / "half.jsonl").write_bytes(lines(r'{"text": "the mat\ud83d\u0000"}'))
     (files / "one").write_bytes(lines("the mat"))
     score("wer", "one", "half.jsonl", "--report", "report.txt")
     assert "mat\ufffd\ufffd" in (files / "report.txt").read_text(encoding="utf-8")
 
 
-def test_a_report_holds_the_rate_and_the_alignments_by_line_and_id(score, files):
+def test_a_report_has_rates_and_alignments_by_line_and_id(score, files):
     printed = score("wer", "hyp", "m.tsv", "--report", "report.txt")
     names = [f"line {i}, {row[0]}" for i, row in enumerate(ROWS, start=1)]
     report = (files / "report.txt").read_text(encoding="utf-8")
-    assert report == "\n".join(printed) + "\n\n" + wer(HEARD, RIGHT, resamples=0).report(names)
+    assert report == "\n".join(printed) + "\n\n" + wer(HYPOTHESES, RIGHT, resamples=0).report(names)
     score("cer", "hyp", "ref", "--report", "report.txt")
     names = [f"line {i}" for i in range(1, 6)]
-    aligned = cer(HEARD, RIGHT, resamples=0).report(names)
+    aligned = cer(HYPOTHESES, RIGHT, resamples=0).report(names)
     assert (files / "report.txt").read_text(encoding="utf-8").endswith(aligned)
 
 
-def test_a_paired_run_prints_both_rates_and_how_to_read_p(score):
+def test_paired_rates_print_the_difference_and_its_p_value(score):
     first, second, counts, _, verdict, meaning, _ = score("wer", "hyp", "ref", "--paired", "other")
-    assert (first, second) == (f"{wer(HEARD, RIGHT)}  hyp", f"{wer(OTHER, RIGHT)}  other")
+    assert (first, second) == (f"{wer(HYPOTHESES, RIGHT)}  hyp", f"{wer(OTHER, RIGHT)}  other")
     assert counts.endswith("in 17 reference words")
-    lead = wer(HEARD, RIGHT).value - wer(OTHER, RIGHT).value
+    lead = wer(HYPOTHESES, RIGHT).value - wer(OTHER, RIGHT).value
     shown = re.fullmatch(r"difference (\+\d+\.\d\d) WER \(lower is better\), p = (\d\.\d{4})", verdict)
     assert float(shown[1]) == pytest.approx(lead, abs=0.005)
     assert f"{100 * float(shown[2]):.1f} % of test sets" in meaning
     assert "difference +0.00 WER (lower is better), p = 1.0000" in score("wer", "hyp", "ref", "--paired", "hyp")
 
 
-def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
+def test_files_of_different_lengths_are_refused(refusal):
     assert "cut has 3 and ref has 5" in refusal("cut", "ref")
     assert "hyp has 5 and short.tsv has 2" in refusal("hyp", "short.tsv")
     assert "hyp has 5 and cut has 3" in refusal("hyp", "ref", "--paired", "cut")
@@ -183,7 +183,7 @@ def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
     )
 
 
-def test_hypotheses_that_are_no_lines_of_text_are_refused(refusal, files):
+def test_hypotheses_in_json_or_subtitles_are_refused(refusal, files):
     """What `transcribe --format json` writes is not text, even where it has as many lines."""
     for kind in (".json", ".jsonl", ".srt", ".tsv", ".JSON"):
         for name in (f"hyp{kind}", f"hyp{kind}.gz"):
@@ -191,7 +191,7 @@ def test_hypotheses_that_are_no_lines_of_text_are_refused(refusal, files):
     assert "hyp.srt is named .srt" in refusal("hyp", "ref", "--paired", "hyp.srt")
 
 
-def test_what_is_not_there_is_refused(refusal):
+def test_missing_files_and_columns_are_refused(refusal):
     assert "nowhere does not exist" in refusal("nowhere", "ref")
     assert "nowhere.tsv does not exist" in refusal("hyp", "nowhere.tsv")
     assert "no.tsv does not exist" in refusal("hyp", "ref", "--manifest", "no.tsv", "--by", "speaker")
@@ -216,7 +216,7 @@ def test_what_is_not_there_is_refused(refusal):
 @pytest.mark.parametrize(
     ("by", "why"), [("age:ten", "'ten'"), ("age:0", "WIDTH=0"), ("age:-10", "WIDTH=-10"), ("speaker:10", "'ann'")]
 )
-def test_spans_that_are_none_are_refused(refusal, by, why):
+def test_invalid_intervals_are_refused(refusal, by, why):
     message = refusal("hyp", "m.tsv", "--by", by)
     assert message.startswith(
         f"--by COLUMN:WIDTH needs numbers in that column, and a whole WIDTH from 1 up, but it is {by!r}, and: "
@@ -224,7 +224,7 @@ def test_spans_that_are_none_are_refused(refusal, by, why):
     assert why in message and message.endswith("; leave :WIDTH out")
 
 
-def test_a_manifest_that_is_none_is_refused(refusal):
+def test_invalid_manifests_are_refused(refusal):
     assert refusal("hyp", "empty.tsv") == (
         "a table must begin with a line that names its columns, but empty.tsv is empty"
     )
@@ -235,7 +235,7 @@ def test_a_manifest_that_is_none_is_refused(refusal):
     )
 
 
-def test_a_report_that_cannot_be_written_ends_with_its_name(files, capsys):
+def test_a_report_without_a_folder_is_refused(files, capsys):
     assert main(["score", "wer", "hyp", "ref", "--report", "no/report"]) == 2
     assert capsys.readouterr().err == (
         f"transduce: an output's folder must exist, but {files / 'no'} does not; make it, or name another --report\n"
@@ -243,14 +243,14 @@ def test_a_report_that_cannot_be_written_ends_with_its_name(files, capsys):
 
 
 @pytest.mark.parametrize("name", ["hyp", "ref", "m.tsv", "other"])
-def test_a_report_replaces_nothing_that_is_read(files, refusal, name):
+def test_a_report_never_overwrites_an_input(files, refusal, name):
     before = (files / name).read_bytes()
     said = refusal("hyp", "ref", "--manifest", "m.tsv", "--paired", "other", "--report", name)
     assert said == f"an output must not replace what is read, but {name} is {name}; name another --report"
     assert (files / name).read_bytes() == before
 
 
-def test_chinese_is_scored_with_a_warning_that_it_has_no_words(tmp_path, caplog):
+def test_chinese_scored_by_words_gives_a_warning(tmp_path, caplog):
     (tmp_path / "a").write_text("我今天去学校，你呢，想去哪里？\n", encoding="utf-8")
     for measure, instead in (("wer", "cer"), ("cer", ""), ("ter", "chrf"), ("chrf", "")):
         assert main(["score", measure, str(tmp_path / "a"), str(tmp_path / "a"), "--resamples", "0"]) == 0

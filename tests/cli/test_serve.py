@@ -27,7 +27,7 @@ def run(tmp_path_factory) -> Path:
     return random_run(tmp_path_factory.mktemp("serve") / "mt", model=LITTLE)
 
 
-def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
+def test_invalid_runs_and_options_are_refused(run, tmp_path, capsys):
     other, empty = tmp_path / "mt", tmp_path / "token"
     language_run(other)
     empty.touch()
@@ -76,7 +76,7 @@ def interruptible() -> None:
 @pytest.mark.process
 @pytest.mark.long
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_what_was_accepted_is_answered_before_the_end(run, end):
+def test_accepted_requests_are_answered_before_shutdown(run, end):
     """Most lines of a request wait while the signal comes; then nobody is let in any more."""
     lines = [f"Open the old letter {i}." * 3 for i in range(120)]  # a server looks for signals ten times a second
     words = [sys.executable, "-m", "transduce.cli.main", "serve", str(run), "--languages", "en-de", "--port", "0"]

@@ -28,12 +28,12 @@ def folder(once) -> Path:
     return once("any_sound", any_sound)
 
 
-def test_good_sound_of_every_kind_gives_what_was_said(run, folder, capsys):
+def test_audio_of_every_kind_is_transcribed(run, folder, capsys):
     assert transcribe(run, [folder / name for name in GOOD]) == 0
     assert lines_of(capsys.readouterr().out) == list(GOOD.values())
 
 
-def test_bad_sound_is_refused_alone_and_the_exit_code_is_1(run, folder, capsys):
+def test_bad_audio_is_skipped_with_exit_code_1(run, folder, capsys):
     paths = [folder / name for pair in zip(GOOD, BAD, strict=True) for name in pair]
     with pytest.raises(SystemExit) as stop:
         transcribe(run, paths)
@@ -50,7 +50,7 @@ def test_bad_sound_is_refused_alone_and_the_exit_code_is_1(run, folder, capsys):
     assert all(reason in line for reason, line in zip(reasons, messages, strict=False))
 
 
-def test_bad_sound_has_its_place_in_json_and_none_in_a_table(run, folder, tmp_path, capsys):
+def test_bad_audio_is_an_error_in_json_and_left_out_of_tsv(run, folder, tmp_path, capsys):
     paths = [folder / "none.wav", folder / "8000.wav", folder / "text.wav"]
     for kind in ("json", "tsv"):
         with pytest.raises(SystemExit) as stop:
@@ -77,7 +77,7 @@ def long(tmp_path_factory) -> Path:
     return path
 
 
-def covers(spans: list[tuple[float, float]], path: Path) -> None:
+def check_coverage(spans: list[tuple[float, float]], path: Path) -> None:
     """One piece after the other, of at most 15 s, over more than a minute; only the middles of pauses are left out."""
     seconds = soundfile.info(path).duration
     assert (
@@ -87,17 +87,17 @@ def covers(spans: list[tuple[float, float]], path: Path) -> None:
     assert all(0 < stop - start <= 15.001 for start, stop in spans)
 
 
-def test_a_long_file_comes_in_pieces_whatever_the_format(run, long, tmp_path):
+def test_a_long_file_is_segmented_in_every_format(run, long, tmp_path):
     for kind in ("text", "tsv", "json", "srt"):
         assert transcribe(run, [long], "--format", kind, "--max-seconds", "15", "--output", str(tmp_path / kind)) == 0
     (got,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
-    covers([(p["start"], p["end"]) for p in got["segments"]], long)
+    check_coverage([(p["start"], p["end"]) for p in got["segments"]], long)
     texts = [p["text"] for p in got["segments"]]
     assert got["text"] == " ".join(TALK)
     assert (tmp_path / "text").read_text() == " ".join(text.strip() for text in texts) + "\n" == got["text"] + "\n"
 
     rows = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")[1:]]
-    covers([(float(start), float(stop)) for _, start, stop, _, _ in rows], long)
+    check_coverage([(float(start), float(stop)) for _, start, stop, _, _ in rows], long)
     assert [row[4] for row in rows] == [text.replace("\t", " ") for text in texts]
 
     blocks = [block.split("\n") for block in (tmp_path / "srt").read_text().removesuffix("\n\n").split("\n\n")]
@@ -106,7 +106,7 @@ def test_a_long_file_comes_in_pieces_whatever_the_format(run, long, tmp_path):
     assert [block[2] for block in blocks] == [text.strip() for text in texts]
     moments = [re.fullmatch(r"00:(\d\d):(\d\d),(\d{3}) --> 00:(\d\d):(\d\d),(\d{3})", b[1]).groups() for b in blocks]
     numbers = [list(map(int, m)) for m in moments]
-    covers([(60 * a + b + c / 1000, 60 * d + e + f / 1000) for a, b, c, d, e, f in numbers], long)
+    check_coverage([(60 * a + b + c / 1000, 60 * d + e + f / 1000) for a, b, c, d, e, f in numbers], long)
 
 
 def spoken(samples: np.ndarray) -> list[tuple[float, float]]:
@@ -116,7 +116,7 @@ def spoken(samples: np.ndarray) -> list[tuple[float, float]]:
     return list(zip(edges[::2] + 0.0025, edges[1::2] - 0.0025, strict=True))
 
 
-def test_words_have_the_times_of_the_tones_that_they_are(run, tmp_path):
+def test_word_times_are_those_of_the_tones(run, tmp_path):
     """In a recording of many segments, and in every format that has times; frames are 10 ms apart, windows 25 ms long."""
     samples = np.concatenate([sound(text, seed=seed) for seed, text in enumerate(TALK[:12])])
     soundfile.write(tmp_path / "a.wav", samples, RATE)
@@ -140,7 +140,7 @@ def test_words_have_the_times_of_the_tones_that_they_are(run, tmp_path):
     assert np.allclose([seconds(moment) for moment, _ in lit], [word["start"] for word in words], atol=0.0011)
 
 
-def test_a_stream_is_the_transcript_piece_by_piece_in_time(run, long, folder, tmp_path, capsys):
+def test_stream_prints_each_segment_before_searching_the_next(run, long, folder, tmp_path, capsys):
     """Each segment is printed before the next ones are searched; bad sound is named, and the exit code is 1."""
     soundfile.write(tmp_path / "a.wav", soundfile.read(long)[0][: 16 * RATE], RATE)
     options = ["--max-seconds", "3", "--stream"]
@@ -171,7 +171,7 @@ def seconds(moment: str) -> float:
     return round(3600 * int(hours) + 60 * int(minutes) + float(rest), 3)
 
 
-def test_details_need_a_format_that_has_them(run, folder, capsys):
+def test_details_need_a_suitable_format(run, folder, capsys):
     sound = folder / "8000.wav"
     for options in (("--word-times",), ("--token-scores", "--format", "srt"), ("--n-best", "2")):
         assert main(["transcribe", str(run), str(sound), "--device", "cpu", *options]) == 2
@@ -182,7 +182,7 @@ def test_details_need_a_format_that_has_them(run, folder, capsys):
     )
 
 
-def test_json_has_every_output_with_its_tokens(run, folder, capsys):
+def test_json_has_all_n_best_outputs_with_token_scores(run, folder, capsys):
     """The n best, the best of which is the text; a token's log-probability is that of attention."""
     options = ["--format", "json", "--n-best", "3", "--token-scores", *CPU]
     assert main(["transcribe", str(run), str(folder / "8000.wav"), *options]) == 0
@@ -197,7 +197,7 @@ def test_json_has_every_output_with_its_tokens(run, folder, capsys):
         assert [token["log_prob"] for token in output["tokens"]] == pytest.approx(want.log_probs.tolist(), abs=1e-3)
 
 
-def test_no_file_and_no_run_are_refused(run, folder, tmp_path, capsys):
+def test_missing_files_and_wrong_runs_are_refused(run, folder, tmp_path, capsys):
     text = random_run(tmp_path / "text", model=LITTLE)
     assert main(["transcribe", str(run)]) == 2
     assert "name the files" in capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_no_file_and_no_run_are_refused(run, folder, tmp_path, capsys):
     ]
 
 
-def test_impossible_settings_are_told(run, folder, capsys):
+def test_invalid_settings_are_refused(run, folder, capsys):
     for flag, value in (("--ctc-weight", "1.5"), ("--max-seconds", "0.5"), ("--device", "abacus")):
         assert transcribe(run, [folder / "8000.wav"], flag, value) == 2
         assert value in capsys.readouterr().err

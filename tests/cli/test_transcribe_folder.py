@@ -49,14 +49,14 @@ def cues(text: str, point: str) -> list[tuple[float, float, str]]:
     return got
 
 
-def test_a_recording_of_a_folder_is_not_replaced_by_the_output(run, recordings, capsys):
+def test_an_output_does_not_overwrite_a_recording(run, recordings, capsys):
     path = recordings / "day" / "a.flac"
     content = path.read_bytes()
     assert transcribe(run, [recordings], "--output", str(path)) == 2
     assert str(path) in capsys.readouterr().err and path.read_bytes() == content
 
 
-def test_every_recording_of_a_folder_has_a_file_in_every_format(run, recordings, tmp_path, capsys):
+def test_each_recording_gets_a_file_in_each_format(run, recordings, tmp_path, capsys):
     out = tmp_path / "out"
     assert transcribe(run, [recordings], *ALL, "--output-dir", str(out)) == 0
     stems = ["a", "day/a", "day/b.v2"]
@@ -77,7 +77,7 @@ def test_every_recording_of_a_folder_has_a_file_in_every_format(run, recordings,
     assert capsys.readouterr().out == ""
 
 
-def test_another_recording_of_the_same_name_does_not_take_its_text(run, recordings, tmp_path, capsys):
+def test_another_recording_of_the_same_name_is_refused(run, recordings, tmp_path, capsys):
     out, other = tmp_path / "out", tmp_path / "other"
     assert transcribe(run, [recordings / "a.wav"], "--output-dir", str(out)) == 0
     other.mkdir()
@@ -91,7 +91,7 @@ def test_another_recording_of_the_same_name_does_not_take_its_text(run, recordin
     assert (out / "a.txt").read_text() == f"{TEXTS['a.wav']}\n"
 
 
-def test_a_sound_that_is_not_there_or_was_moved_keeps_no_name(run, recordings, tmp_path):
+def test_missing_or_moved_audio_does_not_reserve_a_name(run, recordings, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(SystemExit) as end:
         transcribe(run, [tmp_path / "mistyped" / "a.wav"], "--output-dir", str(out))
@@ -102,7 +102,7 @@ def test_a_sound_that_is_not_there_or_was_moved_keeps_no_name(run, recordings, t
     assert (out / "a.txt").read_text() == f"{TEXTS['a.wav']}\n"
 
 
-def test_the_same_command_does_what_is_missing_or_another_by_now(run, recordings, tmp_path, capsys, monkeypatch):
+def test_a_rerun_transcribes_missing_and_changed_recordings(run, recordings, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     done = []
     write = Transcription._write
@@ -138,7 +138,7 @@ def test_the_same_command_does_what_is_missing_or_another_by_now(run, recordings
     assert "settings.max_seconds: absent -> 3.0; name another --output-dir" in capsys.readouterr().err
 
 
-def test_bad_sound_has_no_file_and_is_tried_again(run, recordings, tmp_path, capsys):
+def test_bad_audio_has_no_output_and_is_tried_again(run, recordings, tmp_path, capsys):
     (recordings / "bad.wav").write_text("no sound\n" * 40)
     for _ in range(2):
         with pytest.raises(SystemExit) as stop:
@@ -156,7 +156,7 @@ def test_a_recording_that_is_listed_twice_has_one_file(run, recordings, tmp_path
     assert capsys.readouterr().err == ""
 
 
-def test_two_recordings_of_one_name_are_both_named(run, recordings, tmp_path, capsys):
+def test_two_recordings_of_one_name_are_refused(run, recordings, tmp_path, capsys):
     pair = [recordings / "a.wav", recordings / "day" / "a.flac"]
     assert transcribe(run, pair, "--output-dir", str(tmp_path / "out")) == 2
     assert capsys.readouterr().err == (
@@ -166,7 +166,7 @@ def test_two_recordings_of_one_name_are_both_named(run, recordings, tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_is_refused(run, recordings, tmp_path, capsys):
+def test_conflicting_options_are_refused(run, recordings, tmp_path, capsys):
     out = ("--output-dir", str(tmp_path / "out"))
     for paths, options, reason in (
         ([recordings], ("--output-dir", str(recordings)), f"{recordings} has other files"),
@@ -181,7 +181,7 @@ def test_what_cannot_be_is_refused(run, recordings, tmp_path, capsys):
     assert files(recordings) == ["a.wav", "day/a.flac", "day/b.v2.wav", "notes.txt"]
 
 
-def test_a_folder_alone_is_a_line_for_each_recording(run, recordings, capsys):
+def test_a_folder_without_output_dir_prints_a_line_each(run, recordings, capsys):
     assert transcribe(run, [recordings]) == 0
     assert capsys.readouterr().out.splitlines() == list(TEXTS.values())
 
@@ -196,7 +196,7 @@ def test_workers_write_the_same_files(run, recordings, tmp_path):
     assert one == two and len(one) == 3
 
 
-def test_without_ffmpeg_the_message_says_to_install_it(run, tmp_path, monkeypatch, capsys):
+def test_missing_ffmpeg_is_reported_with_advice(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "a.m4a").write_bytes(b"\x00\x00\x00\x20ftypM4A " + bytes(99))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SystemExit):
@@ -216,7 +216,7 @@ cp "$input" "$1"
 
 
 @pytest.mark.process
-def test_what_ffmpeg_writes_is_read_and_what_it_says_is_told(run, tmp_path, monkeypatch, capsys):
+def test_ffmpeg_output_is_read_and_its_errors_are_shown(run, tmp_path, monkeypatch, capsys):
     program = tmp_path / "bin" / "ffmpeg"
     program.parent.mkdir()
     program.write_text(FAKE)
@@ -239,7 +239,7 @@ def test_what_ffmpeg_writes_is_read_and_what_it_says_is_told(run, tmp_path, monk
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs FFmpeg")
 @pytest.mark.parametrize("name", ["a.m4a", "a.mp4", "a.webm", "a.mkv"])
-def test_ffmpeg_itself(run, tmp_path, capsys, name):
+def test_formats_decoded_by_the_real_ffmpeg(run, tmp_path, capsys, name):
     soundfile.write(tmp_path / "a.wav", sound("red blue", rate=48000), 48000)
     command = ["ffmpeg", "-nostdin", "-v", "error", "-i", tmp_path / "a.wav", "-b:a", "128k", tmp_path / name]
     subprocess.run(command, check=True)

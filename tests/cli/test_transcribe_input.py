@@ -28,14 +28,14 @@ def folder(once) -> Path:
     return once("any_sound", any_sound)
 
 
-def test_names_come_from_standard_input(run, folder, monkeypatch, capsys):
+def test_file_names_from_standard_input(run, folder, monkeypatch, capsys):
     raw = "".join(f"{folder / name}{end}" for name, end in (("8000.wav", "\r\n"), ("8bit.wav", "\n"), ("cut.wav", "")))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw.encode())))
     assert transcribe(run, [folder / "stereo.flac", Path("-")]) == 0
     assert lines_of(capsys.readouterr().out) == ["black", "red blue", "green red", "red blue"]
 
 
-def test_a_blank_name_of_standard_input_has_a_blank_line(run, folder, monkeypatch, capsys):
+def test_a_blank_file_name_gives_a_blank_line(run, folder, monkeypatch, capsys):
     raw = f"{folder / '8bit.wav'}\n\r\n{folder / '8bit.wav'}\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw.encode())))
     with pytest.raises(SystemExit) as end:
@@ -45,7 +45,7 @@ def test_a_blank_name_of_standard_input_has_a_blank_line(run, folder, monkeypatc
     assert "transduce: . cannot be read as sound: it is a directory" in err
 
 
-def test_a_name_that_is_no_text_is_still_named(run, tmp_path, monkeypatch, capsys):
+def test_a_file_name_that_is_not_utf8_is_printed(run, tmp_path, monkeypatch, capsys):
     name = bytes(tmp_path) + b"/caf\xe9.wav"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(name + b"\n")))
     with pytest.raises(SystemExit):
@@ -55,7 +55,7 @@ def test_a_name_that_is_no_text_is_still_named(run, tmp_path, monkeypatch, capsy
     assert json.loads(out)["error"] in err and "caf\ufffd.wav cannot be read: No such file" in err
 
 
-def test_a_name_that_no_file_can_have_costs_its_recording_alone(run, folder, tmp_path, monkeypatch, capsys):
+def test_too_long_file_names_fail_alone(run, folder, tmp_path, monkeypatch, capsys):
     """From a manifest and as an argument: more than 255 bytes, more than a path may have."""
     sound = bytes(folder / "8bit.wav")
     names = [sound, b"a" * 300 + b".wav", b"d/" * 3000 + b"x.wav", sound]
@@ -80,7 +80,7 @@ def stdin(monkeypatch):
     ("WAV", "PCM_16"), ("RF64", "PCM_16"), ("W64", "PCM_16"), ("AIFF", "PCM_16"), ("AU", "PCM_16"), ("CAF", "PCM_16"),
     ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III"),
 ])  # fmt: skip
-def test_sound_itself_comes_from_standard_input(run, stdin, capsys, kind, subtype):
+def test_audio_from_standard_input(run, stdin, capsys, kind, subtype):
     """Of every format that libsndfile writes; another file may stand beside it."""
     file = io.BytesIO()
     soundfile.write(file, sound("red blue"), RATE, format=kind, subtype=subtype)
@@ -90,7 +90,7 @@ def test_sound_itself_comes_from_standard_input(run, stdin, capsys, kind, subtyp
     assert (got["audio"], got["text"]) == ("standard input", "red blue")
 
 
-def test_a_stream_whose_length_was_unknown_is_read_to_its_end(run, stdin, capsys):
+def test_wav_of_unknown_length_is_read_to_its_end(run, stdin, capsys):
     """As ffmpeg -f wav - writes it: the header promises 4 GB."""
     file = io.BytesIO()
     soundfile.write(file, sound("green red"), RATE, format="WAV", subtype="PCM_16")
@@ -104,7 +104,7 @@ def test_a_stream_whose_length_was_unknown_is_read_to_its_end(run, stdin, capsys
 @pytest.mark.parametrize("raw", [
     np.random.default_rng(1).bytes(4096), b"\x93NUMPY\x01\x00v\x00{'descr'", b"\x7fELF" + bytes(900), b"PK\x03\x04\n" * 99,
 ], ids=["noise", "npy", "elf", "zip"])  # fmt: skip
-def test_binary_noise_gives_one_line(run, stdin, capsys, raw):
+def test_binary_input_gives_one_error(run, stdin, capsys, raw):
     stdin(raw)
     with pytest.raises(SystemExit) as stop:
         transcribe(run, [Path("-")])
@@ -113,7 +113,7 @@ def test_binary_noise_gives_one_line(run, stdin, capsys, raw):
     assert err.startswith("transduce: standard input cannot be read as sound") and len(err.splitlines()) == 2
 
 
-def test_sound_that_cannot_be_decoded_gives_one_line(run, stdin, capsys):
+def test_undecodable_audio_gives_one_error(run, stdin, capsys):
     stdin(b"\x00\x00\x00\x20ftypM4A \x00\x00\x00\x00" + bytes(2000))
     with pytest.raises(SystemExit) as stop:
         transcribe(run, [Path("-")])
@@ -122,7 +122,7 @@ def test_sound_that_cannot_be_decoded_gives_one_line(run, stdin, capsys):
     assert message.startswith("transduce: standard input cannot be read as sound") and "1 of 1 files" in count
 
 
-def test_names_that_look_like_sound_are_names(run, folder, tmp_path, stdin, capsys, monkeypatch):
+def test_file_names_that_begin_like_audio_are_file_names(run, folder, tmp_path, stdin, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ID3.wav").write_bytes((folder / "8000.wav").read_bytes())
     stdin(b"ID3.wav\n")
@@ -130,7 +130,7 @@ def test_names_that_look_like_sound_are_names(run, folder, tmp_path, stdin, caps
     assert capsys.readouterr().out == "red blue\n"
 
 
-def test_a_manifest_stands_for_the_sound_that_it_names(run, tmp_path, capsys, monkeypatch):
+def test_a_manifest_is_expanded_to_its_recordings(run, tmp_path, capsys, monkeypatch):
     """Paths are relative to it, wherever one stands; no other column is needed, and texts are not read."""
     texts = ["red", "blue green"]
     recordings = record(tmp_path / "a", texts)
@@ -205,7 +205,7 @@ def test_ctrl_c_ends_a_recording_and_not_the_program(run, microphone, monkeypatc
     assert capsys.readouterr().out == "green\n"
 
 
-def test_no_microphone_is_told(run, folder, stdin, microphone, monkeypatch, capsys):
+def test_a_missing_microphone_is_reported(run, folder, stdin, microphone, monkeypatch, capsys):
     arguments = ["transcribe", str(run), "--microphone", *CPU]
 
     def refusal(*more: str) -> str:
@@ -231,7 +231,7 @@ def test_no_microphone_is_told(run, folder, stdin, microphone, monkeypatch, caps
 NAMES = (b"caf\xe9.wav", b"two\nlines\tand a tab.wav")
 
 
-def test_any_name_of_a_file_works_in_every_format(run, folder, tmp_path, capsys):
+def test_any_file_name_works_in_every_format(run, folder, tmp_path, capsys):
     """A line stays a line; JSON alone can spell a line break."""
     paths = [Path(os.fsdecode(bytes(tmp_path) + b"/" + name)) for name in NAMES]
     for path in paths:
@@ -254,7 +254,7 @@ def test_any_name_of_a_file_works_in_every_format(run, folder, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9.wav", b"two\nlines.wav"], ids=["not UTF-8", "two lines"])
-def test_a_bad_file_of_any_name_is_named_in_one_line(run, tmp_path, capsys, name):
+def test_a_bad_file_of_any_name_is_reported_in_one_line(run, tmp_path, capsys, name):
     path = Path(os.fsdecode(bytes(tmp_path) + b"/" + name))
     path.write_bytes(b"no sound" * 100)
     with pytest.raises(SystemExit) as stopped:

@@ -8,7 +8,7 @@ import pytest
 
 import transduce as td
 from tests.runs import random_speech_run, record, sentences
-from tests.tasks.test_search import SHORT, searched
+from tests.tasks.test_search import SHORT, search_directly
 from transduce.cli.common import Columns, Machine
 from transduce.cli.main import main
 from transduce.cli.transcribe import Transcription, TranscriptionOutput
@@ -18,7 +18,7 @@ PLAIN = {"output": TranscriptionOutput(), "columns": Columns()}
 CPU = ["--device", "cpu"]
 
 
-def says(run: Path, **fields) -> Path:
+def with_decoding(run: Path, **fields) -> Path:
     """The run, with these fields of Decoding as its own."""
     config = json.loads((run / "config.json").read_text())
     config["experiment"]["decoding"] = fields
@@ -30,7 +30,7 @@ def says(run: Path, **fields) -> Path:
 def random(tmp_path_factory) -> Path:
     """It knows nothing, so every way to search finds something else."""
     fields = {name: getattr(SHORT, name) for name in ("length_ratio", "length_extra", "no_repeat_ngram")}
-    return says(random_speech_run(tmp_path_factory.mktemp("cli") / "random"), **fields)
+    return with_decoding(random_speech_run(tmp_path_factory.mktemp("cli") / "random"), **fields)
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +53,14 @@ def test_options_reach_the_search(random, recordings, capsys):
     ):
         assert main(["transcribe", str(random), *map(str, recordings), *CPU, "--format", "tsv", *options]) == 0
         rows = [line.split("\t") for line in lines_of(capsys.readouterr().out)[1:]]
-        texts, scores = zip(*(searched(loaded, path, **way) for path in recordings), strict=True)
+        texts, scores = zip(*(search_directly(loaded, path, **way) for path in recordings), strict=True)
         assert [row[4].strip() for row in rows] == list(texts), options
         assert [float(row[3]) for row in rows] == pytest.approx(scores, abs=2e-4), options
         assert scores not in [pytest.approx(others, abs=0.01) for others in got], f"{options} change nothing"
         got.append(scores)
 
 
-def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkeypatch, capsys):
+def test_batch_tokens_limits_the_search_batch(random, recordings, monkeypatch, capsys):
     sizes, search = [], td.Transcriber._search
     monkeypatch.setattr(
         td.Transcriber, "_search", lambda *parts, **settings: sizes.append(len(parts[1])) or search(*parts, **settings)
@@ -72,10 +72,10 @@ def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkey
     assert lines[:5] == lines[5:]
 
 
-def test_ten_minutes_of_sound_are_in_memory_at_a_time_and_segments_move_the_bar(tmp_path, monkeypatch):
+def test_audio_is_read_ten_minutes_at_a_time_and_segments_advance_progress(tmp_path, monkeypatch):
     """Vectors of ten seconds each: when a file is read, the ten minutes before it are transcribed."""
     feature_extractor = VectorReader(VectorConfig(n_features=5, hop=10.0))
-    run = says(
+    run = with_decoding(
         random_speech_run(tmp_path / "run", feature_extractor), length_ratio=0.0, length_extra=3, max_seconds=350.0
     )
     paths, rng = [], np.random.default_rng(1)

@@ -10,19 +10,19 @@ import pytest
 from transduce.cli.main import main
 
 
-def test_its_version_is_that_of_the_package(capsys):
+def test_version_equals_that_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"transduce {version('transduce')}\n"
 
 
-def test_the_package_is_the_program_too(monkeypatch, capsys):
+def test_python_m_transduce_runs_the_program(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["transduce", "--version"])
     with pytest.raises(SystemExit, match=r"^0$"):
         runpy.run_module("transduce", run_name="__main__")
     assert capsys.readouterr().out == f"transduce {version('transduce')}\n"
 
 
-def test_where_an_error_comes_from_is_shown_on_request(tmp_path, monkeypatch, capsys):
+def test_transduce_debug_shows_tracebacks(tmp_path, monkeypatch, capsys):
     words = ["score", "bleu", str(tmp_path / "none"), str(tmp_path / "none")]
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -66,7 +66,7 @@ def watched(run, look, capsys) -> tuple[str, object]:
     return got[0]
 
 
-def test_the_page_follows_the_run(run, capsys):
+def test_the_page_shows_the_current_state_of_the_run(run, capsys):
     def look(client, port):
         info = client.get("/page/runs").json()
         assert (info["runs"], info["records"]) == ([], ["run"])
@@ -86,7 +86,7 @@ def test_the_page_follows_the_run(run, capsys):
     ]
 
 
-def test_no_request_names_a_file_or_changes_anything(run, capsys):
+def test_requests_cannot_read_files_or_change_anything(run, capsys):
     (run / "secret").write_text("the secret")
 
     def look(client, port):
@@ -109,7 +109,7 @@ def test_no_request_names_a_file_or_changes_anything(run, capsys):
     assert watched(run, look, capsys) == [405, *[404] * 7]
 
 
-def test_wrong_uses_are_told(run, tmp_path, capsys):
+def test_invalid_runs_and_ports_are_refused(run, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for words, wrong in [

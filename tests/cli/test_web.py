@@ -116,7 +116,7 @@ def drawn_lines(n: int) -> list[str]:
     return ["".join(draw.choices(pool, k=draw.randint(1, 40))) for _ in range(n)]
 
 
-def test_lines() -> list[str]:
+def corpus_lines() -> list[str]:
     """The test sentences of the corpus that ships, and of Multi30k where it is."""
     paths = [COMMANDS / f"test.{language}" for language in ("en", "de")]
     lines = [line for path in paths for line in path.read_text().splitlines()]
@@ -125,9 +125,6 @@ def test_lines() -> list[str]:
             with gzip.open(f"{root}/multi30k/test_2016_flickr.{language}.gz", "rt") as file:
                 lines += file.read().splitlines()
     return lines
-
-
-test_lines.__test__ = False
 
 
 def write_models(folder: Path) -> list[Path]:
@@ -161,11 +158,11 @@ def write_models(folder: Path) -> list[Path]:
 
 @pytest.mark.process
 @pytest.mark.long
-def test_ids_and_texts_are_those_of_sentencepiece(tmp_path):
+def test_browser_tokenizer_equals_sentencepiece(tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node")
-    models, lines = write_models(tmp_path), [*test_lines(), *ODD, *drawn_lines(300)]
+    models, lines = write_models(tmp_path), [*corpus_lines(), *ODD, *drawn_lines(300)]
     draw = Random(2)
     ids = [draw.choices(range(2, 500), k=draw.randint(0, 12)) for _ in range(200)]
     ids += [draw.choices(range(4, 260), k=draw.randint(1, 8)) for _ in range(200)]  # bytes that are no characters
@@ -181,7 +178,7 @@ def test_ids_and_texts_are_those_of_sentencepiece(tmp_path):
 
 
 @pytest.mark.process
-def test_blank_lines_and_sentences_are_those_of_python():
+def test_browser_sentence_splitting_equals_python():
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node")
@@ -197,7 +194,7 @@ def test_blank_lines_and_sentences_are_those_of_python():
 
 
 @pytest.mark.process
-def test_texts_are_joined_as_python_joins_them():
+def test_browser_joining_of_texts_equals_python():
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node")
@@ -209,7 +206,7 @@ def test_texts_are_joined_as_python_joins_them():
 
 
 @pytest.mark.process
-def test_what_opens_a_source_is_in_its_bound():
+def test_source_limit_includes_the_opening_tokens():
     """As learned positions have no more rows."""
     node = shutil.which("node")
     if node is None:
@@ -239,7 +236,7 @@ def export(run, path, *flags) -> int:
     return main(["export", str(run), str(path), "--to", "web", *flags])
 
 
-def test_the_folder_is_whole(offline, tmp_path):
+def test_the_exported_folder_is_complete(offline, tmp_path):
     """Every file that another one names is there, and none of them comes from elsewhere."""
     folder = tmp_path / "site"
     little = replace(LITTLE, max_positions=40)  # ONNX has no further positions
@@ -265,7 +262,7 @@ def with_decoding(run: Path, **settings: object) -> Path:
     return run
 
 
-def test_what_the_page_cannot_do_is_refused(offline, tmp_path, capsys):
+def test_unsupported_runs_are_refused(offline, tmp_path, capsys):
     run = random_run(tmp_path / "run", model=LITTLE)
     tagged = random_run(tmp_path / "tagged", model=LITTLE)
     pieces = train_tokenizer_pair(ENGLISH, GERMAN, vocab_size=330, joint=True, symbols=["<2de>", "<2fr>"])
@@ -351,7 +348,7 @@ def shown(outputs: list[list]) -> list[list[tuple[str, str]]]:
 @pytest.mark.process
 @pytest.mark.long
 @pytest.mark.parametrize("joint", [True, False])
-def test_the_browser_translates_as_the_run_does(browser, site, tmp_path, joint):
+def test_browser_translations_equal_those_of_the_run(browser, site, tmp_path, joint):
     run = random_run(tmp_path / "run", model=LITTLE, joint=joint)
     with_decoding(run, split_length=12, length_extra=6, alpha=1.2, min_length=2, beam_size=3)
     lines = [*ENGLISH[:4], "", "Print it. Close the green folder, please! e.g. this one", "Straße 😀 \t ＡＢ"]
@@ -363,7 +360,7 @@ def test_the_browser_translates_as_the_run_does(browser, site, tmp_path, joint):
 
 @pytest.mark.process
 @pytest.mark.long
-def test_a_model_of_several_languages_writes_the_one_that_was_named(browser, site, tmp_path):
+def test_a_multilingual_model_writes_the_chosen_language(browser, site, tmp_path):
     run = random_run(tmp_path / "run", model=LITTLE)
     sides = train_tokenizer_pair(ENGLISH, GERMAN, vocab_size=330, joint=True, symbols=["<2de>", "<2fr>"])
     sides[0].save(run / "tokenizer.model")
@@ -373,7 +370,7 @@ def test_a_model_of_several_languages_writes_the_one_that_was_named(browser, sit
 
 @pytest.mark.process
 @pytest.mark.long
-def test_a_page_that_is_opened_as_a_file_names_the_way(browser, offline, tmp_path):
+def test_a_page_opened_as_a_file_shows_how_to_serve_it(browser, offline, tmp_path):
     assert export(random_run(tmp_path / "run", model=LITTLE), tmp_path / "site") == 0
     with browser.new_context() as context:
         page = context.new_page()

@@ -51,7 +51,7 @@ def refusal(path: Path) -> str:
         ("mp3", "MPEG_LAYER_III", 0.02),
     ],
 )  # fmt: skip
-def test_every_format_gives_the_samples_that_were_written(tmp_path, ending, subtype, tolerance, caplog):
+def test_every_format_returns_the_written_samples(tmp_path, ending, subtype, tolerance, caplog):
     samples = tone(16000, 0.5)
     path = write(tmp_path / f"a.{ending}", samples, subtype=subtype)
     got = read_audio(path, 16000)
@@ -70,7 +70,7 @@ def test_channels_are_averaged(tmp_path):
 
 @pytest.mark.parametrize("wanted", [8000, 16000])
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 32000, 44099, 44100, 48000, 96000])
-def test_any_rate_gives_the_same_tone(tmp_path, rate, wanted):
+def test_resampling_from_any_rate_keeps_the_tone(tmp_path, rate, wanted):
     """The tone at the wanted rate is known without resampling. The filter's edges are left out."""
     path = write(tmp_path / "a.wav", tone(rate, 1.0), rate, "FLOAT")
     got = read_audio(path, wanted).numpy()
@@ -79,20 +79,20 @@ def test_any_rate_gives_the_same_tone(tmp_path, rate, wanted):
     np.testing.assert_allclose(got[middle], tone(wanted, 1.0)[middle], rtol=0, atol=0.01)
 
 
-def test_what_the_rate_cannot_carry_is_filtered_out(tmp_path):
+def test_resampling_removes_frequencies_above_nyquist(tmp_path):
     """7 kHz at 8000 Hz would fold down to 1 kHz."""
     path = write(tmp_path / "a.wav", tone(16000, 1.0, hertz=7000), subtype="FLOAT")
     assert read_audio(path, 8000)[100:-100].abs().max() < 0.005
 
 
-def test_a_long_file_of_many_channels_is_whole(tmp_path):
+def test_a_long_file_of_many_channels_is_read_completely(tmp_path):
     """More than one block of 2^20 numbers."""
     samples = np.random.default_rng(1).integers(-9000, 9000, size=(170_001, 7), dtype=np.int16)
     path = write(tmp_path / "a.wav", samples)
     np.testing.assert_allclose(read_audio(path, 16000).numpy(), samples.mean(axis=1) / 2**15, rtol=0, atol=1e-6)
 
 
-def test_louder_than_full_scale_is_scaled_not_clipped(tmp_path):
+def test_samples_above_full_scale_are_scaled_not_clipped(tmp_path):
     samples = tone(16000, 0.1, level=3e4)
     got = read_audio(write(tmp_path / "a.wav", samples, subtype="FLOAT"), 16000).numpy()
     np.testing.assert_allclose(got, samples / np.abs(samples).max(), rtol=0, atol=1e-6)
@@ -100,7 +100,7 @@ def test_louder_than_full_scale_is_scaled_not_clipped(tmp_path):
     assert read_audio(write(tmp_path / "b.wav", square, 44100), 16000).abs().max() == 1
 
 
-def test_arrays_of_any_order_are_the_same_samples():
+def test_arrays_of_any_stride_and_byte_order_give_the_same_samples():
     """Backwards, of the other byte order, or that nobody may write, as those of a microphone's bytes are."""
     plain = (1000 * tone(8000, 0.1)).astype("<i2")
     want = read_samples(plain, 8000, 8000, name="x")
@@ -114,42 +114,42 @@ def test_arrays_of_any_order_are_the_same_samples():
         assert torch.equal(read_samples(array, 8000, 8000, name="x"), want)
 
 
-def test_silence_is_silence(tmp_path):
+def test_silence_is_read_as_zeros(tmp_path):
     assert torch.equal(read_audio(write(tmp_path / "a.wav", np.zeros(100)), 16000), torch.zeros(100))
 
 
-def test_a_missing_file_and_a_directory(tmp_path):
+def test_missing_files_directories_and_pipes_are_refused(tmp_path):
     assert refusal(tmp_path / "none.wav") == "cannot be read: No such file or directory; check the path"
     assert "it is a directory or a device" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe.wav")  # opening it would wait for a writer
     assert "it is a directory or a device" in refusal(tmp_path / "pipe.wav")
 
 
-def test_a_sound_that_cannot_be_opened_is_not_called_damaged(tmp_path):
+def test_too_many_open_files_is_not_reported_as_damage(tmp_path):
     path = tmp_path / "a.wav"
     soundfile.write(path, np.zeros(100), 8000)
     with without_files():
         assert refusal(path) == "cannot be read: Too many open files; check the path"
 
 
-def test_an_empty_file(tmp_path):
+def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "a.wav").touch()
     assert "the file is empty" in refusal(tmp_path / "a.wav")
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.raw", "a"])
-def test_what_is_not_sound(tmp_path, name):
+def test_a_file_that_is_not_audio_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"once upon a time\n" * 50)
     assert "it is damaged or of an unknown format (libsndfile: " in refusal(tmp_path / name)
 
 
-def test_no_samples(tmp_path):
+def test_audio_without_samples_is_refused(tmp_path):
     path = write(tmp_path / "a.wav", np.zeros(0))
     assert "it has no samples" in refusal(path)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
-def test_samples_that_are_no_numbers(tmp_path, bad):
+def test_nan_or_infinite_samples_are_refused(tmp_path, bad):
     """Wherever it stands, and whether the rate is another one or not."""
     for rate in (8000, 16000, 48000, 44100):
         for at in (0, 777, -1):
@@ -166,7 +166,7 @@ def test_samples_that_are_no_numbers(tmp_path, bad):
         ("mp3", "MPEG_LAYER_III"),
     ],
 )  # fmt: skip
-def test_a_file_cut_short_gives_what_is_there_and_says_so(tmp_path, ending, subtype, caplog):
+def test_a_truncated_file_is_read_with_a_warning(tmp_path, ending, subtype, caplog):
     path = write(tmp_path / f"a.{ending}", noise(32000), subtype=subtype)
     whole, raw = read_audio(path, 16000), path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2])
@@ -180,7 +180,7 @@ def test_a_file_cut_short_gives_what_is_there_and_says_so(tmp_path, ending, subt
 
 
 @pytest.mark.parametrize("size", [2**31 - 4096, 2**31 - 2, 2**31, 2**32 - 1])
-def test_the_header_of_a_wav_from_a_pipe_promises_nothing(tmp_path, size, caplog):
+def test_placeholder_sizes_of_streamed_wav_give_no_warning(tmp_path, size, caplog):
     """Its writer could not go back to put the size in."""
     path = write(tmp_path / "a.wav", noise(32000))
     raw = bytearray(path.read_bytes())
@@ -201,7 +201,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("ending", ["flac", "ogg", "opus", "mp3"])
-def test_a_damaged_compressed_file_gives_the_original_up_to_the_damage_or_is_refused(tmp_path, ending):
+def test_a_damaged_compressed_file_is_read_up_to_the_damage_or_refused(tmp_path, ending):
     path, n = tmp_path / f"a.{ending}", 160_000
     kind = {"format": "OGG", "subtype": "OPUS"} if ending == "opus" else {}
     soundfile.write(path, noise(n), 16000, **kind)
@@ -225,7 +225,7 @@ def test_a_damaged_compressed_file_gives_the_original_up_to_the_damage_or_is_ref
 
 
 @pytest.mark.parametrize("rate", [100, 2**31 - 2])
-def test_a_rate_that_cannot_be(tmp_path, rate):
+def test_an_impossible_sample_rate_is_refused(tmp_path, rate):
     path = write(tmp_path / "a.wav", noise(3200))
     raw = bytearray(path.read_bytes())
     raw[24:28] = struct.pack("<I", rate)
@@ -243,7 +243,7 @@ def test_an_odd_rate_needs_no_giant_filter(tmp_path):
 
 
 @pytest.mark.parametrize("ratio", [Fraction(1, 3), Fraction(160, 441), Fraction(2), Fraction(10, 9), Fraction(1, 48)])
-def test_a_long_waveform_is_resampled_as_if_at_once(ratio, monkeypatch):
+def test_resampling_in_blocks_equals_resampling_at_once(ratio, monkeypatch):
     """Block by block, with no seam: less than a block, a little more, and several; and blocks as they are."""
     for block, n in ((2**12, 2**12 - 1), (2**12, 2**12 + 50), (2**12, 5 * 2**12 + 777), (audio.BLOCK, 2**20 + 50)):
         monkeypatch.setattr(audio, "BLOCK", block)

@@ -48,7 +48,7 @@ def filtered(samples: np.ndarray, high: float) -> np.ndarray:
     return np.fft.irfft(spectrum, len(samples))
 
 
-def test_they_last_as_long_and_have_nearly_nothing_above_4_khz(recordings):
+def test_upsampling_keeps_the_length_and_adds_nothing_above_4_khz(recordings):
     """The filter of `read_audio`, a sinc of six zero crossings, falls between 3.2 and 4.8 kHz."""
     for r in recordings:
         samples, rate = soundfile.read(r.audio)
@@ -60,7 +60,7 @@ def test_they_last_as_long_and_have_nearly_nothing_above_4_khz(recordings):
         assert band(got, 4800, 8001) < 2e-5 * below
 
 
-def test_below_4_khz_they_are_what_they_were(recordings):
+def test_upsampling_keeps_low_frequencies(recordings):
     """Against zeros in the spectrum, as far as the filter is flat."""
     for r in recordings:
         samples, _ = soundfile.read(r.audio)
@@ -71,7 +71,7 @@ def test_below_4_khz_they_are_what_they_were(recordings):
         assert np.sqrt(np.mean((got - want)[inside] ** 2)) < 0.005 * np.sqrt(np.mean(want[inside] ** 2))
 
 
-def test_a_front_end_of_16_khz_makes_frames_of_them(recordings):
+def test_features_at_16_khz_of_8_khz_recordings(recordings):
     config = FeatureConfig(deltas=1)
     feature_extractor = FeatureExtractor(config)
     for r in recordings:

@@ -48,7 +48,7 @@ def runs(flags: list[bool]) -> list[tuple[int, int]]:
     return got
 
 
-def test_hidden_frames_are_the_mean_and_the_others_untouched(rng):
+def test_masked_frames_are_the_mean_and_others_unchanged(rng):
     frames = torch.randn(50, 7, generator=rng)
     before = frames.clone()
     hidden_once = False
@@ -62,7 +62,7 @@ def test_hidden_frames_are_the_mean_and_the_others_untouched(rng):
     assert hidden_once
 
 
-def test_hidden_bands_are_their_means_over_time(rng):
+def test_masked_bands_are_their_means_over_time(rng):
     log_mel = torch.randn(30, 40, generator=rng)
     before = log_mel.clone()
     hidden_once = False
@@ -77,7 +77,7 @@ def test_hidden_bands_are_their_means_over_time(rng):
 
 
 @pytest.mark.parametrize(("widest", "share", "most"), [(0.05, 1.0, 5), (0.3, 1.0, 30), (1.0, 0.1, 4), (1.0, 1.0, 40)])
-def test_widths_are_uniform_up_to_the_widest_and_places_inside(widest, share, most, rng):
+def test_mask_widths_are_uniform_up_to_the_limit(widest, share, most, rng):
     """Within four standard deviations of what uniform draws give, by the exact probabilities."""
     frames, n = torch.randn(40, 2, generator=rng), 3000
     spans: Counter[tuple[int, int]] = Counter()
@@ -93,14 +93,14 @@ def test_widths_are_uniform_up_to_the_widest_and_places_inside(widest, share, mo
     assert min(starts) < 8 and max(starts) > 31
 
 
-def test_bands_reach_from_the_lowest_to_the_highest(rng):
+def test_every_band_can_be_masked(rng):
     log_mel, seen = torch.randn(5, 12, generator=rng), torch.zeros(12)
     for _ in range(300):
         seen += (mask_frequency(log_mel, spans=1, widest=3, rng=rng) != log_mel).any(dim=0)
     assert (seen > 0).all()
 
 
-def test_the_widest_may_exceed_what_is_there(rng):
+def test_masks_may_be_wider_than_the_input(rng):
     for _ in range(20):
         assert mask_frequency(torch.randn(4, 3, generator=rng), spans=3, widest=15, rng=rng).shape == (4, 3)
         one = torch.randn(1, 3, generator=rng)
@@ -108,7 +108,7 @@ def test_the_widest_may_exceed_what_is_there(rng):
         assert mask_time(one[:0], spans=3, widest=9.0, hop=0.01, share=1.0, rng=rng).shape == (0, 3)
 
 
-def test_no_spans_and_no_width_change_nothing(rng):
+def test_no_masks_or_zero_width_change_nothing(rng):
     frames = torch.randn(20, 6, generator=rng)
     for spans, width in ((0, 9), (3, 0)):
         assert torch.equal(mask_frequency(frames, spans=spans, widest=width, rng=rng), frames)
@@ -116,7 +116,7 @@ def test_no_spans_and_no_width_change_nothing(rng):
     assert torch.equal(mask_time(frames, spans=3, widest=9.0, hop=0.01, share=0.0, rng=rng), frames)
 
 
-def test_of_hidden_bands_nothing_is_left_after_the_dct(rng):
+def test_masked_bands_do_not_reach_the_mfcc(rng):
     """MFCC of the rest alone, the hidden bands being 0."""
     features = FeatureExtractor(FeatureConfig(n_mels=23, n_coefficients=23))
     log_mel = torch.randn(60, 23, generator=rng)
@@ -127,7 +127,7 @@ def test_of_hidden_bands_nothing_is_left_after_the_dct(rng):
     torch.testing.assert_close(features.mfcc(hidden), features.mfcc(without), rtol=0, atol=1e-4)
 
 
-def test_the_generator_decides_everything():
+def test_augmentation_depends_on_its_generator_alone():
     frames = torch.arange(800.0).view(40, 20)
 
     def draw(*numbers: int) -> list[float]:
@@ -146,7 +146,7 @@ def test_the_generator_decides_everything():
             assert one != other
 
 
-def test_neighbouring_generators_draw_unrelated_numbers():
+def test_generators_of_neighbouring_seeds_are_uncorrelated():
     """First draws over seeds, epochs and indices: mean, variance and correlation of neighbours as of uniform ones."""
     first = np.array(
         [
@@ -204,7 +204,7 @@ def test_impossible_settings_are_refused(name, value):
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
-def test_a_warp_moves_a_tone_by_its_factor(factor):
+def test_vtlp_moves_a_tone_by_its_factor(factor):
     """The band that answers a tone of factor * f is where the warped bands of a tone of f have their peak."""
     config = FeatureConfig(n_mels=80, n_coefficients=20)
     features = FeatureExtractor(config)
@@ -217,20 +217,20 @@ def test_a_warp_moves_a_tone_by_its_factor(factor):
             assert abs(int(here.argmax()) - int(there.argmax())) >= 2  # so that the test can fail
 
 
-def test_a_warp_of_one_changes_nothing(rng):
+def test_vtlp_factor_one_changes_nothing(rng):
     log_mel = torch.randn(7, 23, generator=rng)
     torch.testing.assert_close(
         perturb_vocal_tract(log_mel, 1.0, FeatureConfig(n_mels=23, n_coefficients=0)), log_mel, rtol=0, atol=1e-5
     )
 
 
-def test_warps_are_drawn_from_all_of_their_range():
+def test_vtlp_factors_cover_their_range():
     drawn = [draw_vtlp(0.2, generator(1, 0, i)) for i in range(500)]
     assert 0.8 <= min(drawn) < 0.81 and 1.19 < max(drawn) <= 1.2
     assert abs(sum(drawn) / len(drawn) - 1) < 0.03  # 0.115 / sqrt(500), six times
 
 
-def test_hidden_tokens_are_a_share_of_all_but_the_first(rng):
+def test_token_dropout_replaces_its_share_except_the_first(rng):
     target_in = torch.arange(4, 4 + 60 * 50).view(60, 50)
     got = torch.stack([drop_tokens(row, share=0.3, instead=1, rng=rng) for row in target_in])
     assert torch.equal(got[:, 0], target_in[:, 0])
@@ -240,7 +240,7 @@ def test_hidden_tokens_are_a_share_of_all_but_the_first(rng):
     assert torch.equal(drop_tokens(target_in[0], share=0.0, instead=1, rng=rng), target_in[0])
 
 
-def test_silence_is_the_quietest_frame_on_both_sides(rng):
+def test_added_silence_repeats_the_quietest_frame(rng):
     log_mel = torch.randn(6, 4, generator=rng)
     quietest = min(log_mel.tolist(), key=sum)
     got = add_silence(log_mel, 2, 3)
@@ -248,7 +248,7 @@ def test_silence_is_the_quietest_frame_on_both_sides(rng):
     assert torch.equal(add_silence(log_mel, 0, 0), log_mel)
 
 
-def test_noise_is_what_noise_in_the_waveform_would_give(rng):
+def test_noise_in_log_mels_equals_noise_in_the_waveform(rng):
     """At 60 dB: the same mean energy in every band as white noise of that level, added before the DFT."""
     extractor = FeatureExtractor(FeatureConfig())
     clean = torch.full((4000, 80), -60.0, dtype=torch.float64)  # nothing, but for one loud frame
@@ -269,7 +269,7 @@ def test_the_signal_to_noise_ratio_is_uniform_up_to_60_decibels(rng):
     assert float(ratios.mean()) == pytest.approx(40, abs=1.5)  # 40 / sqrt(12 * 1000) = 0.37
 
 
-def test_frames_of_noise_vary_as_those_of_white_noise_do(rng):
+def test_noise_frames_vary_like_white_noise(rng):
     """Behind digital silence nothing else is heard; wide bands vary less than narrow ones."""
     extractor = FeatureExtractor(FeatureConfig())
     loud_once = torch.full((4000, 80), -13.8)
@@ -280,7 +280,7 @@ def test_frames_of_noise_vary_as_those_of_white_noise_do(rng):
     assert got[-1] < got[0]
 
 
-def test_another_level_is_what_a_filter_of_the_waveform_would_give(rng):
+def test_gain_and_tilt_equal_a_filter_of_the_waveform(rng):
     """Gain is what happens at 1 kHz, tilt what happens from there to 4 kHz; the filter has both at every frequency."""
     extractor = FeatureExtractor(FeatureConfig(low=100.0))
     noise = torch.randn(160_000, generator=rng, dtype=torch.float64)
@@ -306,7 +306,7 @@ def test_another_level_is_what_a_filter_of_the_waveform_would_give(rng):
     assert abs(np.corrcoef(gains, tilts)[0, 1]) < 0.2
 
 
-def test_a_level_is_lost_in_the_mean_of_an_utterance_and_not_in_that_of_the_corpus(rng):
+def test_gain_is_removed_by_utterance_but_not_global_normalization(rng):
     log_mel = torch.randn(50, 80, generator=rng)
     louder = change_level(log_mel, LEVELS, FeatureConfig(), rng)
     statistics = {"mean": torch.zeros(20), "std": torch.full((20,), 2.0)}

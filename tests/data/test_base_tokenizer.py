@@ -10,7 +10,7 @@ from transduce.data.base_tokenizer import CharTokenizer, Tokenizer
 TEXTS = ["To be,\n\tor not\r\n", "東京 🙂 e\u0301é\u2028\x00", ""]
 
 
-def test_ids_are_places_in_the_sorted_set_of_characters(tmp_path):
+def test_ids_are_indices_in_the_sorted_characters(tmp_path):
     """As nanoGPT's data/shakespeare_char numbers them."""
     tokenizer = CharTokenizer.train(TEXTS)
     characters = sorted(set("".join(TEXTS)))
@@ -46,6 +46,6 @@ def test_an_unknown_character_is_named():
         (b'{"characters": 3}', "string without duplicates, but it is 3"),
     ],
 )
-def test_what_are_no_characters_is_refused(model, message):
+def test_invalid_character_files_are_refused(model, message):
     with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
         CharTokenizer(model)

@@ -36,7 +36,7 @@ def numbers(batch: Batch) -> list[int]:
 
 @pytest.mark.parametrize("sides", [1, 2, 3])
 @pytest.mark.parametrize("budget", [1, 17, 64, 10_000])
-def test_buckets_hold_every_example_once_and_keep_the_budget_on_every_side(sides, budget):
+def test_buckets_hold_every_example_once_within_the_budget(sides, budget):
     lengths = np.random.default_rng(budget).integers(1, 40, size=(307, sides))
     batches = bucket(lengths, budget)
     assert Counter(i for batch in batches for i in batch.tolist()) == Counter(range(307))
@@ -57,7 +57,7 @@ def test_buckets_end_where_the_next_example_would_break_the_budget(budget):
     assert bucket(lengths[:0], budget) == []
 
 
-def test_an_epoch_leaves_memory_with_the_last_who_holds_it():
+def test_an_epoch_is_freed_with_its_last_reference():
     """Python's collector looks for circles rarely, and an epoch may hold a large part of a corpus."""
     gc.disable()
     try:
@@ -69,7 +69,7 @@ def test_an_epoch_leaves_memory_with_the_last_who_holds_it():
         gc.enable()
 
 
-def test_an_example_longer_than_the_budget_is_alone():
+def test_an_example_longer_than_the_budget_is_its_own_batch():
     lengths = np.array([[3, 3], [50, 2], [2, 3], [3, 60], [2, 2]])
     got = sorted(sorted(batch.tolist()) for batch in bucket(lengths, 12))
     assert got == [[0, 2, 4], [1], [3]]
@@ -85,7 +85,7 @@ def test_memory_for_buckets_does_not_grow_with_the_budget():
     assert batch.tolist() == list(range(23))
 
 
-def test_padding_is_to_the_right():
+def test_padding_is_on_the_right():
     ids, lengths = pad([[5, 6, 7], [8], [9, 9]], -1)
     assert ids.tolist() == [[5, 6, 7], [8, -1, -1], [9, 9, -1]]
     assert lengths.tolist() == [3, 1, 2] and ids.dtype == lengths.dtype == torch.int64
@@ -103,7 +103,7 @@ def test_target_in_is_target_out_shifted_by_one():
     assert torch.nn.CrossEntropyLoss().ignore_index == IGNORE
 
 
-def test_moving_a_batch_moves_every_tensor_and_keeps_the_lengths_on_the_host():
+def test_moving_a_batch_moves_tensors_and_keeps_host_lengths():
     batch = pair_batch([[7, 8, EOS]], [[5, EOS]], bos=BOS).to(torch.device("meta"))
     tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
     assert len(tensors) == 5 and {t.device.type for t in tensors} == {"meta"}
@@ -113,7 +113,7 @@ def test_moving_a_batch_moves_every_tensor_and_keeps_the_lengths_on_the_host():
 
 
 @pytest.mark.parametrize(("device", "pinned"), [("cuda", True), ("cuda:1", True), ("cpu", False)])
-def test_memory_is_pinned_for_a_gpu_alone(monkeypatch, device, pinned):
+def test_memory_is_pinned_only_for_gpus(monkeypatch, device, pinned):
     """Only out of pinned memory does a copy to a GPU not wait."""
     batch, calls = pair_batch([[7, EOS]], [[5, EOS]], bos=BOS), []
 
@@ -165,7 +165,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
             assert one != other
 
 
-def test_equal_lengths_meet_other_neighbours_in_every_epoch():
+def test_pairs_of_equal_length_are_batched_anew_each_epoch():
     """Not only the batches are shuffled, but also who shares one."""
     target = [[1000 + i, 7, EOS] for i in range(200)]
     one, other = (pair_epoch(target, target, tokens_per_batch=30, seed=1, epoch=n, bos=BOS) for n in (0, 1))
@@ -181,7 +181,7 @@ def test_long_and_short_batches_are_mixed():
     assert abs(first - second) < 0.25 * np.mean(widths)
 
 
-def test_any_batch_can_be_made_alone():
+def test_any_batch_of_an_epoch_can_be_indexed():
     """What resuming in the middle of an epoch needs."""
     epoch = an_epoch()
     assert len(epoch) == len(list(epoch)) > 10
@@ -189,7 +189,7 @@ def test_any_batch_can_be_made_alone():
         assert torch.equal(batch.target_out, epoch[i].target_out)
 
 
-def test_the_share_of_padding_is_what_one_counts():
+def test_padding_share_equals_a_count():
     epoch = an_epoch()
     real = positions = 0
     for batch in epoch:
@@ -209,7 +209,7 @@ def text_pairs(**settings) -> TextPairs:
     return TextPairs(TEXT, *train_tokenizer_pair(TEXT.source, TEXT.target, vocab_size=300, joint=True), **settings)
 
 
-def test_pairs_too_long_are_left_out_and_counted():
+def test_too_long_pairs_are_left_out_and_counted():
     everything = text_pairs(tokens_per_batch=64)
     source, target = everything.ids(0)
     assert (len(source), everything.n_long) == (90, 0)
@@ -229,14 +229,14 @@ def test_pairs_too_long_are_left_out_and_counted():
     )
 
 
-def test_the_usual_length_is_exceeded_by_one_text_in_a_hundred():
+def test_usual_length_is_about_the_99th_percentile():
     pairs = text_pairs(tokens_per_batch=64)
     lengths = sorted(len(ids) - 1 for ids in pairs.ids(0)[0])
     n_longer = sum(length > pairs.usual_length for length in lengths)
     assert n_longer <= 0.02 * len(lengths) and pairs.usual_length >= lengths[int(0.97 * len(lengths))]
 
 
-def test_the_fingerprint_tells_texts_apart():
+def test_fingerprints_distinguish_texts():
     texts = [
         ParallelText(["a", "b"], ["c", "d"]),
         ParallelText(["a", "b"], ["d", "c"]),

@@ -19,7 +19,7 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x85", "\r", "\u3000"])
-def test_nothing_but_a_newline_ends_a_line(tmp_path, mark):
+def test_only_newlines_end_lines(tmp_path, mark):
     path = write(tmp_path / "a", f"one{mark}still one\ntwo\n")
     assert read_lines(path) == [f"one{mark}still one", "two"]
 
@@ -39,7 +39,7 @@ def test_nothing_but_a_newline_ends_a_line(tmp_path, mark):
         (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),  # the mark of the file goes, a character stays
     ],
 )
-def test_lines_of_bytes(raw, lines):
+def test_decode_lines(raw, lines):
     assert list(decode_lines(io.BytesIO(raw), "text")) == lines
 
 
@@ -82,14 +82,14 @@ def test_unequal_line_counts_are_refused_with_both_counts(tmp_path):
     )
 
 
-def test_a_blank_on_one_side_drops_the_pair_and_is_counted(tmp_path):
+def test_pairs_with_a_blank_side_are_dropped_and_counted(tmp_path):
     source = write(tmp_path / "a.en", "one\n\n \t\nfour\n\u3000\nsix\n")
     target = write(tmp_path / "a.de", "eins\nzwei\ndrei\n\n\nsechs\n")
     assert PairFiles((source, target)).read() == ParallelText(["one", "six"], ["eins", "sechs"], n_blank=4)
     assert len(PairFiles((source, target)).read()) == 2
 
 
-def test_only_blanks_are_refused(tmp_path):
+def test_a_corpus_of_blank_pairs_is_refused(tmp_path):
     source, target = write(tmp_path / "a.en", "one\n\n"), write(tmp_path / "a.de", "\nzwei\n")
     with pytest.raises(ValueError) as caught:
         PairFiles((source, target)).read()
@@ -108,12 +108,12 @@ def test_empty_files_are_refused(tmp_path):
             PairFiles(paths).read()
 
 
-def test_a_tsv_is_two_columns(tmp_path):
+def test_a_tsv_has_two_columns(tmp_path):
     path = write(tmp_path / "a.tsv", "one two\teins zwei\n\tdrei\nvier \t four\n")
     assert PairFiles((path,)).read() == ParallelText(["one two", "vier "], ["eins zwei", " four"], n_blank=1)
 
 
-def test_a_tsv_line_with_another_number_of_cells_is_named(tmp_path):
+def test_a_tsv_line_with_a_wrong_number_of_cells_is_refused(tmp_path):
     for line, n in (("no tab here", 1), ("", 1), ("a\tb\tc", 3), ("a\tb\t", 3)):
         path = write(tmp_path / "a.tsv", f"one\teins\n{line}\nthree\tdrei\n")
         with pytest.raises(
@@ -122,7 +122,7 @@ def test_a_tsv_line_with_another_number_of_cells_is_named(tmp_path):
             PairFiles((path,)).read()
 
 
-def test_a_table_has_columns_and_rows():
+def test_split_table_returns_header_and_rows():
     header, rows = split_table(["id\ttext", "u1\tone two", "", "u2\t", ""], "m.tsv")
     assert (header, [*rows]) == (["id", "text"], [(2, ["u1", "one two"]), (4, ["u2", ""])])
     header, rows = split_table(["id", "", "u"], "m.tsv")
@@ -137,7 +137,7 @@ def corpus(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_has_three_splits_packed_or_not(tmp_path):
+def test_a_folder_has_three_splits_plain_or_gzip(tmp_path):
     folder = Folder(data=corpus(tmp_path / "captions"))
     for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
         assert folder.read(split) == ParallelText([f"{name} one"], [f"{name} eins"])
@@ -145,7 +145,7 @@ def test_a_folder_has_three_splits_packed_or_not(tmp_path):
     assert swapped.read("test") == ParallelText(["val eins"], ["val one"])
 
 
-def test_the_environment_names_the_folder_of_corpora(tmp_path, monkeypatch):
+def test_the_corpus_folder_comes_from_the_environment(tmp_path, monkeypatch):
     corpus(tmp_path / "captions")
     monkeypatch.setenv("TRANSDUCE_DATA", str(tmp_path))
     assert Folder(data=corpus_folder("captions")).read("train").target == ["train eins"]
@@ -155,13 +155,13 @@ def test_the_environment_names_the_folder_of_corpora(tmp_path, monkeypatch):
     assert corpus_folder("captions") is None
 
 
-def test_no_folder_named_says_how_to_name_one():
+def test_a_missing_data_folder_is_an_error_with_advice():
     with pytest.raises(ValueError) as caught:
         Folder().read("train")
     assert str(caught.value) == "a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA"
 
 
-def test_a_folder_that_lacks_a_file_says_what_it_holds(tmp_path):
+def test_a_missing_file_is_refused_with_those_of_the_folder(tmp_path):
     full, empty, nowhere = corpus(tmp_path / "captions"), tmp_path / "empty", tmp_path / "nowhere"
     empty.mkdir()
     there = "test.de.gz, test.en, train.de.gz, train.en, val.de.gz, val.en"
@@ -173,7 +173,7 @@ def test_a_folder_that_lacks_a_file_says_what_it_holds(tmp_path):
             Folder(data=folder, source="fr").read("train")
 
 
-def test_files_are_two_per_split_or_one_tsv(tmp_path):
+def test_a_split_is_two_files_or_one_tsv(tmp_path):
     source, target = write(tmp_path / "a", "one\n"), write(tmp_path / "b", "eins\n")
     tsv = write(tmp_path / "c", "two\tzwei\n")
     files = Files(train_source=source, train_target=target, valid_tsv=tsv)
@@ -183,7 +183,7 @@ def test_files_are_two_per_split_or_one_tsv(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_half_a_split_or_two_answers_are_refused(tmp_path, split):
+def test_incomplete_or_ambiguous_splits_are_refused(tmp_path, split):
     path = write(tmp_path / "a", "one\n")
     for given in (("source",), ("target",), ("source", "tsv"), ("source", "target", "tsv"), ("tsv", "table"), ()):
         if split == "test" and not given:
@@ -196,14 +196,14 @@ def test_half_a_split_or_two_answers_are_refused(tmp_path, split):
         assert ("--hold-out" in str(caught.value)) == (split == "valid" and not given)
 
 
-def test_columns_are_those_of_tables():
+def test_column_names_without_a_table_are_refused():
     with pytest.raises(
         ValueError, match=r"only tables have named columns, but .* are de and en, and no table is named"
     ):
         Files(train_tsv=Path("a.tsv"), source_column="de", target_column="en").read("train")
 
 
-def test_no_validation_text_is_told_with_every_way_to_give_one():
+def test_missing_validation_text_is_refused_with_all_options():
     with pytest.raises(ValueError) as caught:
         Files().read("valid")
     assert str(caught.value) == (
@@ -229,7 +229,7 @@ def test_validation_can_be_held_out_of_the_training_text(tmp_path, caplog):
     assert corpus.splits(7) == (train, valid, kept) and corpus.splits(8)[1] != valid
 
 
-def test_what_cannot_be_held_out_is_refused(tmp_path):
+def test_invalid_hold_out_is_refused(tmp_path):
     tsv = write(tmp_path / "a", "one\teins\n" * 5)
     with pytest.raises(ValueError) as caught:
         Files(train_tsv=tsv, hold_out=1).splits(1)

@@ -33,7 +33,7 @@ def pairs(text):
     return list(zip(text.source, text.target, strict=True))
 
 
-def test_every_language_is_translated_into_every_other_one(folder):
+def test_directions_default_to_all_pairs_of_languages(folder):
     corpus = Directions(data=folder, languages=LANGUAGES)
     train, valid, test = corpus.splits(seed=1)
     for split, text, n in (("train", train, 40), ("val", valid, 7), ("test", test, 3)):
@@ -44,7 +44,7 @@ def test_every_language_is_translated_into_every_other_one(folder):
     assert corpus.test_groups() == [f"{s}-{t}" for s, t in permutations(LANGUAGES, 2) for _ in range(3)]
 
 
-def test_what_is_tested_need_not_have_been_trained_on(folder):
+def test_zero_shot_test_directions(folder):
     corpus = Directions(data=folder, languages=LANGUAGES, directions=("en-de", "cs-en"), test_directions=("cs-de",))
     train, valid, test = corpus.splits(seed=1)
     assert {source[:5] for source in train.source} == {source[:5] for source in valid.source} == {"<2de>", "<2en>"}
@@ -54,7 +54,7 @@ def test_what_is_tested_need_not_have_been_trained_on(folder):
 
 
 @pytest.mark.parametrize("name", ["train.en-de", "train.de-en"])
-def test_two_languages_may_have_text_of_their_own(folder, name):
+def test_a_pair_of_languages_may_have_its_own_files(folder, name):
     for language in ("en", "de"):
         (folder / f"{name}.{language}").write_text(f"own {language}\n")
     train, *_ = Directions(data=folder, languages=LANGUAGES, directions=("en-de", "de-en", "cs-en")).splits(seed=1)
@@ -62,7 +62,7 @@ def test_two_languages_may_have_text_of_their_own(folder, name):
     assert len(train) == 42
 
 
-def test_the_name_of_a_language_may_have_a_hyphen(folder):
+def test_language_names_may_have_hyphens(folder):
     for split in ("train", "val", "test"):
         (folder / f"{split}.pt-BR").write_text(line(split, "pt-BR", 0) + "\n")
         (folder / f"{split}.en-pt-BR.en").write_text(line(split, "en", 0) + "\n")
@@ -74,7 +74,7 @@ def test_the_name_of_a_language_may_have_a_hyphen(folder):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
-def test_small_corpora_are_drawn_more_often_where_the_temperature_is_high(folder, temperature):
+def test_temperature_upsamples_small_corpora(folder, temperature):
     sizes = {"de": 160, "cs": 10}
     for language, n in sizes.items():
         for side in (language, "en"):
@@ -90,12 +90,12 @@ def test_small_corpora_are_drawn_more_often_where_the_temperature_is_high(folder
     assert max(each.values()) - min(each.values()) <= 1
 
 
-def test_validation_is_spread_over_the_file(folder):
+def test_validation_pairs_are_spread_over_the_file(folder):
     _, valid, _ = Directions(data=folder, languages=LANGUAGES, directions=("en-de",), valid_pairs=3).splits(seed=1)
     assert valid.target == [line("val", "de", i) for i in (0, 2, 4)]
 
 
-def test_a_direction_that_is_named_twice_is_read_once(folder):
+def test_duplicate_directions_are_read_once(folder):
     once, twice = (Directions(data=folder, languages=LANGUAGES, directions=d) for d in (("en-de",), ("en-de",) * 2))
     assert twice.splits(1) == once.splits(1) and twice.test_groups() == once.test_groups()
 
@@ -113,7 +113,7 @@ def test_wrong_directions_are_refused(folder):
         Directions(languages=("en", "de")).splits(seed=1)
 
 
-def test_a_tag_that_is_put_in_front_is_the_one_that_a_line_has(folder):
+def test_with_tag_equals_a_tag_in_the_text(folder):
     train, *_ = Directions(data=folder, languages=LANGUAGES).splits(seed=1)
     tokenizer = SentencePieceTokenizer.train(train.source, vocab_size=300, symbols=("<2cs>", "<2de>", "<2en>"))
     assert sorted(tokenizer.tagged_languages) == ["cs", "de", "en"]

@@ -16,7 +16,7 @@ LINES = ["Größe", "我", "line\u2028separator"]
 
 
 @pytest.mark.parametrize("name", ["a", "a.txt", "a.gz", "A.GZ"])
-def test_gzip_is_told_by_its_bytes(tmp_path, name):
+def test_gzip_is_detected_by_content(tmp_path, name):
     (tmp_path / name).write_bytes(gzip.compress(TEXT.encode()) + gzip.compress(b"more\n"))
     assert read_lines(tmp_path / name) == [*LINES, "more"]
     (tmp_path / name).write_bytes(gzip.compress(TEXT.encode())[:30])
@@ -24,7 +24,7 @@ def test_gzip_is_told_by_its_bytes(tmp_path, name):
         read_lines(tmp_path / name)
 
 
-def test_a_gzip_file_without_a_byte_is_no_text_of_no_lines(tmp_path):
+def test_an_empty_gz_file_is_refused(tmp_path):
     """As an interrupted download leaves it; `gzip -t` refuses it, too."""
     (tmp_path / "a").touch()
     assert read_lines(tmp_path / "a") == []
@@ -46,13 +46,13 @@ def packed_by(name, path):
 
 
 @pytest.mark.parametrize("name", ["xz", "bzip2", "zip"])
-def test_other_packings_are_named(tmp_path, name):
+def test_other_compressions_are_refused(tmp_path, name):
     packed_by(name, tmp_path / "a")
     with pytest.raises(ValueError, match="a is packed by xz, zip, bzip2 or zstd; unpack it"):
         read_lines(tmp_path / "a")
 
 
-def test_a_text_may_begin_as_a_packed_file_nearly_does(tmp_path):
+def test_text_that_resembles_a_compressed_header_is_read(tmp_path):
     """bzip2's files begin with BZh, a digit and other bytes."""
     (tmp_path / "a").write_text("BZh1 is a name.\nPK too\n")
     assert read_lines(tmp_path / "a") == ["BZh1 is a name.", "PK too"]
@@ -60,7 +60,7 @@ def test_a_text_may_begin_as_a_packed_file_nearly_does(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_utf_16_is_no_text_of_zero_bytes(tmp_path, encoding, pack):
+def test_utf_16_is_refused_with_its_encoding(tmp_path, encoding, pack):
     """One of the encodings that the error names, of which the first is tried first, reads it."""
     text = "Open it.\nPrint it.\n"
     (tmp_path / "a").write_bytes(pack(text.encode(encoding)))
@@ -70,18 +70,18 @@ def test_utf_16_is_no_text_of_zero_bytes(tmp_path, encoding, pack):
     assert text in [text.encode(encoding).decode(name) for name in named]
 
 
-def test_a_mark_of_utf_8_is_no_character(tmp_path):
+def test_a_byte_order_mark_is_skipped(tmp_path):
     (tmp_path / "a").write_bytes(TEXT.encode("utf-8-sig"))
     assert read_lines(tmp_path / "a") == LINES
 
 
-def test_bytes_of_another_encoding_are_placed(tmp_path):
+def test_bytes_of_another_encoding_are_located(tmp_path):
     (tmp_path / "a").write_bytes("Open.\nŽluťoučký\n".encode("cp1250"))
     with pytest.raises(ValueError, match=r"a, line 2, byte 1 is 0x8e; .* iconv -f ENCODING -t utf-8"):
         read_lines(tmp_path / "a")
 
 
-def test_a_dictionary_has_the_same_lines_plain_and_packed(tmp_path):
+def test_a_dictionary_is_the_same_plain_or_gzip(tmp_path):
     content = "a AH0\nb\u2028 B IY1\n".encode()
     (tmp_path / "a.dict").write_bytes(content)
     (tmp_path / "a.dict.gz").write_bytes(gzip.compress(content))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not ZERO.exists(), reason="needs /dev/zero")
 
 
 @pytest.fixture(autouse=True)
-def a_smaller_bound(monkeypatch):
+def shorter_line_limit(monkeypatch):
     monkeypatch.setattr(lines, "LONGEST_LINE", LONGEST)
 
 
@@ -37,12 +37,12 @@ def a_smaller_bound(monkeypatch):
         lambda path: Files(train_source=path, train_target=path, valid_tsv=path).splits(1),
     ],
 )
-def test_a_file_without_an_end_is_refused(read):
+def test_an_endless_line_in_a_file_is_refused(read):
     with pytest.raises(InputError, match=r"a line of text may have 70,000 bytes, but /dev/zero has a longer one"):
         read(ZERO)
 
 
-def test_standard_input_without_an_end_is_refused(monkeypatch):
+def test_an_endless_line_on_standard_input_is_refused(monkeypatch):
     with ZERO.open() as zero:
         monkeypatch.setattr(sys, "stdin", zero)
         for read in (lambda: list(common.lines_or_errors(Path("-"))), lambda: common._next_line(1)):
@@ -50,7 +50,7 @@ def test_standard_input_without_an_end_is_refused(monkeypatch):
                 read()
 
 
-def test_the_longest_line_is_read(tmp_path, monkeypatch):
+def test_a_line_of_the_maximum_length_is_read(tmp_path, monkeypatch):
     text = "a" * (LONGEST - 1) + "\n"
     (tmp_path / "a").write_text("b\n" + text + "c")
     assert read_lines(tmp_path / "a") == ["b", text[:-1], "c"]

@@ -49,7 +49,7 @@ def cache(tmp_path) -> FeatureCache:
     return FeatureCache(tmp_path / "made" / "cache")
 
 
-def test_what_comes_out_is_what_would_be_computed(tmp_path, cache):
+def test_cached_features_equal_computed_ones(tmp_path, cache):
     path = record(tmp_path / "a.wav", rate=16000)
     for speed in (1.0, 0.9):
         want = FEATURES.log_mel(change_speed(read_audio(path, 8000), speed))
@@ -59,7 +59,7 @@ def test_what_comes_out_is_what_would_be_computed(tmp_path, cache):
             got += 1  # the caller's own
 
 
-def test_a_validation_in_bf16_reads_what_any_other_does(tmp_path, cache):
+def test_features_do_not_depend_on_autocast(tmp_path, cache):
     path, reader = record(tmp_path / "a.wav"), FrameReader(FEATURES, cache)
     want = FEATURES(read_audio(path, 8000))
     with torch.autocast("cpu", torch.bfloat16):
@@ -68,7 +68,7 @@ def test_a_validation_in_bf16_reads_what_any_other_does(tmp_path, cache):
     assert torch.equal(reader(path), want)
 
 
-def test_a_thread_that_reads_beside_a_validation_in_bf16_changes_neither_one(tmp_path, cache, monkeypatch):
+def test_reading_in_a_thread_does_not_change_autocast(tmp_path, cache, monkeypatch):
     """Each thread computes on as it did before: the one in float32, the other in bf16."""
     begun, finished = threading.Event(), threading.Event()
     dtypes = {}
@@ -95,7 +95,7 @@ def test_a_thread_that_reads_beside_a_validation_in_bf16_changes_neither_one(tmp
     assert dtypes == {"beside": torch.float32, "bf16": torch.bfloat16}
 
 
-def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
+def test_cached_features_are_read_without_audio(tmp_path, cache, monkeypatch):
     path = record(tmp_path / "a.wav")
     want = get(cache, path)
     monkeypatch.setattr(features_module, "read_audio", no_reading)
@@ -106,7 +106,7 @@ def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
     assert torch.equal(get(cache, Path("link.wav")), want)
 
 
-def test_every_setting_that_matters_has_its_own_file_and_no_other(tmp_path, cache):
+def test_only_settings_of_log_mels_change_the_cache_file(tmp_path, cache):
     path = record(tmp_path / "a.wav")
     same = [
         CONFIG, replace(CONFIG, n_coefficients=7), replace(CONFIG, n_coefficients=0), replace(CONFIG, deltas=2), replace(CONFIG, normalize="none"),
@@ -122,7 +122,7 @@ def test_every_setting_that_matters_has_its_own_file_and_no_other(tmp_path, cach
     assert len(files) == 2 * (1 + len(others))
 
 
-def test_a_changed_sound_file_is_computed_anew(tmp_path, cache):
+def test_changed_audio_is_recomputed(tmp_path, cache):
     path = record(tmp_path / "a.wav")
     first = get(cache, path)
     os.utime(path, ns=(0, path.stat().st_mtime_ns))
@@ -135,7 +135,7 @@ def test_a_changed_sound_file_is_computed_anew(tmp_path, cache):
 
 
 @pytest.mark.parametrize("damage", ["empty", "header", "cut", "text", "object", "shape", "dtype", "zip", "directory"])
-def test_a_damaged_file_is_computed_anew(tmp_path, cache, damage):
+def test_a_damaged_cache_file_is_recomputed(tmp_path, cache, damage):
     path = record(tmp_path / "a.wav")
     want = get(cache, path)
     (kept,) = cache.directory.iterdir()
@@ -159,14 +159,14 @@ def test_a_damaged_file_is_computed_anew(tmp_path, cache, damage):
     assert kept.read_bytes() == raw
 
 
-def test_another_formula_has_other_files(tmp_path, cache, monkeypatch):
+def test_a_new_formula_version_has_other_cache_files(tmp_path, cache, monkeypatch):
     path = record(tmp_path / "a.wav")
     before = cache.file(path, CONFIG, 1.0)
     monkeypatch.setattr(features_module, "FORMULA", features_module.FORMULA + 1)
     assert cache.file(path, CONFIG, 1.0) != before
 
 
-def test_sound_that_changes_after_a_filling_is_computed_anew(tmp_path, cache):
+def test_audio_changed_after_filling_is_recomputed(tmp_path, cache):
     path = record(tmp_path / "a.wav")
     fill(cache, [path], FEATURES)
     for seconds in (0.4, 0.5):
@@ -190,7 +190,7 @@ def bad_recordings(folder: Path) -> list[Path]:
     return [folder / f"{name}.wav" for name in names]
 
 
-def test_bad_sound_is_named_and_nothing_is_kept(tmp_path, cache):
+def test_bad_audio_is_refused_and_not_cached(tmp_path, cache):
     for path in bad_recordings(tmp_path):
         with pytest.raises(ValueError) as caught:
             get(cache, path)
@@ -205,7 +205,7 @@ def test_bad_sound_is_named_and_nothing_is_kept(tmp_path, cache):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache, monkeypatch, capfd, workers):
+def test_filling_computes_missing_features_and_returns_errors(tmp_path, cache, monkeypatch, capfd, workers):
     good = [record(tmp_path / f"{i}.wav", 0.2 + 0.1 * i) for i in range(4)]
     bad = bad_recordings(tmp_path)
     barely = record(tmp_path / "barely.wav", 0.026)  # long enough at speed 1, not at 1.1
@@ -235,12 +235,12 @@ def test_a_file_is_read_once_for_all_speeds(tmp_path, cache, monkeypatch):
     assert len(list(cache.directory.iterdir())) == 9
 
 
-def test_nothing_to_do_is_done(cache):
+def test_filling_with_no_paths(cache):
     assert fill(cache, [], FEATURES, (1.0,), 2) == {}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_directory_that_cannot_be_written_is_an_error_of_the_system(tmp_path, workers):
+def test_an_unwritable_cache_raises_os_error(tmp_path, workers):
     """The same one from a thread, with its name of the file."""
     path = record(tmp_path / "a.wav")
     (tmp_path / "file").touch()
@@ -252,14 +252,14 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_the_system(tmp_path, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_filling_draws_none_of_the_numbers_of_the_training(tmp_path, cache, workers):
+def test_filling_does_not_advance_the_global_generator(tmp_path, cache, workers):
     path = record(tmp_path / "a.wav")
     before = torch.get_rng_state()
     assert fill(cache, [path], FEATURES, (0.9, 1.0), workers) == {}
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request, monkeypatch):
+def test_ctrl_c_stops_filling_and_keeps_written_files(tmp_path, cache, request, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     paths = [record(tmp_path / f"{i}.wav") for i in range(60)]

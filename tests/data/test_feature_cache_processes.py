@@ -81,7 +81,7 @@ def filling(tmp_path, cache, request):
     return start
 
 
-def go(*processes: subprocess.Popen) -> None:
+def start_together(*processes: subprocess.Popen) -> None:
     for process in processes:
         assert process.stdout.readline() == "ready\n", process.stderr.read()
     for process in processes:
@@ -97,10 +97,10 @@ def assert_filled(cache: FeatureCache, paths: list[Path], monkeypatch: pytest.Mo
         torch.testing.assert_close(get(cache, path, speed), log_mel, rtol=0, atol=1e-5)
 
 
-def test_a_killed_process_leaves_only_whole_files(tmp_path, cache, filling, monkeypatch):
+def test_a_killed_process_leaves_only_complete_files(tmp_path, cache, filling, monkeypatch):
     paths = [record(tmp_path / f"{name}.wav") for name in ("a", "b", "endless", "c")]
     process = filling(paths, workers=1)
-    go(process)
+    start_together(process)
     while len(list(cache.directory.glob("*.npy"))) < 4:
         assert process.poll() is None
         time.sleep(0.01)
@@ -112,13 +112,13 @@ def test_a_killed_process_leaves_only_whole_files(tmp_path, cache, filling, monk
     assert_filled(cache, paths, monkeypatch)
 
 
-def test_ctrl_c_in_a_terminal_leaves_only_whole_files(tmp_path, cache, filling):
+def test_ctrl_c_in_a_terminal_leaves_only_complete_files(tmp_path, cache, filling):
     paths = [tmp_path / str(i) / "slow.wav" for i in range(60)]
     for path in paths:
         path.parent.mkdir()
         record(path)
     process = filling(paths, workers=1)
-    go(process)
+    start_together(process)
     while len(list(cache.directory.glob("*.npy"))) < 4:
         assert process.poll() is None
         time.sleep(0.01)
@@ -130,11 +130,11 @@ def test_ctrl_c_in_a_terminal_leaves_only_whole_files(tmp_path, cache, filling):
     assert all(np.load(file).shape[1] == 23 for file in files)
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_no_torn_file(tmp_path, cache, filling, monkeypatch):
+def test_a_process_killed_while_writing_leaves_no_partial_file(tmp_path, cache, filling, monkeypatch):
     """The kernel ends it at byte 20,000 of a log-mel."""
     paths = [record(tmp_path / "short.wav"), record(tmp_path / "long.wav", 4.0)]
     process = filling(paths, limit=20_000)
-    go(process)
+    start_together(process)
     process.communicate()
     assert process.returncode == -signal.SIGXFSZ
     assert len(list(cache.directory.glob("*.npy"))) == 2  # of short.wav
@@ -145,7 +145,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_torn_file(tmp_path, 
 def test_two_processes_with_one_process_id_fill_one_directory(tmp_path, cache, filling, monkeypatch):
     paths = [record(tmp_path / f"{i}.wav", 0.1) for i in range(60)]
     processes = [filling(paths), filling(paths)]
-    go(*processes)
+    start_together(*processes)
     for process in processes:
         _, err = process.communicate()
         assert process.returncode == 0, err

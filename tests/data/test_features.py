@@ -89,7 +89,7 @@ def deltas_by_hand(frames: np.ndarray) -> np.ndarray:
 
 
 @each_config
-def test_mfcc_are_the_formula_written_out(config):
+def test_mfcc_equal_the_formula(config):
     waveform = speech_like(round(0.7 * config.sample_rate), config.sample_rate).astype(np.float32)
     features = FeatureExtractor(config)
     log_mel = features.log_mel(torch.from_numpy(waveform))
@@ -100,7 +100,7 @@ def test_mfcc_are_the_formula_written_out(config):
 
 
 @each_config
-def test_log_mels_are_those_of_torchaudio(config, rng):
+def test_log_mels_equal_those_of_torchaudio(config, rng):
     """Its window lies in the middle of the n_fft points, so the waveform gets that much silence in front."""
     waveform = 0.1 * torch.randn(9000, generator=rng)
     before = (config.n_fft - config.frame_samples) // 2
@@ -113,7 +113,7 @@ def test_log_mels_are_those_of_torchaudio(config, rng):
     torch.testing.assert_close(FeatureExtractor(config).log_mel(waveform), want, rtol=0, atol=1e-4)
 
 
-def test_without_cosines_features_are_log_mels(rng):
+def test_zero_coefficients_give_log_mels(rng):
     """And silence behind a short sound is what is heard of it."""
     config = FeatureConfig(n_mels=23, n_coefficients=0, normalize="none", pad_to=0.5)
     waveform = torch.randn(4000, generator=rng) * 0.1
@@ -123,7 +123,7 @@ def test_without_cosines_features_are_log_mels(rng):
     torch.testing.assert_close(want[-1], torch.full((23,), math.log(1e-6)), rtol=0, atol=1e-4)
 
 
-def test_long_and_short_waveforms_are_transformed_alike(rng):
+def test_frames_do_not_depend_on_their_chunk(rng):
     """Frames are made in chunks; what a frame is does not depend on which."""
     features = FeatureExtractor(FeatureConfig(normalize="none"))
     waveform = torch.randn(16000 * 13, generator=rng) * 0.1
@@ -134,7 +134,7 @@ def test_long_and_short_waveforms_are_transformed_alike(rng):
 
 
 @pytest.mark.parametrize("deltas", [1, 2])
-def test_deltas_are_their_formula(deltas):
+def test_deltas_equal_the_formula(deltas):
     config = replace(CONFIGS["8 kHz"], deltas=deltas)
     waveform = torch.from_numpy(speech_like(3000, 8000)).float()
     got = FeatureExtractor(config)(waveform).double().numpy()
@@ -146,7 +146,7 @@ def test_deltas_are_their_formula(deltas):
 
 @pytest.mark.parametrize("rate", [8000, 16000])
 @pytest.mark.parametrize("at", [300.0, 1000.0, 3100.0])
-def test_a_tone_lands_in_its_band(rate, at):
+def test_a_tone_is_loudest_in_its_mel_band(rate, at):
     """The loudest band is the one whose centre is nearest to the tone in mels, give or take the DFT's step."""
     config = FeatureConfig(sample_rate=rate, n_mels=40, n_coefficients=13)
     waveform = 0.5 * torch.sin(2 * math.pi * at * torch.arange(rate) / rate)
@@ -157,7 +157,7 @@ def test_a_tone_lands_in_its_band(rate, at):
 
 
 @each_config
-def test_the_number_of_frames_is_what_fits(config):
+def test_number_of_frames_is_the_count_of_full_windows(config):
     width, hop = config.frame_samples, config.hop_samples
     for n in (width, width + 1, width + hop - 1, width + hop, width + 7 * hop, 4321):
         fits = sum(1 for start in range(0, n, hop) if start + width <= n)
@@ -167,7 +167,7 @@ def test_the_number_of_frames_is_what_fits(config):
     assert config.n_frames(width - 1) == config.n_frames(1) == config.n_frames(0) == 0
 
 
-def test_a_second_at_16_khz():
+def test_frame_sizes_at_16_khz():
     config = FeatureConfig()
     assert (config.frame_samples, config.hop_samples, config.n_fft, config.n_frames(16000)) == (400, 160, 512, 98)
 
@@ -194,7 +194,7 @@ def test_an_utterance_gets_mean_0_and_variance_1():
 
 
 @pytest.mark.parametrize("n_samples", [400, 560, 16000])
-def test_what_is_constant_becomes_nothing(n_samples):
+def test_constant_features_are_normalized_to_zero(n_samples):
     """One frame, and digital silence: neither 0 / 0 nor noise blown up."""
     frames = FeatureExtractor(FeatureConfig(deltas=2))(torch.zeros(n_samples))
     assert frames.isfinite().all() and frames.abs().max() < 0.02
@@ -202,7 +202,7 @@ def test_what_is_constant_becomes_nothing(n_samples):
     assert torch.equal(one, torch.zeros(1, 120))
 
 
-def test_global_statistics_are_numpys(rng):
+def test_global_statistics_equal_numpy(rng):
     utterances = [3 + 2 * torch.randn(n, 5, generator=rng) for n in (1, 7, 400, 23)]
     mean, std = statistics(iter(utterances))
     wide = np.concatenate([u.double().numpy() for u in utterances])
@@ -217,7 +217,7 @@ def test_statistics_keep_small_deviations_beside_a_large_mean():
     assert float(mean) == 1000.25 and float(std) == pytest.approx(0.25, rel=1e-6)
 
 
-def test_global_normalization_uses_what_it_is_given(rng):
+def test_global_normalization_uses_the_given_statistics(rng):
     config = FeatureConfig(n_coefficients=13, normalize="global")
     waveform = 0.1 * torch.randn(8000, generator=rng)
     plain = FeatureExtractor(replace(config, normalize="none"))(waveform)
@@ -228,7 +228,7 @@ def test_global_normalization_uses_what_it_is_given(rng):
     assert same.isfinite().all()
 
 
-def test_no_frames_have_no_statistics():
+def test_statistics_without_frames_are_refused():
     for nothing in ([], [torch.zeros(0, 3)]):
         with pytest.raises(ValueError) as caught:
             statistics(nothing)
@@ -261,7 +261,7 @@ def test_impossible_settings_are_refused(fields, message):
 
 
 @pytest.mark.parametrize(("field", "value"), [("deltas", 3), ("normalize", "all")])
-def test_what_is_no_choice_is_refused(field, value):
+def test_unknown_choices_are_refused(field, value):
     config = FeatureConfig()
     vars(config)[field] = value  # when tests run, the type checker would refuse it as an argument
     with pytest.raises(ValueError, match=f"^{field} must be one of .*, but {field}={value!r}$"):
@@ -287,7 +287,7 @@ def test_bands_too_narrow_for_the_dft_are_refused():
         ("none", torch.zeros(40), torch.ones(40), ("None", "(40,)", "(40,)")),
     ],
 )
-def test_mean_and_std_belong_to_global(normalize, mean, std, got):
+def test_missing_or_unneeded_statistics_are_refused(normalize, mean, std, got):
     with pytest.raises(ValueError) as caught:
         FeatureExtractor(FeatureConfig(normalize=normalize), mean=mean, std=std)
     assert str(caught.value) == (

@@ -26,12 +26,12 @@ TERMS |= {"\u03bcm": "Mikrometer", "σίσυφοσ": "Sisyphos", "Dog Tag": "Mar
         ("白い犬が dog", ["Hund!", "Hund"]),
     ],
 )
-def test_the_longest_term_of_whole_words_is_found_first(text, want):
+def test_the_longest_whole_word_term_matches_first(text, want):
     assert Glossary(tuple(TERMS.items()))(text) == want
     assert Glossary(())(text) == []
 
 
-def test_a_text_is_looked_up_at_once_in_a_glossary_of_thousands_of_terms():
+def test_lookup_in_a_large_glossary_is_fast():
     """A pattern of all terms would take minutes; see conftest.py for the bound on a test's time."""
     glossary = Glossary(tuple((f"term {n:05d}", str(n)) for n in range(3_000)))
     for n in range(100):
@@ -54,12 +54,12 @@ def test_a_text_is_looked_up_at_once_in_a_glossary_of_thousands_of_terms():
         ("ไทย", "คนไทย", "คนลาว"),
     ],
 )
-def test_whole_words_are_those_of_the_script(term, with_it, without):
+def test_word_boundaries_depend_on_the_script(term, with_it, without):
     glossary = Glossary(((term, "X"),))
     assert (glossary(with_it), glossary(without)) == (["X"], [])
 
 
-def test_terms_are_found_as_python_finds_them_in_any_order_of_the_file():
+def test_matches_equal_a_greedy_search_in_python():
     text = "a b a b c b a"
     for terms in (["a", "a b", "b c", "c b a"], ["c b a", "b c", "a b", "a"]):
         left, want = text, []
@@ -71,12 +71,12 @@ def test_terms_are_found_as_python_finds_them_in_any_order_of_the_file():
         assert Glossary(tuple((term, term.upper()) for term in terms))(text) == list(dict.fromkeys(want))
 
 
-def test_a_phrase_begins_a_word_where_there_are_spaces():
+def test_at_word_adds_a_space_in_spaced_scripts():
     terms = ["Hund", "犬", "5G", "école", "من", "घर", "친구"]
     assert [at_word(term) for term in terms] == [" Hund", "犬", " 5G", " école", " من", " घर", "친구"]
 
 
-def test_a_file_has_terms_that_are_translated_and_terms_that_stay():
+def test_parse_glossary_with_and_without_translations():
     assert parse_glossary(["dog\tHund", "", " Anna \r", "\t", "dog\tHund"], "x") == (("dog", "Hund"), ("Anna", "Anna"))
     assert parse_glossary([], "x") == ()
 
@@ -96,6 +96,6 @@ def test_a_file_has_terms_that_are_translated_and_terms_that_stay():
         ),
     ],
 )
-def test_a_line_that_is_none_is_refused(lines, message):
+def test_malformed_lines_are_refused(lines, message):
     with pytest.raises(ValueError, match=message):
         parse_glossary(lines, "x")

@@ -19,7 +19,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_ids_and_texts_are_the_librarys_own(kind, layout):
+def test_ids_and_texts_equal_those_of_tokenizers(kind, layout):
     """Although the file was saved while it padded and cut."""
     unk, eos, _, pad, bos = LAYOUTS[layout]
     library = library_tokenizer(kind, ENGLISH, special=tuple(dict.fromkeys(LAYOUTS[layout])))
@@ -38,7 +38,7 @@ def test_ids_and_texts_are_the_librarys_own(kind, layout):
     assert tokenizer.with_eos([[7], []]) == [[7, tokenizer.eos_id], [tokenizer.eos_id]]
 
 
-def test_what_is_missing_is_named():
+def test_invalid_files_and_unknown_characters_are_refused():
     """The file itself, and a text's letters."""
     with pytest.raises(ValueError, match=r"^tokenizer\.json must be one of the library tokenizers, but: "):
         JSONTokenizer(b"{}")
@@ -52,7 +52,7 @@ def test_what_is_missing_is_named():
     assert tokenizer.unk_id is None and tokenizer.suppressed == ()
 
 
-def test_a_special_token_that_lacks_is_named_and_symbols_add_it():
+def test_missing_special_tokens_are_named_and_can_be_added():
     tokenizer = JSONTokenizer(library_tokenizer("bpe", ENGLISH, special=("<unk>",)).to_str().encode())
     with pytest.raises(ValueError) as error:
         tokenizer.required("bos_id", "eos_id")
@@ -67,7 +67,7 @@ def test_a_special_token_that_lacks_is_named_and_symbols_add_it():
     assert more.decode([[n, *more.encode(["Print it."])[0], n + 1]]) == ["Print it."]  # they are special now
 
 
-def test_without_an_end_there_is_none():
+def test_a_vocabulary_without_eos_has_no_eos_id():
     library = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     library.decoder = decoders.ByteLevel()
     tokenizer = JSONTokenizer(library.to_str().encode())
@@ -75,14 +75,14 @@ def test_without_an_end_there_is_none():
     assert tokenizer.decode(tokenizer.encode(["abba"])) == ["abba"]
 
 
-def test_a_directory_without_one_is_refused(tmp_path):
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "vocab.json").write_text("{}")
     message = f"a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {tmp_path} has neither: "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         JSONTokenizer.load(tmp_path)
 
 
-def test_a_trained_one_merges_what_is_frequent_and_loses_nothing():
+def test_trained_byte_bpe_merges_and_is_lossless():
     text = "low lower lowest\n" * 3
     tokenizer = JSONTokenizer.train([text], vocab_size=262)
     assert tokenizer.vocab_size == 262 and tokenizer.bos_id == tokenizer.eos_id == 0

@@ -27,7 +27,7 @@ def at_once(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["characters", "byte_bpe", "sentencepiece"])
-def test_a_text_in_parts_is_the_text_at_once(kind, monkeypatch):
+def test_encoding_in_parts_equals_encoding_at_once(kind, monkeypatch):
     tokenizer = train_tokenizer(kind, [SPACED], vocab_size=330)
     want = at_once(tokenizer, SPACED)
     assert encode_text(tokenizer, SPACED).tolist() == want
@@ -38,14 +38,14 @@ def test_a_text_in_parts_is_the_text_at_once(kind, monkeypatch):
         assert got.tolist() == want and got.dtype == np.uint16
 
 
-def test_parts_are_the_text_and_not_too_long():
+def test_parts_cover_the_text_and_are_bounded():
     text = "word\n" * 50 + "no line break at all " * 9
     parts = list(parts_of(text, 30))
     assert "".join(parts) == text and {len(part) for part in parts[:-1]} == {35}  # 30 and the line it falls on
     assert list(parts_of("", 30)) == []
 
 
-def test_what_is_no_file_is_named(tmp_path):
+def test_missing_files_and_directories_are_refused(tmp_path):
     (tmp_path / "text").write_text("a")
     for path, what in ((tmp_path, "is a directory"), (tmp_path / "none", "does not exist")):
         with pytest.raises(ValueError) as error:

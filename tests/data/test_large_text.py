@@ -67,7 +67,7 @@ def decoded(batch) -> list[tuple[str, str]]:
     return list(zip(*sides, strict=True))
 
 
-def test_a_pipe_holds_no_more_than_memory_does(files, tmp_path):
+def test_a_large_text_from_a_pipe_is_refused(files, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_bytes((tmp_path / "a").read_bytes()))
@@ -79,7 +79,7 @@ def test_a_pipe_holds_no_more_than_memory_does(files, tmp_path):
     writer.join()
 
 
-def test_a_pass_has_every_pair_once_with_its_own_translation(files, tmp_path):
+def test_a_pass_over_the_pools_has_every_pair_once(files, tmp_path):
     pairs = stored(files, tmp_path / "cache")
     assert pairs.n_pools == 4
     passes = []
@@ -103,7 +103,7 @@ def test_batches_are_a_function_of_seed_and_epoch(files, tmp_path):
     assert [batch.target_out.tolist() for batch in other.epoch(5)] != walked[5]
 
 
-def test_what_is_left_out_is_what_is_left_out_in_memory(files, tmp_path):
+def test_the_same_pairs_are_left_out_as_in_memory(files, tmp_path):
     large = stored(files, tmp_path / "cache", max_length=8)
     whole = TextPairs(ParallelText(SOURCE, TARGET, 2), *BOTH, tokens_per_batch=120, max_length=8)
     assert 0 < large.n_long == whole.n_long
@@ -133,7 +133,7 @@ def test_a_text_of_one_pool_stays_in_memory(tmp_path, n, kind):
     assert type(text) is kind and type(valid) is ParallelText
 
 
-def test_what_was_made_once_is_not_made_again(files, tmp_path, monkeypatch):
+def test_the_cache_is_reused_until_the_text_changes(files, tmp_path, monkeypatch):
     """Neither is the text read nor encoded, unless it changes."""
     calls = []
     encode = text_batches._encode
@@ -151,7 +151,7 @@ def test_what_was_made_once_is_not_made_again(files, tmp_path, monkeypatch):
         stored(files, cache)
 
 
-def test_an_interrupted_preparation_leaves_nothing_that_is_taken_for_whole(files, tmp_path, monkeypatch):
+def test_an_interrupted_preparation_is_not_reused(files, tmp_path, monkeypatch):
     encode, calls = text_batches._encode, []
 
     def interrupted(block, *rest):
@@ -170,7 +170,7 @@ def test_an_interrupted_preparation_leaves_nothing_that_is_taken_for_whole(files
     assert [batch.source.tolist() for batch in again.epoch(0)] == [batch.source.tolist() for batch in straight.epoch(0)]
 
 
-def test_the_files_of_a_large_text_are_those_of_its_ids_in_memory(files, tmp_path):
+def test_files_of_a_large_text_hold_its_ids(files, tmp_path):
     stored(files, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*/*.ids")
     rows = [[*tokenizer.encode([text])[0], tokenizer.eos_id] for pair in zip(SOURCE, TARGET, strict=True)
@@ -218,7 +218,7 @@ def test_the_sample_is_drawn_from_the_whole_text(files, tmp_path):
     assert all(10 < count < 40 for count in np.histogram(numbers, bins=3, range=(0, N))[0])
 
 
-def test_copies_of_sources_are_read_beside_them(files, tmp_path):
+def test_copies_of_sources_follow_their_originals(files, tmp_path):
     """In memory and from files alike; a source that the copy would equal has none, nor one without words."""
     text = files.splits(0, tmp_path / "cache")[0]
     want = [pair for s, t in zip(SOURCE, TARGET, strict=True) for pair in ((s, t), (s.upper(), t))]
@@ -235,7 +235,7 @@ def test_copies_of_sources_are_read_beside_them(files, tmp_path):
     assert sample[::2] == [*zip(*text.sample(), strict=True)] and sample[1] == (sample[0][0].upper(), sample[0][1])
 
 
-def test_copies_as_recognizers_write():
+def test_normalized_copies_of_sources():
     sources = ["Don't stop, Ann!", "stop", "...", "<2pt-BR> Good day.", "<2de> ..."]
     text = ParallelText(sources, ["1", "2", "3", "4", "5"], n_blank=7).with_copies(normalized)
     assert [*text] == [
@@ -245,7 +245,7 @@ def test_copies_as_recognizers_write():
     assert text.n_blank == 7
 
 
-def test_the_fingerprint_is_of_the_text_alone(files, tmp_path):
+def test_the_fingerprint_depends_on_the_text_alone(files, tmp_path):
     def of(cache: str, **changed) -> str:
         return fingerprint(Files(**{**vars(files), **changed}).splits(0, tmp_path / cache)[0])
 

@@ -41,7 +41,7 @@ def refusal(manifest):
     return read
 
 
-def test_every_cell_has_its_place(manifest):
+def test_read_manifest_fields_and_columns(manifest):
     path = manifest(GOOD)
     assert read_manifest(path) == [
         Recording("a", path.parent / "x/a.wav", 1.5, "Ann", "good day", {"german": "guten Tag"}),
@@ -51,19 +51,19 @@ def test_every_cell_has_its_place(manifest):
     assert read_manifest(path, "german")[0].columns == {"text": "good day"}
 
 
-def test_the_order_of_columns_is_free_and_cells_keep_spaces_quotes_and_odd_line_separators(manifest):
+def test_any_column_order_and_unusual_characters_in_cells(manifest):
     odd = ' "quoted\u2028 \x0cText '
     path = manifest(f"text\tspeaker\tseconds\taudio\tid\n{odd}\tAnn\t1e-3\ta.wav\ta\n")
     assert read_manifest(path) == [Recording("a", path.parent / "a.wav", 0.001, "Ann", odd)]
 
 
-def test_windows_lines_and_a_byte_order_mark_are_no_part_of_cells(manifest):
+def test_windows_line_ends_and_byte_order_marks_are_removed(manifest):
     path = manifest(("\ufeff" + GOOD).replace("\n", "\r\n"))
     recordings = read_manifest(path)
     assert recordings[0].columns == {"german": "guten Tag"} and recordings[1].columns == {"german": ""}
 
 
-def test_audio_and_text_are_enough(manifest):
+def test_only_audio_and_text_columns_are_required(manifest):
     path = manifest("text\taudio\ngood day\tx/a.wav\nyes\t/y/b.npy\n")
     soundfile.write((path.parent / "x").mkdir() or path.parent / "x/a.wav", np.zeros(1600), 8000)
     one, other = read_manifest(path)
@@ -71,7 +71,7 @@ def test_audio_and_text_are_enough(manifest):
     assert other == Recording("/y/b.npy", Path("/y/b.npy"), 0.0, "/y/b.npy", "yes")  # which features will tell of
 
 
-def test_a_missing_column_is_named_with_those_there_are(refusal):
+def test_a_missing_column_is_refused_with_the_existing_ones(refusal):
     assert refusal("id\taudio\tspeaker\twords\na\tb\tc\td\n") == (
         "a manifest must have the columns audio and text, but m.tsv, line 2, has id, audio, speaker, words; add text, or "
         "name another target column"
@@ -81,7 +81,7 @@ def test_a_missing_column_is_named_with_those_there_are(refusal):
     assert "m.tsv has id, audio, seconds, speaker, text, text" in refusal("id\taudio\tseconds\tspeaker\ttext\ttext\n")
 
 
-def test_another_number_of_cells_is_told_by_line(refusal):
+def test_a_wrong_number_of_cells_is_refused_with_its_line(refusal):
     assert refusal(f"{GOOD}c\tc.wav\t1\tAnn\ttext\n") == (
         "a line must have a cell for every column, but m.tsv, line 4, has 5 cells for 6 columns "
         "(id, audio, seconds, speaker, text, german); tabs separate cells"
@@ -90,25 +90,25 @@ def test_another_number_of_cells_is_told_by_line(refusal):
         assert f"m.tsv, line 4, has {n} cells for 6 columns" in refusal(f"{GOOD}{line}\n")
 
 
-def test_seconds_are_a_positive_number(refusal):
+def test_seconds_must_be_positive(refusal):
     for cell in ("two", "0", "-1.5", "nan", "inf", "1,5"):
         assert refusal(GOOD.replace("\t2\t", f"\t{cell}\t")).startswith(
             f"seconds must be a positive number, but m.tsv, line 3, has {cell!r}"
         )
 
 
-def test_an_id_stands_once_and_audio_names_a_file(refusal):
+def test_duplicate_ids_and_blank_audio_are_refused(refusal):
     assert refusal(f"{GOOD}a\tc.wav\t1\tAnn\ttext\tText\n") == (
         "an id must be unique, but m.tsv, line 4, has id='a' again; rename one of them"
     )
     assert refusal(f"{GOOD}c\t\t1\tAnn\ttext\tText\n").startswith("audio must name a file, but m.tsv, line 4, ")
 
 
-def test_bytes_that_are_not_utf_8_are_told_by_line(refusal):
+def test_invalid_utf_8_is_refused_with_its_line(refusal):
     assert "m.tsv, line 2, byte 28 is 0xe4" in refusal(GOOD.encode().replace(b"guten Tag", b"\xe4"))
 
 
-def test_what_is_written_is_read_back(tmp_path, monkeypatch):
+def test_written_manifests_are_read_back(tmp_path, monkeypatch):
     recordings = [
         Recording("a", tmp_path / "deep/a.wav", 1.25, "Ann", "good day", {"age": "6", "german": "guten Tag"}),
         Recording("b", tmp_path.parent / "b.wav", 3600.1234, "Bob", "", {"age": "", "german": ""}),
@@ -127,7 +127,7 @@ def test_what_is_written_is_read_back(tmp_path, monkeypatch):
     assert read_manifest("m.tsv", "german")[0].audio == Path("deep/a.wav")
 
 
-def test_a_folder_that_is_moved_as_a_whole_stays_whole(tmp_path):
+def test_manifest_paths_survive_moving_the_folder(tmp_path):
     """The manifest in one folder of it, the sound in another."""
     for name, outside in (("here", tmp_path / "b.wav"), ("there", tmp_path / "here2" / "b.wav")):
         home = tmp_path / name
@@ -172,7 +172,7 @@ ONE = Recording("a", Path("a.wav"), 1.0, "Ann", "good day", {"age": "6"})
         ),
     ],
 )
-def test_what_could_not_be_read_back_is_not_written(tmp_path, recordings, said):
+def test_cells_that_tsv_cannot_hold_are_not_written(tmp_path, recordings, said):
     with pytest.raises(ValueError) as error:
         write_manifest(tmp_path / "m.tsv", recordings)
     assert said in str(error.value)
@@ -194,7 +194,7 @@ def test_whole_speakers_are_held_out(spoken, share, n):
     assert rest == sorted(rest, key=spoken.index) and held_out == sorted(held_out, key=spoken.index)
 
 
-def test_who_is_held_out_is_a_function_of_the_seed_and_not_of_the_order(spoken):
+def test_held_out_speakers_depend_on_the_seed_and_not_the_order(spoken):
     def speakers(recordings, seed):
         return frozenset(r.speaker for r in split(recordings, "speakers", 0.25, seed)[1])
 
@@ -204,7 +204,7 @@ def test_who_is_held_out_is_a_function_of_the_seed_and_not_of_the_order(spoken):
 
 
 @pytest.mark.parametrize(("share", "n"), [(0.001, 1), (0.1, 6), (0.2, 12), (0.5, 30), (0.999, 59)])
-def test_recordings_of_every_speaker_are_held_out(spoken, share, n):
+def test_single_recordings_are_held_out(spoken, share, n):
     rest, held_out = split(spoken, "recordings", share, 1)
     assert len(held_out) == n and len(rest) == 60 - n
     assert sorted([*rest, *held_out], key=spoken.index) == spoken
@@ -212,13 +212,13 @@ def test_recordings_of_every_speaker_are_held_out(spoken, share, n):
     assert len({r.speaker for r in max(rest, held_out, key=len)}) == 12  # and no speaker is taken whole
 
 
-def test_every_recording_and_every_speaker_may_be_held_out_and_the_seed_decides(spoken):
+def test_held_out_recordings_depend_on_the_seed(spoken):
     got = [frozenset(r.id for r in split(spoken, "recordings", 0.25, seed)[1]) for seed in range(40)]
     assert got[3] == frozenset(r.id for r in split(spoken, "recordings", 0.25, 3)[1])
     assert len(set(got)) == 40 and frozenset.union(*got) == {r.id for r in spoken}
 
 
-def test_one_speaker_or_recording_cannot_be_split_and_a_share_is_a_share(spoken):
+def test_invalid_splits_are_refused(spoken):
     one_speaker = [r for r in spoken if r.speaker == "s3"]
     with pytest.raises(ValueError) as error:
         split(one_speaker, "speakers", 0.1, 0)

@@ -25,7 +25,7 @@ def speakers(recordings: list[Recording]) -> str:
     return "".join(sorted({r.speaker for r in recordings}))
 
 
-def test_the_three_manifests_as_they_are(folder):
+def test_training_validation_and_test_manifests_are_read(folder):
     train, valid, test = Manifests(data=folder, valid=Path("valid.tsv"), target_column="german").read(1)
     assert (len(train), len(valid), len(test)) == (20, 2, 3)
     assert train[3].text == "Text 3" and train[3].columns == {"text": "text 3"}
@@ -33,7 +33,7 @@ def test_the_three_manifests_as_they_are(folder):
 
 
 @pytest.mark.parametrize("hold_out", ["speakers", "recordings"])
-def test_validation_is_taken_out_of_training(folder, hold_out):
+def test_validation_is_held_out_of_training(folder, hold_out):
     corpus = Manifests(data=folder, hold_out=hold_out, share=0.2)
     everything = {f"train{i}" for i in range(20)}
     seen = []
@@ -47,13 +47,13 @@ def test_validation_is_taken_out_of_training(folder, hold_out):
 
 
 @pytest.mark.parametrize("valid", [None, Path("valid.tsv")])
-def test_a_speaker_left_out_is_the_test_and_nowhere_else(folder, valid):
+def test_a_left_out_speaker_is_only_in_the_test(folder, valid):
     train, held_out, test = Manifests(data=folder, valid=valid, leave_out="A").read(1)
     assert speakers(test) == "A" and len(test) == 4
     assert "A" not in speakers(train) + speakers(held_out) and held_out
 
 
-def test_what_is_replayed_says_its_share_and_validation_takes_none_of_it(folder):
+def test_replayed_recordings_have_their_share_and_stay_in_training(folder):
     """The three speakers A, B and G of another manifest; leave_out takes A from there, too."""
     others = [Recording(f"old{name}", folder / "x.wav", 1.0, name, "old") for name in "ABG"]
     write_manifest(folder / "old.tsv", others)
@@ -87,14 +87,14 @@ def test_what_is_replayed_says_its_share_and_validation_takes_none_of_it(folder)
         ({"replay_share": 1.0}, "replay_share must lie in (0, 1), but replay_share=1.0"),
     ],
 )
-def test_what_cannot_be_is_told(folder, fields, message):
+def test_invalid_manifest_settings_are_refused(folder, fields, message):
     (folder / "empty.tsv").write_text("id\taudio\ttext\n")
     with pytest.raises(ValueError) as error:
         Manifests(data=folder, **fields).read(1)
     assert message.format(folder) in str(error.value)
 
 
-def test_a_training_or_a_test_without_sound_is_refused_before_the_training(folder):
+def test_training_or_test_without_audio_is_refused(folder):
     (folder / "nowhere.tsv").write_text("audio\ttext\nnowhere.wav\tyes\n")
     for part in ("test", "training"):
         fields = {"test" if part == "test" else "train": Path("nowhere.tsv"), "valid": Path("valid.tsv")}
@@ -102,7 +102,7 @@ def test_a_training_or_a_test_without_sound_is_refused_before_the_training(folde
             Manifests(data=folder, **fields).read(1)
 
 
-def test_a_training_or_a_test_without_texts_is_refused_before_the_training(folder):
+def test_training_or_test_without_texts_is_refused(folder):
     write_manifest(folder / "blank.tsv", [Recording("a", folder / "a.wav", 1.0, "A", " ")])
     for part in ("test", "training"):
         fields = {"test" if part == "test" else "train": Path("blank.tsv"), "valid": Path("valid.tsv")}
@@ -112,7 +112,7 @@ def test_a_training_or_a_test_without_texts_is_refused_before_the_training(folde
             Manifests(data=folder, **fields).read(1)
 
 
-def test_a_fingerprint_is_what_the_recordings_are_wherever_they_lie():
+def test_the_fingerprint_does_not_depend_on_paths():
     one = [Recording("a", Path("x/a.wav"), 1.0, "A", "red"), Recording("b", Path("x/b.wav"), 2.0, "B", "blue")]
     moved = [replace(r, audio=Path("/elsewhere") / r.audio.name, columns={"more": "x"}) for r in one]
     assert recordings_fingerprint(one) == recordings_fingerprint(moved)

@@ -40,7 +40,7 @@ LETTERS = CharTokenizer.train("".join(chr(ord("a") + i) for i in range(V)))
 TEXT = Stream([np.random.default_rng(5).integers(V, size=5000)])
 
 
-def surprise(observed, expected) -> float:
+def chi_square_deviation(observed, expected) -> float:
     """Pearson's chi-square, in standard deviations above its mean."""
     observed, expected = np.asarray(observed, dtype=float), np.asarray(expected, dtype=float)
     freedom = len(observed) - 1
@@ -53,7 +53,7 @@ def masked_windows(seed: int = 3, **fields) -> MaskedWindows:
 
 
 @pytest.mark.parametrize(("share", "hidden", "random"), [(0.15, 0.8, 0.1), (0.4, 0.5, 0.3)])
-def test_rates_are_those_of_the_formula(share, hidden, random):
+def test_masking_rates_match_their_probabilities(share, hidden, random):
     epoch = masked_windows(
         mask_probability=share, mask_replace_probability=hidden, random_replace_probability=random
     ).epoch(2)
@@ -74,12 +74,12 @@ def test_rates_are_those_of_the_formula(share, hidden, random):
     assert fate.total() == n > 10_000
     by_luck = random / V  # the right one, drawn at random
     shares = {"hidden": hidden, "other": random - by_luck, "kept": 1 - hidden - random + by_luck}
-    assert surprise([fate[name] for name in shares], [n * share for share in shares.values()]) < 4
-    assert surprise(places, np.full(CONTEXT, n / CONTEXT)) < 4
-    assert surprise(drawn, np.full(V, fate["other"] / V)) < 4
+    assert chi_square_deviation([fate[name] for name in shares], [n * share for share in shares.values()]) < 4
+    assert chi_square_deviation(places, np.full(CONTEXT, n / CONTEXT)) < 4
+    assert chi_square_deviation(drawn, np.full(V, fate["other"] / V)) < 4
 
 
-def test_padding_and_marks_are_left_alone():
+def test_padding_bos_and_eos_are_never_masked():
     tokenizer = any_tokenizer("sentencepiece")
     rows = [[*range(260, 260 + n), EOS] for n in (1, 3, 20, 60)]
     batch = batch_of(None, None, [[BOS, *row] for row in rows], bos=PAD)
@@ -99,7 +99,7 @@ def test_padding_and_marks_are_left_alone():
     assert ours.n_tokens == 1  # never none: a mean is taken
 
 
-def test_what_is_chosen_is_a_function_of_seed_epoch_and_batch():
+def test_masks_depend_on_seed_epoch_and_batch():
     data = masked_windows()
     again = data.epoch(2)[3]
     for name in ("source", "target_out", "target_in"):
@@ -123,7 +123,7 @@ def uneven_batch():
     return masked_batch(text, MaskingConfig(mask_probability=0.7), LETTERS, np.random.default_rng(1))
 
 
-def test_the_loss_is_the_mean_surprise_at_the_chosen_tokens_in_loops(rng):
+def test_the_loss_equals_cross_entropy_in_loops(rng):
     model, batch = random_model(ENCODER, rng), uneven_batch()
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     want, n_tokens = 0.0, 0
@@ -139,7 +139,7 @@ def test_the_loss_is_the_mean_surprise_at_the_chosen_tokens_in_loops(rng):
         assert CrossEntropy(model)(batch).total.item() == pytest.approx(want, abs=1e-9)
 
 
-def test_both_sides_are_seen_and_other_answers_are_not(rng):
+def test_predictions_see_both_sides_but_no_padding_or_targets(rng):
     model, batch = random_model(ENCODER, rng), uneven_batch()
     got = []
     model.source_input.register_forward_hook(lambda module, inputs, output: got.append(output[0]))
@@ -155,7 +155,7 @@ def test_both_sides_are_seen_and_other_answers_are_not(rng):
     assert CrossEntropy(model)(replace(batch, target_in=batch.target_in * 0)).total.item() == whole.item()
 
 
-def test_experts_are_balanced_per_chosen_token(rng):
+def test_balance_loss_is_counted_per_masked_token(rng):
     model = Transformer(replace(ENCODER, n_experts=3, balance_weight=0.25))
     batch, got = uneven_batch(), []
     for layer in model.encoder.layers:
@@ -168,7 +168,7 @@ def test_experts_are_balanced_per_chosen_token(rng):
 
 @pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece"])
 @pytest.mark.parametrize("line", ["ROMEO: But _, what light!", "_ me.", "Speak, _ _", "_", "it's _.", "Speak _ speak;"])
-def test_text_with_gaps_there_and_back(kind, line):
+def test_masked_text_round_trip(kind, line):
     tokenizer = any_tokenizer(kind)
     ids = encode_masked(tokenizer, line, "_")
     assert ids.count(mask_id(tokenizer)) == line.count("_") and mask_id(tokenizer) == tokenizer.vocab_size
@@ -180,7 +180,7 @@ def test_text_with_gaps_there_and_back(kind, line):
 
 @pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece"])
 @pytest.mark.parametrize("line", ["ROMEO: But soft, what light!", "Speak, speak; it's done."])
-def test_a_line_with_gaps_is_the_line_as_it_is_trained_on_with_tokens_hidden(kind, line):
+def test_masked_lines_keep_the_tokens_around_the_mask(kind, line):
     """Whichever token is hidden: text before and after it keeps its pieces."""
     tokenizer = any_tokenizer(kind)
     whole = encode_masked(tokenizer, line, "_")
@@ -201,7 +201,7 @@ def test_a_line_with_gaps_is_the_line_as_it_is_trained_on_with_tokens_hidden(kin
         *(("Ay\t_-_", 2), ("我去_校。", 1), ("ไป_โรงเรียน", 1), ("किता_", 0)),
     ],
 )
-def test_a_mask_word_counts_where_it_stands_alone(kind, line, n):
+def test_a_mask_must_be_a_whole_word(kind, line, n):
     tokenizer = any_tokenizer(kind)
     ids = encode_masked(tokenizer, line, "_")
     assert ids.count(mask_id(tokenizer)) == n
@@ -211,20 +211,20 @@ def test_a_mask_word_counts_where_it_stands_alone(kind, line, n):
     assert encode_masked(tokenizer, line.replace("_", "<?>"), "<?>").count(mask_id(tokenizer)) >= n
 
 
-def test_where_characters_are_tokens_one_of_a_word_may_be_masked():
+def test_single_characters_can_be_masked_with_a_character_tokenizer():
     tokenizer = any_tokenizer("characters")
     (before, after), gap = tokenizer.encode(["Sp", "ak"]), mask_id(tokenizer)
     assert encode_masked(tokenizer, "Sp_ak__", "_") == [*before, gap, *after, gap, gap]
 
 
-def test_words_are_apart_where_lines_meet():
+def test_decoded_lines_are_separated_by_spaces():
     tokenizer = any_tokenizer("sentencepiece")
     ids = [*encode_masked(tokenizer, "Ay _", "_"), *encode_masked(tokenizer, "Speak, _", "_")]
     assert decode_masked(tokenizer, ids, "_") == "Ay _ Speak, _"
 
 
 @pytest.mark.parametrize("chunk", [3, 1 << 22])
-def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
+def test_neighbour_baseline_equals_the_formula_in_loops(monkeypatch, chunk):
     """p(x | a, b) = p(x | a) p(b | x) / sum over x, each p(b | a) = (pairs + prior p(b)) / (firsts + prior)."""
     monkeypatch.setattr(shards_module, "CHUNK", chunk)
     size, prior = 6, 2.0
@@ -272,6 +272,6 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
         ({"random_replace_probability": -0.2}, "must lie in [0, 1], but random_replace_probability=-0.2"),
     ],
 )
-def test_a_masking_checks_itself(fields, message):
+def test_invalid_masking_settings_are_refused(fields, message):
     with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
         MaskingConfig(**fields)

@@ -21,7 +21,7 @@ def trained(texts, **options):
     return SentencePieceTokenizer.train(texts * 3, vocab_size=420, **options)
 
 
-def test_every_character_comes_back():
+def test_every_character_is_preserved():
     """Those of the training text, and others, which are bytes."""
     for texts in (TEXTS, CAPITALS):
         tokenizer = trained(texts)
@@ -29,20 +29,20 @@ def test_every_character_comes_back():
             assert tokenizer.decode(tokenizer.encode([text])) == [text]
 
 
-def test_a_line_stays_one_line():
+def test_line_breaks_and_tabs_become_spaces():
     tokenizer = trained(TEXTS)
     for mark in "\t\v\f\r\x1c\x1d\x1e\x85\u2028\u2029":
         assert tokenizer.decode(tokenizer.encode([f"one{mark}two"])) == ["one two"]
 
 
-def test_nfkc_is_that_of_unicode():
+def test_nfkc_equals_that_of_unicodedata():
     tokenizer = trained(TEXTS, normalization="nmt_nfkc")
     for text in TEXTS:
         want = " ".join(unicodedata.normalize("NFKC", text).split())
         assert tokenizer.decode(tokenizer.encode([text])) == [want]
 
 
-def test_small_letters_are_those_of_python():
+def test_lowercase_equals_that_of_python():
     tokenizer = trained(CAPITALS, lowercase=True, symbols=["<2DE>"])
     for text in [*CAPITALS, *TEXTS]:
         want = "".join(letter.lower() for letter in text)  # a sigma does not look where it stands
@@ -51,7 +51,7 @@ def test_small_letters_are_those_of_python():
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_the_file_alone_does_the_same_in_sentencepiece(tmp_path, lowercase):
+def test_the_saved_model_gives_the_same_ids_in_sentencepiece(tmp_path, lowercase):
     import sentencepiece
 
     tokenizer = trained([*TEXTS, *CAPITALS], lowercase=lowercase)

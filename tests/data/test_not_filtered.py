@@ -25,7 +25,7 @@ def corpora(folder):
     yield Files(**{f"{split}_tsv": folder / f"{split}.tsv" for split in ("train", "valid", "test")})
 
 
-def test_blank_sides_leave_the_training_text_alone(folder):
+def test_blank_pairs_are_dropped_from_training_only(folder):
     for corpus in corpora(folder):
         train, *others = corpus.splits(1, folder / "cache")
         assert (train.source, train.target, train.n_blank) == (["One.", "Four."], ["Eins.", "Vier."], 2)
@@ -33,7 +33,7 @@ def test_blank_sides_leave_the_training_text_alone(folder):
             assert (text.source, text.target, text.n_blank) == (ENGLISH, GERMAN, 0)
 
 
-def test_of_several_directions_too_and_a_blank_line_gets_no_tag(folder):
+def test_blank_lines_of_multilingual_test_sets_are_kept_untagged(folder):
     corpus = Directions(data=folder, languages=("en", "de"), valid="valid", test_directions=("en-de",))
     train, _, test = corpus.splits(1)
     assert len(train) == 4 and test.target == GERMAN
@@ -41,7 +41,7 @@ def test_of_several_directions_too_and_a_blank_line_gets_no_tag(folder):
     assert corpus.test_groups() == ["en-de"] * 4
 
 
-def test_a_split_of_blank_pairs_alone_is_refused(folder):
+def test_a_split_of_only_blank_pairs_is_refused(folder):
     (folder / "test.de").write_text("\n" * 4)
     with pytest.raises(
         ValueError, match=r"needs a pair with text on both sides, but there is none in the 4 lines of .*test\.de"

@@ -49,7 +49,7 @@ def tokenizer(path):
     return PronunciationTokenizer.train(TEXTS, read_dictionary(path))
 
 
-def test_a_dictionary_is_read_plain_or_packed_with_the_first_pronunciation_of_each_word(path):
+def test_a_dictionary_keeps_the_first_pronunciation_of_each_word(path):
     packed = path.with_suffix(".dict.gz")
     packed.write_bytes(gzip.compress(DICTIONARY.encode()))
     for file in (path, packed):
@@ -57,7 +57,7 @@ def test_a_dictionary_is_read_plain_or_packed_with_the_first_pronunciation_of_ea
         assert got["two"] == "T UW" and got["the"] == "DH AH" and "two(2)" not in got and len(got) == 12
 
 
-def test_words_are_found_whatever_marks_their_script_has_and_however_accents_are_written(tmp_path):
+def test_lookup_ignores_punctuation_and_unicode_composition(tmp_path):
     path = tmp_path / "words.dict"
     path.write_text("दुनिया D U N\nكيف K Y F\nحالك H L K\ncafé K F E\nde\u0301ja\u0300 D J\n", encoding="utf-8")
     texts = ["दुनिया।", "كيف، حالك؟", "cafe\u0301 déjà"]
@@ -75,7 +75,7 @@ def test_words_are_found_whatever_marks_their_script_has_and_however_accents_are
     ],
     ids=["a word alone", "no word", "no file", "not packed"],
 )
-def test_what_is_no_dictionary_is_refused(tmp_path, name, content, message):
+def test_invalid_dictionaries_are_refused(tmp_path, name, content, message):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -84,7 +84,7 @@ def test_what_is_no_dictionary_is_refused(tmp_path, name, content, message):
     assert message.format(path=path) in str(error.value)
 
 
-def test_digits_that_are_no_stress_stay(tmp_path):
+def test_digits_that_are_not_stress_are_kept(tmp_path):
     """Tones, and vowels of X-SAMPA."""
     (tmp_path / "a.dict").write_text("妈 m a1\n麻 m a2\n鱼 AI1\ndeux d 2\nER ER0\nroses r ow1 z IX0 z\n")
     want = {"妈": "m a1", "麻": "m a2", "鱼": "AI1", "deux": "d 2", "er": "ER", "roses": "r ow z IX z"}
@@ -95,12 +95,12 @@ def test_digits_that_are_no_stress_stay(tmp_path):
     assert [*read_dictionary(tmp_path / "c.dict").values()] == ["G AO1", "H AO3", "ER4", "ao r"]
 
 
-def test_stress_is_left_out_in_small_letters_and_of_reduced_vowels(tmp_path):
+def test_stress_of_lowercase_and_reduced_vowels_is_removed(tmp_path):
     (tmp_path / "a.dict").write_text("zero z ih1 r ow0\nroses r ow1 z ix0 z\nabout AX0 B AW1 T\nmurder m er1 d axr0\n")
     assert [*read_dictionary(tmp_path / "a.dict").values()] == ["z ih r ow", "r ow z ix z", "AX B AW T", "m er d axr"]
 
 
-def test_a_damaged_file_is_told(tmp_path):
+def test_a_damaged_gzip_dictionary_is_refused(tmp_path):
     """Bytes that are lost or changed on the way, wherever they are behind the header."""
     path, whole = tmp_path / "a.gz", gzip.compress(DICTIONARY.encode())
     for damaged in (whole[:40], whole[:12] + b"\xff" * 8 + whole[20:], whole[:-8] + b"\0" * 8):
@@ -110,7 +110,7 @@ def test_a_damaged_file_is_told(tmp_path):
         assert str(error.value).startswith(f"{path} is not a whole gzip file: ")
 
 
-def test_a_word_is_its_phones_and_one_that_the_dictionary_lacks_is_unknown(tokenizer):
+def test_words_become_phones_and_unknown_words_unk(tokenizer):
     (ids,) = tokenizer.encode(["I want two dogs"])
     assert " ".join(tokenizer.tokens(ids)) == "AY ▁ W AA N T ▁ T UW ▁ D AO G Z"
     assert tokenizer.tokens(tokenizer.encode(["I see Fido"])[0])[-2:] == ["▁", "<unk>"]
@@ -122,7 +122,7 @@ def test_a_word_is_its_phones_and_one_that_the_dictionary_lacks_is_unknown(token
     assert tokenizer.encode(["", "  "]) == [[], []] and tokenizer.decode([[], [4, 4], [2, 0, 3]]) == ["", "", ""]
 
 
-def test_of_words_that_sound_alike_the_likeliest_sequence_comes_out(tokenizer):
+def test_homophones_are_decoded_by_the_bigram_model(tokenizer):
     """Of all sequences of words with these phones, that whose product of pairs is greatest, counted from the texts here."""
     written = [*dict.fromkeys(word for text in TEXTS for word in text.split() if word != "Fido")]
     said = {"sea.": "see", "too": "to", "two": "to"}
@@ -155,7 +155,7 @@ def test_of_words_that_sound_alike_the_likeliest_sequence_comes_out(tokenizer):
     assert tokenizer.decode(tokenizer.encode(["I want to see two dogs"])) == ["I want to see two dogs"]
 
 
-def test_phones_that_are_no_word_become_the_nearest_word(tokenizer):
+def test_unknown_phones_decode_to_the_nearest_word(tokenizer):
     """The fewest insertions, deletions and substitutions, by the recursion of the textbook."""
 
     def distance(a, b):
@@ -171,7 +171,7 @@ def test_phones_that_are_no_word_become_the_nearest_word(tokenizer):
         assert tokenizer.decode([[ids[phone] for phone in phones]]) == [nearest]
 
 
-def test_the_lexicon_of_a_search_lets_the_phones_of_known_words_through_and_no_others(tokenizer):
+def test_the_lexicon_allows_only_phones_of_known_words(tokenizer):
     known = lexicon(tokenizer, ("dogs", "the", "me", "Fido"))
     names = tokenizer.tokens(range(tokenizer.vocab_size))
     wanted = [("D", "AO", "G", "Z"), ("DH", "AH"), ("M", "IY")]
@@ -185,14 +185,14 @@ def test_the_lexicon_of_a_search_lets_the_phones_of_known_words_through_and_no_o
         assert got - {"<pad>", "<unk>", "<s>"} == may  # which are ruled out elsewhere
 
 
-def test_a_word_keeps_its_tokens_though_what_follows_decides_how_it_is_written(path):
+def test_word_spans_have_the_spelling_chosen_in_context(path):
     tokenizer = PronunciationTokenizer.train(["sea the dogs"] * 9 + ["see"] * 30, read_dictionary(path))
     (ids,) = tokenizer.encode(["sea the dogs"])
     assert tokenizer.decode([ids[:2], ids]) == ["see", "sea the dogs"]
     assert word_spans(tokenizer, ids) == [("sea", 0, 2), ("the", 2, 5), ("dogs", 5, 10)]
 
 
-def test_its_file_is_json_to_which_words_may_be_added(tokenizer, tmp_path):
+def test_words_can_be_added_to_the_saved_json(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "mine.json")
     again = load_tokenizer(tmp_path / "mine.json")
     assert isinstance(again, PronunciationTokenizer) and again.encode(TEXTS) == tokenizer.encode(TEXTS)
@@ -212,7 +212,7 @@ def test_its_file_is_json_to_which_words_may_be_added(tokenizer, tmp_path):
         b'{"pronunciations": [], "counts": {}}',
     ],
 )
-def test_other_json_is_refused(model):
+def test_invalid_json_is_refused(model):
     with pytest.raises(ValueError, match=r"^pronunciations must come as JSON "):
         PronunciationTokenizer(model)
 

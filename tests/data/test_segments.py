@@ -36,7 +36,7 @@ SPOKEN = [(0.5, 2.0), (2.4, 3.1), (5.0, 8.0), (8.5, 9.5)]
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3, 1e-2], ids=["silence", "-60 dB", "-40 dB", "-20 dB"])
 @pytest.mark.parametrize("level", [0.5, 0.1])
-def test_a_long_recording_is_cut_in_its_pauses(noise, level):
+def test_a_long_recording_is_cut_at_pauses(noise, level):
     """Whatever the levels of speech and background are; a little of a pause stays on either side."""
     got = in_seconds(cuts(speech(SPOKEN, 10, noise=noise * level / 0.1, level=level), RATE, 4.0))
     assert len(got) == len(SPOKEN)
@@ -45,7 +45,7 @@ def test_a_long_recording_is_cut_in_its_pauses(noise, level):
         assert stop == pytest.approx(last + TRAIL, abs=0.02)
 
 
-def test_more_of_a_pause_stays_where_that_is_asked_for():
+def test_margin_keeps_more_of_each_pause():
     """But not so much that half of the shortest pause is exceeded."""
     waveform = speech(SPOKEN, 10, noise=1e-4)
     for margin, lead, trail in ((0.05, 0.07, 0.14), (0.3, 0.15, 0.15)):
@@ -55,7 +55,7 @@ def test_more_of_a_pause_stays_where_that_is_asked_for():
             assert (start, stop) == (pytest.approx(first - lead, abs=0.02), pytest.approx(last + trail, abs=0.02))
 
 
-def test_a_gap_within_a_word_and_a_click_are_no_end_and_no_speech():
+def test_short_gaps_are_no_pauses_and_clicks_no_speech():
     spoken = [(0.2, 1.0), (1.1, 2.0), (3.0, 3.03), (4.0, 5.5)]  # 0.1 s of silence; 0.03 s of sound
     got = in_seconds(cuts(speech(spoken, 6, noise=1e-4), RATE, 3.0))
     (first, second) = got
@@ -66,14 +66,14 @@ def test_a_gap_within_a_word_and_a_click_are_no_end_and_no_speech():
 @pytest.mark.parametrize(
     ("shortest", "longest", "want"), [(0.0, 5.0, 4), (0.7, 5.0, 4), (0.9, 5.0, 3), (1.5, 5.0, 2), (1.5, 4.0, 3)]
 )
-def test_what_is_too_short_joins_its_neighbour_where_both_fit(shortest, longest, want):
+def test_short_segments_are_merged_if_they_fit(shortest, longest, want):
     """With what stays of the pauses they last 1.61, 0.81, 3.11 and 1.11 s."""
     got = in_seconds(cuts(speech(SPOKEN, 10, noise=1e-4), RATE, longest, shortest))
     assert len(got) == want
     assert all(stop - start <= longest for start, stop in got)
 
 
-def test_what_is_too_short_joins_the_neighbour_that_is_nearer():
+def test_short_segments_merge_with_the_nearer_neighbour():
     """Words one after the other belong together, however long what they are joined to became before."""
     words = [(0.5, 0.9), (1.3, 1.7), (2.1, 2.5), (3.3, 3.7), (4.1, 4.5), (4.9, 5.3)]  # pauses of 0.4 s, and one of 0.8
     got = in_seconds(cuts(speech(words, 6, noise=1e-4), RATE, 5.0, 1.0))
@@ -81,7 +81,7 @@ def test_what_is_too_short_joins_the_neighbour_that_is_nearer():
     assert [pytest.approx(each, abs=0.02) for each in want] == got
 
 
-def test_a_recording_that_is_short_enough_is_one_segment():
+def test_a_short_recording_is_one_segment():
     waveform = speech([(1.0, 1.5), (2.5, 3.0)], 4)
     assert cuts(waveform, RATE, 4.0) == [(0, 4 * RATE)]
 
@@ -95,14 +95,14 @@ def assert_covers(got: list[tuple[int, int]], n: int, limit: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 799, 800, 801, 803, 1000, 1199, 1200, 1201, 1601, 4001, 50_001])
-def test_without_a_pause_segments_cover_everything_and_none_is_too_long_or_tiny(n, rng):
+def test_without_pauses_segments_cover_everything_within_limits(n, rng):
     for waveform in (torch.randn(n, generator=rng), torch.zeros(n), torch.ones(n)):
         got = cuts(waveform, 800, 1.0)
         assert_covers(got, n, 800)
         assert len(got) == 1 or n > 800
 
 
-def test_without_a_pause_the_cut_is_where_brute_force_finds_the_least_energy(rng):
+def test_without_pauses_the_cut_has_the_least_energy(rng):
     rate = 200
     waveform = torch.randn(10 * rate, generator=rng) * (0.5 + torch.rand(10 * rate, generator=rng))
     (_, got), _ = cuts(waveform, rate, 9.0)
@@ -119,7 +119,7 @@ def test_an_hour_of_silence_can_be_cut():
 
 
 @pytest.mark.parametrize("size", [1, 7, 80, 333, 10_000])
-def test_a_recording_in_blocks_is_the_same_as_a_whole(size, rng):
+def test_segmenting_in_blocks_equals_segmenting_at_once(size, rng):
     """Its levels, where it is cut, and what is between the cuts; the last frame and the last block are not full."""
     waveform = 3 * torch.randn(2503, generator=rng)
     got, frames = levels(waveform.split(size), 1000), np.resize(np.r_[waveform.numpy(), np.zeros(7)], (251, 10))

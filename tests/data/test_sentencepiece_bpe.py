@@ -36,7 +36,7 @@ def tokenizer() -> SentencePieceTokenizer:
         "",
     ],
 )
-def test_text_comes_back_and_nothing_is_unknown(tokenizer, text):
+def test_round_trip_without_unknown_tokens(tokenizer, text):
     (ids,) = tokenizer.encode([text])
     assert tokenizer.decode([ids]) == [text]
     assert not {PAD, UNK, BOS, EOS} & set(ids)
@@ -48,7 +48,7 @@ def test_runs_of_spaces_are_one_space(tokenizer):
     assert tokenizer.decode(tokenizer.encode(["  two  spaces\tand a tab "])) == ["two spaces and a tab"]
 
 
-def test_a_batch_is_its_sentences_in_order(tokenizer):
+def test_a_batch_equals_its_sentences_one_by_one(tokenizer):
     assert tokenizer.encode(TEXT) == [tokenizer.encode([text])[0] for text in TEXT]
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert tokenizer.encode([]) == [] and tokenizer.decode([]) == []
@@ -73,7 +73,7 @@ def test_the_same_sentences_make_the_same_model(tokenizer):
     assert SentencePieceTokenizer.train(iter(TEXT), vocab_size=320).model == tokenizer.model
 
 
-def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
+def test_a_saved_model_gives_the_same_ids(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "a.model")
     assert SentencePieceTokenizer.load(tmp_path / "a.model").encode(TEXT) == tokenizer.encode(TEXT)
     rival = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "a.model"))
@@ -99,20 +99,20 @@ def test_a_vocabulary_without_room_for_the_characters_is_refused():
 
 
 @pytest.mark.parametrize("kind", [SentencePieceTokenizer, JSONTokenizer])
-def test_a_vocabulary_beyond_what_libraries_take_is_refused(kind):
+def test_an_impossible_vocab_size_is_refused(kind):
     for size in (-1, 2**31, 10**12, 10**30):
         with pytest.raises(InputError, match=f"vocab_size={size}$"):
             kind.train(TEXT, vocab_size=size)
 
 
-def test_a_library_that_an_old_protobuf_cannot_load_is_named_with_the_way_out(monkeypatch):
+def test_an_old_protobuf_is_an_error_with_advice(monkeypatch):
     monkeypatch.delattr(sentencepiece, "sentencepiece_model_pb2", raising=False)
     monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
     with pytest.raises(InputError, match=r"SentencePiece needs a newer protobuf .*pip install --upgrade protobuf"):
         SentencePieceTokenizer.train(TEXT, vocab_size=300)
 
 
-def test_lowercase_folds_what_python_folds_but_no_symbol():
+def test_lowercase_equals_python_and_keeps_symbols():
     texts = [*TEXT, "Die Straße in ÖSTERREICH, Ένα Και ДВА, ÉTÉ und Ǆ"]
     tokenizer = SentencePieceTokenizer.train(texts, vocab_size=420, symbols=("<2DE>",), lowercase=True)
     assert tokenizer.decode(tokenizer.encode(texts)) == [text.lower() for text in texts]
@@ -128,7 +128,7 @@ def test_a_text_may_be_one_long_line():
     assert long.encode(["αβγδ εζηθ"]) == short.encode(["αβγδ εζηθ"]) and len(long.encode(["αβγδ"])[0]) <= 2
 
 
-def test_joint_is_one_object_and_separate_are_two():
+def test_a_joint_pair_is_one_tokenizer_and_a_separate_pair_two():
     german = [text.replace("the", "das").replace("cat", "Kätzchen") for text in TEXT]
     one, same = train_tokenizer_pair(TEXT, german, vocab_size=380, joint=True)
     assert one is same

@@ -50,7 +50,7 @@ def rows(pairs: SpeechPairs, epoch: int) -> list[tuple[torch.Tensor, list[int], 
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 4])
-def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokenizer, epoch):
+def test_every_recording_is_batched_once_with_its_text(recordings, reader, tokenizer, epoch):
     pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200)
     want = {}
     for r in recordings:
@@ -64,9 +64,7 @@ def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokeni
 
 
 @pytest.mark.parametrize(("share", "per_epoch"), [(0.5, 6), (0.25, 2), (0.75, 18), (0.01, 1)])
-def test_an_epoch_has_all_that_is_new_and_a_share_of_what_is_replayed_in_turn(
-    recordings, reader, tokenizer, share, per_epoch
-):
+def test_an_epoch_has_all_new_and_a_share_of_replayed_recordings(recordings, reader, tokenizer, share, per_epoch):
     """Of 6 new ones and 9 old ones: after 9 epochs, every old one was there equally often."""
     some = [*recordings[:6], *(replace(r, replay=share) for r in recordings[6:15])]
     pairs = speech_pairs(some, reader, tokenizer, frames_per_batch=300)
@@ -82,7 +80,7 @@ def test_an_epoch_has_all_that_is_new_and_a_share_of_what_is_replayed_in_turn(
         speech_pairs(some[6:], reader, tokenizer, frames_per_batch=300)
 
 
-def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordings, reader, tokenizer):
+def test_ctc_targets_of_another_column_alone_must_fit_the_audio(recordings, reader, tokenizer):
     """Both rows of a recording go together; a target of any length goes with a short text that is heard."""
     long = [replace(r, text=100 * "grün ", columns={"said": r.text}) for r in recordings[:2]]
     both = [*long, *(replace(r, text=f"{r.text} {r.text}", columns={"said": r.text}) for r in recordings[2:])]
@@ -119,7 +117,7 @@ def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer)
     assert not same(first, batches(1, 4)) and not same(first, batches(2, 3))
 
 
-def test_two_views_differ_in_their_masks_alone_where_nothing_else_is_drawn(recordings, reader, tokenizer):
+def test_two_views_differ_only_in_their_masks(recordings, reader, tokenizer):
     """The frames are those of one view; the second has the same speed and silence, at other masks."""
     masked = Augmentation(
         speeds=(0.9, 1.1),
@@ -147,7 +145,7 @@ def test_two_views_differ_in_their_masks_alone_where_nothing_else_is_drawn(recor
     )
 
 
-def test_mel_bands_are_masked_differently_too_and_without_masks_views_are_alike(recordings, reader, tokenizer):
+def test_two_views_differ_in_frequency_masks_and_are_equal_without(recordings, reader, tokenizer):
     for masks, alike in ((2, False), (0, True)):
         augmentation = Augmentation(n_time_masks=0, n_frequency_masks=masks, vtlp=0.0)
         some = {"frames_per_batch": 400, "augmentation": augmentation}
@@ -155,7 +153,7 @@ def test_mel_bands_are_masked_differently_too_and_without_masks_views_are_alike(
         assert all(torch.equal(b.source, b.second_source) == alike for b in pairs.epoch(1))
 
 
-def test_two_views_are_heard_from_other_vocal_tracts(recordings, folder, tokenizer):
+def test_two_views_have_different_vtlp_factors(recordings, folder, tokenizer):
     """Each view is the recording's log-mels stretched by a factor of its own, and no frame of it moves."""
     config = replace(FEATURES, n_coefficients=0, normalize="none")
     reader = FrameReader(FeatureExtractor(config), FeatureCache(folder / "plain"))
@@ -176,7 +174,7 @@ def test_two_views_are_heard_from_other_vocal_tracts(recordings, folder, tokeniz
 
 
 @pytest.mark.parametrize("how", [{"gain": 20.0}, {"lowest_snr": 0.0}])
-def test_two_views_have_a_level_and_noise_of_their_own(recordings, folder, tokenizer, how):
+def test_two_views_have_different_gain_and_noise(recordings, folder, tokenizer, how):
     """Each view is the recording at a level of its own, the same in all frames and bands, or with noise of its own."""
     config = replace(FEATURES, n_coefficients=0, normalize="none")
     reader = FrameReader(FeatureExtractor(config), FeatureCache(folder / "plain"))
@@ -195,14 +193,14 @@ def test_two_views_have_a_level_and_noise_of_their_own(recordings, folder, token
     assert np.median(apart) > 0.5
 
 
-def test_the_first_epoch_goes_from_short_to_long_and_no_other(recordings, reader, tokenizer):
+def test_only_the_first_epoch_is_sorted_by_length(recordings, reader, tokenizer):
     pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     longest = [[int(batch.source_lengths.max()) for batch in pairs.epoch(n)] for n in range(4)]
     assert all(len(batches) > 4 for batches in longest)
     assert [all(a <= b for a, b in pairwise(batches)) for batches in longest] == [True, False, False, False]
 
 
-def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenizer):
+def test_batches_keep_the_frame_budget_and_predicted_lengths(recordings, reader, tokenizer):
     pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     for n in range(2):
         epoch = pairs.epoch(n)
@@ -215,7 +213,7 @@ def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenize
             assert length == len(reader.feature_extractor(change_speed(read_audio(r.audio, RATE), speed)))
 
 
-def test_silence_is_drawn_for_either_side_and_counts_in_the_budget(recordings, reader, tokenizer):
+def test_added_silence_counts_in_the_frame_budget(recordings, reader, tokenizer):
     augmentation = replace(PLAIN, silence=0.25)
     pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=400, augmentation=augmentation)
     (n_frames,) = pairs.n_frames.values()
@@ -231,7 +229,7 @@ def test_silence_is_drawn_for_either_side_and_counts_in_the_budget(recordings, r
 
 
 @pytest.mark.parametrize("kind", ["kaldi", "whisper"])
-def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings, reader, tokenizer, kind):
+def test_augmentations_for_natural_log_mels_are_refused_for_others(recordings, reader, tokenizer, kind):
     other = replace(reader, feature_extractor=FeatureExtractor(replace(FEATURES, log_mel=kind)))
     for fields, reason in (
         ({"vtlp": 0.1}, "vtlp=0.1"),
@@ -245,7 +243,7 @@ def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings
 
 
 @pytest.mark.parametrize(("speeds", "share"), [((0.9, 1.1), 1 / 2), ((0.9, 1.1, 1.1, 1.1, 1.1, 1.1), 5 / 6)])
-def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer, speeds, share):
+def test_speeds_are_drawn_by_their_share_anew_each_epoch(recordings, reader, tokenizer, speeds, share):
     """One that is named more often is drawn more often."""
     augmentation = replace(SPEEDS, speeds=speeds)
     pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=augmentation)
@@ -257,7 +255,7 @@ def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("wav", {}), ("opus", {"format": "OGG", "subtype": "OPUS"}), ("mp3", {})])
-def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokenizer, caplog, ending, kind):
+def test_truncated_recordings_are_left_out(tmp_path, reader, tokenizer, caplog, ending, kind):
     good = record(tmp_path, TEXTS[:2])
     path, text = tmp_path / f"cut.{ending}", " ".join(["red", "green", "blue"] * 12)
     waveform = sound(text)
@@ -291,7 +289,7 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
         (0.4, 32, True), (0.4, 28, False), (0.4, 48, True), (0.4, 90, False), (0.15, 10, True),
     ],
 )  # fmt: skip
-def test_a_tenth_of_a_recording_or_of_a_second_may_lack_or_be_too_much(tmp_path, tokenizer, seconds, n_vectors, fits):
+def test_durations_may_differ_by_a_tenth_from_the_manifest(tmp_path, tokenizer, seconds, n_vectors, fits):
     np.save(tmp_path / "a.npy", np.ones((n_vectors, 3)))
     np.save(tmp_path / "b.npy", np.ones((20, 3)))
     reader = FrameReader(VectorReader(VectorConfig(n_features=3)), FeatureCache(tmp_path / "cache"))
@@ -303,7 +301,7 @@ def test_a_tenth_of_a_recording_or_of_a_second_may_lack_or_be_too_much(tmp_path,
     assert pairs.recordings == (both if fits else both[1:])
 
 
-def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tokenizer, caplog):
+def test_unusable_recordings_are_left_out_counted_and_named(tmp_path, reader, tokenizer, caplog):
     good = record(tmp_path, TEXTS[:3])
     long = tmp_path / "long.wav"
     soundfile.write(long, np.tile(sound("red"), 30), RATE)
@@ -343,7 +341,7 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
 
 
 @pytest.mark.parametrize("hop", [0.04, 0.005])
-def test_the_features_say_how_long_a_vector_stands_for_and_a_manifest_need_not(tmp_path, tokenizer, hop):
+def test_durations_of_vectors_come_from_the_hop(tmp_path, tokenizer, hop):
     lengths = (30, 50)
     for n in lengths:
         np.save(tmp_path / f"{n}.npy", np.ones((n, 3)))
@@ -360,7 +358,7 @@ def test_the_features_say_how_long_a_vector_stands_for_and_a_manifest_need_not(t
         speech_pairs(wrong, reader, tokenizer, frames_per_batch=900)
 
 
-def test_whole_seconds_may_have_been_cut_off(tmp_path, reader, tokenizer):
+def test_manifest_durations_may_be_rounded_down_to_seconds(tmp_path, reader, tokenizer):
     (first,) = record(tmp_path, TEXTS[:1])
     soundfile.write(first.audio, np.resize(soundfile.read(first.audio)[0], int(1.7 * RATE)), RATE)
 
@@ -372,7 +370,7 @@ def test_whole_seconds_may_have_been_cut_off(tmp_path, reader, tokenizer):
         kept(1.1)
 
 
-def test_ctc_does_not_learn_that_nobody_speaks_where_a_text_is_missing(tmp_path, reader, tokenizer):
+def test_recordings_without_a_ctc_text_are_left_out(tmp_path, reader, tokenizer):
     texts = zip(record(tmp_path, TEXTS[:3]), ("a", "b", " "), strict=True)
     good = [replace(recording, columns={"text": text}) for recording, text in texts]
     pairs = speech_pairs(good, reader, tokenizer, frames_per_batch=900, ctc_column="text")
@@ -380,7 +378,7 @@ def test_ctc_does_not_learn_that_nobody_speaks_where_a_text_is_missing(tmp_path,
     assert pairs.skipped["blank column text"] == 1
 
 
-def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
+def test_no_usable_recordings_is_an_error_with_reasons(tmp_path, reader, tokenizer):
     bad = [Recording(str(i), tmp_path / "none.wav", 1.0, "A", "red") for i in range(2)]
     with pytest.raises(ValueError) as error:
         speech_pairs(bad, reader, tokenizer, frames_per_batch=300)
@@ -410,7 +408,7 @@ def test_positions_needed_are_the_fewest_that_ctc_can_align(ids):
     assert alignable(ids, needed) and not alignable(ids, needed - 1)
 
 
-def test_what_is_padded_is_as_long_as_it_was_said_to_be(tmp_path, recordings, tokenizer):
+def test_padded_features_pass_the_duration_checks(tmp_path, recordings, tokenizer):
     """As a Whisper pads all sound to 30 seconds; what is longer is still left out, and so are global statistics."""
     config = replace(
         FEATURES, pad_to=30.0, log_mel="whisper", normalize="none", n_coefficients=0, frame=0.025, hop=0.01
@@ -445,7 +443,7 @@ def test_global_statistics_are_those_of_all_training_frames(recordings, folder, 
     assert f"{bad.audio} cannot be read: No such file or directory" in str(error.value)
 
 
-def test_global_statistics_leave_out_what_training_leaves_out(tmp_path, recordings):
+def test_global_statistics_leave_out_too_long_recordings(tmp_path, recordings):
     """A long recording of noise, whether its manifest says how long or not."""
     config, cache = replace(FEATURES, normalize="global"), FeatureCache(tmp_path / "cache")
     noise = np.random.default_rng(1).normal(size=40 * RATE) * 0.3
@@ -466,7 +464,7 @@ def test_global_statistics_leave_out_what_training_leaves_out(tmp_path, recordin
         assert str(error.value) == f"normalize=global needs training data that can be used, but none can: {reason}"
 
 
-def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):
+def test_precomputed_vectors_are_batched_unchanged(tmp_path, tokenizer, caplog):
     rng = np.random.default_rng(1)
     recordings = []
     for i, text in enumerate(TEXTS[:5]):

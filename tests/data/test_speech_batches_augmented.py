@@ -16,7 +16,7 @@ from transduce.data.frame_reader import PLAIN, generator
 from transduce.data.sentencepiece_bpe import UNK, SentencePieceTokenizer
 
 
-def test_masks_hide_and_leave_the_cache_alone(recordings, reader):
+def test_masks_do_not_change_the_cache(recordings, reader):
     path = recordings[0].audio
     plain = reader(path)
     rng = torch.Generator().manual_seed(1)
@@ -75,7 +75,7 @@ def frames_by_hand(
     ],
     ids=lambda fields: "+".join(fields),
 )
-def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recordings, reader, switched_on):
+def test_each_augmentation_equals_its_formula(recordings, reader, switched_on):
     """Drawn from (seed + 1, epoch, recording) and, for tokens, (seed + 2, epoch, recording)."""
     tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
     plain, augmented = (
@@ -103,7 +103,7 @@ def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recording
     assert other_tokens > n if "token_dropout" in switched_on else other_tokens == 0
 
 
-def test_what_happens_to_an_utterance_does_not_depend_on_its_batch(recordings, reader):
+def test_augmentation_does_not_depend_on_the_batch(recordings, reader):
     """Frames and hidden tokens of every utterance are the same in batches of any size."""
     tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
 

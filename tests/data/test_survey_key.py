@@ -6,7 +6,7 @@ from transduce.data import parallel_text as parallel
 from transduce.data.corpus import Files
 
 
-def test_two_columns_of_one_file_share_nothing(tmp_path, monkeypatch):
+def test_other_columns_of_a_file_have_their_own_cache(tmp_path, monkeypatch):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr("transduce.data.parallel_text.POOL", 2)
     columns = {name: [f"{name} {i}" for i in range(5)] for name in ("en", "de", "fr")}

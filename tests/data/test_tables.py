@@ -35,7 +35,7 @@ def written(path: Path, content, *, stream: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "categories"])
-def test_text_of_every_type_is_text(tmp_path, kind):
+def test_every_arrow_string_type_is_read(tmp_path, kind):
     """Polars writes views into Arrow files, and pandas a column of categories as a dictionary."""
     column = pyarrow.array(["Hallo", "Tür", "Hallo"])
     column = column.dictionary_encode() if kind == "categories" else column.cast(kind)
@@ -45,7 +45,7 @@ def test_text_of_every_type_is_text(tmp_path, kind):
 
 @pytest.mark.parametrize(("source", "target"), [("en", "de"), ("translation.en", "translation.de"), ("en", "text.de")])
 @pytest.mark.parametrize(("name", "stream"), [("a.parquet", False), ("a.arrow", False), ("a.arrow", True)])
-def test_a_table_reads_like_lines(tmp_path, name, stream, source, target):
+def test_tables_equal_the_same_text_in_lines(tmp_path, name, stream, source, target):
     path = written(tmp_path / name, table(), stream=stream)
     files = Files(train_table=path, test_table=path, hold_out=1, source_column=source, target_column=target)
     assert files.read("train") == TEXT
@@ -53,14 +53,14 @@ def test_a_table_reads_like_lines(tmp_path, name, stream, source, target):
     assert sorted(train.source + valid.source) == sorted(TEXT.source) and len(valid) == 1
 
 
-def test_a_folder_is_its_files_by_name(tmp_path):
+def test_a_folder_is_read_in_order_of_file_names(tmp_path):
     for i, name in enumerate(("b.parquet", "a.arrow")):
         written(tmp_path / name, table([(f"s{i}", f"t{i}")]))
     (tmp_path / "README.md").write_text("not a table")
     assert PairFiles(tables.table_files(tmp_path), ("en", "de")).read() == ParallelText(["s1", "s0"], ["t1", "t0"])
 
 
-def test_a_folder_is_one_split_and_has_what_its_state_lists(tmp_path):
+def test_a_folder_must_be_one_split_and_follows_state_json(tmp_path):
     for name in ("train-0.parquet", "train-1.parquet"):
         written(tmp_path / name, table())
     assert len(tables.table_files(tmp_path)) == 2
@@ -96,7 +96,7 @@ def test_a_folder_is_one_split_and_has_what_its_state_lists(tmp_path):
     ("one", "other"),
     [("trainset", "testset"), ("training", "testing"), ("traindata", "evaluation"), ("devset", "test")],
 )
-def test_a_split_may_be_named_in_other_words(tmp_path, one, other):
+def test_other_names_of_splits_are_recognized(tmp_path, one, other):
     for name in (one, other, "latest", "dataset", "contest"):
         (tmp_path / f"{name}.csv").touch()
     with pytest.raises(ValueError, match=r"^a folder of tables is one split, but .* has \w+, \w+; move each"):
@@ -105,7 +105,7 @@ def test_a_split_may_be_named_in_other_words(tmp_path, one, other):
     assert len(tables.table_files(tmp_path)) == 4
 
 
-def test_tables_in_text_may_be_packed_and_endings_be_capitals(tmp_path):
+def test_csv_and_jsonl_may_be_gzip_or_uppercase(tmp_path):
     for name, text in (("a.csv", "one,eins"), ("B.CSV", "two,zwei")):
         (tmp_path / name).write_text(f"en,de\n{text}\n")
     (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"en,de\nthree,drei\n"))
@@ -114,20 +114,20 @@ def test_tables_in_text_may_be_packed_and_endings_be_capitals(tmp_path):
     assert sorted(read.target) == ["drei", "eins", "vier", "zwei"]
 
 
-def test_a_cell_of_csv_may_be_a_document(tmp_path):
+def test_csv_cells_may_be_long(tmp_path):
     document = "wort " * 60_000
     (tmp_path / "a.csv").write_text(f'en,de\none,eins\n\nlong,"{document}"\n')
     assert [*tables.each_cell_row(tmp_path / "a.csv", ("en", "de"))] == [("one", "eins"), ("long", document)]
 
 
-def test_a_column_that_stands_twice_is_refused(tmp_path):
+def test_a_duplicate_column_is_refused(tmp_path):
     twice = pyarrow.Table.from_arrays([pyarrow.array([name]) for name in "abc"], names=["en", "en", "de"])
     path = written(tmp_path / "a.arrow", twice)
     with pytest.raises(ValueError, match=r"has no en of that kind; it has de; name"):
         PairFiles((path,), ("en", "de")).read()
 
 
-def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path):
+def test_a_missing_column_is_refused_with_the_existing_ones(tmp_path):
     path = written(tmp_path / "a.parquet", table())
     with pytest.raises(ValueError) as error:
         PairFiles((path,), ("en", "fr")).read()
@@ -146,14 +146,14 @@ def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"nothing of the kind", lambda raw: b""]
 )
-def test_a_damaged_file_is_named(tmp_path, name, damage):
+def test_a_damaged_file_is_refused(tmp_path, name, damage):
     path = written(tmp_path / name, table())
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is not a complete Parquet or Arrow file: "):
         PairFiles((path,), ("en", "de")).read()
 
 
-def test_what_is_no_table_and_no_pyarrow_are_refused(tmp_path, monkeypatch):
+def test_other_files_and_a_missing_pyarrow_are_refused(tmp_path, monkeypatch):
     for path in (tmp_path / "none.parquet", tmp_path):
         with pytest.raises(
             ValueError, match=re.escape(f", .csv, .csv.gz, .jsonl, .jsonl.gz, .tmx, .tmx.gz, .zip, but {path} is none")
@@ -165,7 +165,7 @@ def test_what_is_no_table_and_no_pyarrow_are_refused(tmp_path, monkeypatch):
         Files(train_table=path).read("train")
 
 
-def test_a_list_among_json_lines_is_no_text(tmp_path):
+def test_a_json_list_is_not_a_text_column(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"en": "good day", "de": ["guten", "Tag"], "tags": [1]}\n')
     with pytest.raises(ValueError, match=re.escape(f"{path}, line 1, has no de of that kind; it has en;")):

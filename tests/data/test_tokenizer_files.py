@@ -43,7 +43,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_sentencepiece_model_segments_as_the_library_does(tmp_path, kind, layout):
+def test_sentencepiece_models_segment_like_the_library(tmp_path, kind, layout):
     """Whatever its special ids were: the pieces of a text are the same, and padding, unknown, begin, end are 0 to 3."""
     model = foreign(model_type=kind, **LAYOUTS[layout])
     (tmp_path / "my.vocabulary").write_bytes(model)
@@ -61,7 +61,7 @@ def test_a_sentencepiece_model_segments_as_the_library_does(tmp_path, kind, layo
     assert SentencePieceTokenizer(tokenizer.model).encode(texts) == tokenizer.encode(texts)  # as a run keeps it
 
 
-def test_json_is_byte_level_bpe_or_characters(tmp_path):
+def test_json_tokenizers_are_byte_level_bpe_or_characters(tmp_path):
     library = Tokenizer(models.BPE())
     library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     library.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=280, show_progress=False))
@@ -82,14 +82,14 @@ def test_json_is_byte_level_bpe_or_characters(tmp_path):
         (b'{"a": ', "Expecting value: line 1 column 7 (char 6)"),
     ],
 )
-def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, what):
+def test_an_invalid_tokenizer_file_is_refused(tmp_path, content, what):
     (tmp_path / "a.model").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'a.model'}: {what}")):
         load_tokenizer(tmp_path / "a.model")
 
 
 @pytest.mark.parametrize("other", ["characters", "pieces"])
-def test_characters_of_one_side_alone_are_refused_and_replace_nothing(tmp_path, other):
+def test_separate_character_tokenizers_are_refused(tmp_path, other):
     source = CharTokenizer.train(["abc"])
     target = CharTokenizer.train(["xyz"]) if other == "characters" else any_tokenizer("sentencepiece")
     with pytest.raises(ValueError, match="characters must be shared by both sides, but the source has one of its own"):
@@ -99,7 +99,7 @@ def test_characters_of_one_side_alone_are_refused_and_replace_nothing(tmp_path, 
     assert (tmp_path / "characters.json").read_bytes() == source.model
 
 
-def test_a_tokenizer_that_is_not_there_is_named_with_the_names_of_those_there_may_be(tmp_path):
+def test_a_missing_tokenizer_is_refused_with_the_possible_names(tmp_path):
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path / "b.model")
     assert str(error.value) == (
@@ -113,7 +113,7 @@ SYMBOLS = ("<2de>", "<2fr>", "→")
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "sentencepiece"])
 @pytest.mark.parametrize("later", [False, True], ids=["trained with", "added later"])
-def test_a_symbol_is_one_token_wherever_it_stands(kind, later):
+def test_a_symbol_is_always_one_token(kind, later):
     twice = (*SYMBOLS, *SYMBOLS)  # counts once
     tokenizer = train_tokenizer(kind, TEXT, vocab_size=300, symbols=() if later else twice)
     plain = tokenizer
@@ -140,13 +140,13 @@ def test_a_symbol_is_one_token_wherever_it_stands(kind, later):
         ("byte_bpe", ["→", "für"], "a symbol of byte-level BPE must have other letters than 'für', "),
     ],
 )
-def test_symbols_that_cannot_be_are_refused(kind, symbols, message):
+def test_invalid_symbols_are_refused(kind, symbols, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         train_tokenizer(kind, TEXT, vocab_size=300, symbols=symbols)
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "sentencepiece"])
-def test_a_vocabulary_that_comes_out_smaller_is_said(kind, caplog):
+def test_a_smaller_vocabulary_gives_a_warning(kind, caplog):
     caplog.set_level(logging.WARNING)
     tokenizer = train_tokenizer(kind, ["a b", "b a"], vocab_size=1234)
     assert tokenizer.vocab_size < 300
@@ -158,7 +158,7 @@ def test_a_vocabulary_that_comes_out_smaller_is_said(kind, caplog):
     assert caplog.messages == []
 
 
-def test_the_end_of_a_text_is_the_end_here():
+def test_eos_of_t5_is_mapped_to_id_3():
     """T5's end has the id 1, and what a run learns as the end is 3."""
     tokenizer = SentencePieceTokenizer(foreign(**LAYOUTS["T5"]))
     assert tokenizer.eos_id == EOS == 3 and tokenizer.decode([[*tokenizer.encode(["the cat"])[0], EOS]]) == ["the cat"]

@@ -18,7 +18,7 @@ def saved(path: Path, array: np.ndarray) -> Path:
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_what_was_saved_comes_out(tmp_path, dtype, order):
+def test_vectors_are_read_as_saved(tmp_path, dtype, order):
     array = np.asarray(np.random.default_rng(1).normal(size=(7, 3)), dtype=dtype, order=order)
     got = VectorReader(CONFIG)(saved(tmp_path / "a.npy", array))
     assert got.dtype == torch.float32
@@ -36,7 +36,7 @@ def test_every_feature_gets_mean_0_and_variance_1(tmp_path, scale):
     assert torch.equal(constant, torch.zeros(1, 3))
 
 
-def test_vectors_stand_for_seconds():
+def test_seconds_are_vectors_times_hop():
     assert VectorConfig(n_features=3, hop=0.02).seconds(7) == pytest.approx(0.14)
 
 
@@ -48,14 +48,14 @@ def refusal(path: Path) -> str:
     return message.removeprefix(f"{path} ")
 
 
-def test_another_shape_is_refused(tmp_path):
+def test_a_wrong_shape_is_refused(tmp_path):
     for shape in ((7, 4), (7,), (0, 3), (1, 7, 3), ()):
         assert f"of shape (frames, 3), but they are float64 of shape {shape}; set n_features" in refusal(
             saved(tmp_path / "a.npy", np.zeros(shape))
         )
 
 
-def test_what_is_not_finite_is_refused(tmp_path):
+def test_nan_and_infinity_are_refused(tmp_path):
     for value in (np.nan, np.inf, -np.inf, 1e300):
         array = np.zeros((7, 3))
         array[4, 1] = value
@@ -65,12 +65,12 @@ def test_what_is_not_finite_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["int64", "complex64", "bool"])
-def test_what_is_no_float_is_refused(tmp_path, dtype):
+def test_other_dtypes_are_refused(tmp_path, dtype):
     path = saved(tmp_path / "a.npy", np.zeros((7, 3), dtype=dtype))
     assert f"must be floats of shape (frames, 3), but they are {dtype} of shape (7, 3); " in refusal(path)
 
 
-def test_what_is_no_npy_is_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     whole = saved(tmp_path / "whole.npy", np.zeros((70, 3))).read_bytes()
     np.savez(tmp_path / "many.npz", a=np.zeros((7, 3)))
     np.save(tmp_path / "objects.npy", np.array([[{}]]), allow_pickle=True)
@@ -86,6 +86,6 @@ def test_what_is_no_npy_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "reason"), [({"n_features": 0}, "n_features=0"), ({"n_features": 3, "hop": 0.0}, "hop=0.0")]
 )
-def test_a_configuration_checks_itself(fields, reason):
+def test_invalid_settings_are_refused(fields, reason):
     with pytest.raises(ValueError, match=f"but {reason}$"):
         VectorConfig(**fields)

@@ -22,7 +22,7 @@ def split(ids, *places):
     return Stream([part.astype(np.uint16) for part in np.split(np.asarray(ids), places)])
 
 
-def test_a_stream_reads_across_borders():
+def test_a_stream_reads_across_its_parts():
     for places in ((), (3,), (3, 3, 7), (0, 1, 19)):
         stream = split(range(100, 120), *places)
         assert len(stream) == 20
@@ -31,7 +31,7 @@ def test_a_stream_reads_across_borders():
                 assert stream.read(start, stop).tolist() == list(range(100 + start, 100 + stop))
 
 
-def test_chunks_and_fingerprint_do_not_depend_on_borders(monkeypatch):
+def test_chunks_and_fingerprint_do_not_depend_on_the_parts(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 7)
     whole, cut = split(range(20)), split(range(20), 2, 11)
     assert [chunk.tolist() for chunk in cut.chunks(overlap=1)] == [
@@ -62,7 +62,7 @@ def test_training_windows_are_a_function_of_seed_epoch_and_batch():
     assert str(windows) == "101 tokens, 6 batches of 3 x 5 an epoch"
 
 
-def test_every_place_is_drawn_and_none_beyond_the_end():
+def test_windows_start_anywhere_within_the_text():
     windows = TokenWindows(stream=split(range(9)), context=5, batch_size=4, batches_per_epoch=50)
     assert len(windows.epoch(0)) == 50
     assert {row[0] for batch in windows.epoch(0) for row in batch.target_in.tolist()} == {0, 1, 2, 3}
@@ -78,7 +78,7 @@ def test_validation_predicts_every_token_but_the_first_once(n_tokens):
 
 
 @pytest.mark.parametrize("n", [1, 34, 51, 60, 99, 100])
-def test_validation_windows_leave_no_part_of_the_text_out(n):
+def test_validation_windows_are_evenly_spaced(n):
     """Gaps between them are equal, but for one window, and the last is as near the end."""
     batches = HeldOutWindows(split(range(801)), context=8, batch_size=4, n_windows=n)
     starts = [int(row[0]) // 8 for batch in batches for row in batch.target_in]
@@ -93,7 +93,7 @@ def test_some_validation_windows_are_spread_over_the_text():
     assert len(HeldOutWindows(split(range(48)), context=5, batch_size=2, n_windows=9)) == 6  # the rest is a window too
 
 
-def test_what_is_too_short_is_refused():
+def test_too_short_texts_are_refused():
     with pytest.raises(ValueError) as error:
         TokenWindows(stream=split(range(5)), context=5, batch_size=1)
     assert str(error.value) == (
@@ -126,7 +126,7 @@ def test_shards_hold_the_ids_in_the_smallest_type(tmp_path, vocab_size, width):
     assert stream.fingerprint() == hashlib.sha256(sums.encode()).hexdigest()
 
 
-def test_shards_that_do_not_fit_are_refused(tmp_path):
+def test_invalid_shards_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"a shard, but there is none; make shards with transduce data shards"):
         open_shards([], tokenizer=b"t")
     path = tmp_path / "a.bin"
@@ -166,7 +166,7 @@ def test_bigram_by_hand():
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 22])
-def test_bigram_is_a_table_of_counts_however_it_is_read(monkeypatch, chunk):
+def test_bigram_equals_a_table_of_counts_for_any_chunk_size(monkeypatch, chunk):
     monkeypatch.setattr(module, "CHUNK", chunk)
     rng = np.random.default_rng(0)
     train, valid = rng.integers(5, size=120), rng.integers(6, size=60)
@@ -181,7 +181,7 @@ def test_bigram_is_a_table_of_counts_however_it_is_read(monkeypatch, chunk):
     assert bigram_cross_entropy(split(train, 50), split(valid, 8), 6) == pytest.approx(want, abs=1e-12)
 
 
-def test_a_bigram_needs_a_pair():
+def test_a_bigram_of_one_token_is_refused():
     with pytest.raises(ValueError) as error:
         bigram_cross_entropy(split([1, 2]), split([1]), 4)
     assert str(error.value) == (

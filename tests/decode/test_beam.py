@@ -65,7 +65,7 @@ def same(got: list[Hypothesis], want: list[Hypothesis]) -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize(("suppressed", "size"), [([], 1 + 4 + 16 + 64 + 256), ([PAD, BOS], 1 + 2 + 4 + 8 + 16)])
-def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(suppressed, size, alpha):
+def test_an_exhaustive_beam_equals_brute_force(suppressed, size, alpha):
     language = Language(seed=3)
     got = search(language, [7, 8], [4, 4], beam_size=size, n_best=size, alpha=alpha, suppressed=suppressed)
     for sentence, hypotheses in zip([7, 8], got, strict=True):
@@ -77,7 +77,7 @@ def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(suppressed, si
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
-def test_a_narrow_beam_is_the_search_in_lists(beam_size, first, alpha):
+def test_beam_search_equals_plain_python(beam_size, first, alpha):
     bounds = [1 + i % 11 for i in range(22)]
     for vocab_size, suppressed in ((5, [PAD, BOS]), (7, [PAD]), (3, [])):
         language = Language(seed=beam_size, vocab_size=vocab_size)
@@ -89,7 +89,7 @@ def test_a_narrow_beam_is_the_search_in_lists(beam_size, first, alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_a_beam_of_one_is_greedy(alpha):
+def test_beam_of_one_equals_greedy_search(alpha):
     sentences, bounds = list(range(200)), [1 + i % 13 for i in range(200)]
     language = Language(seed=5)
     beam = search(language, sentences, bounds, beam_size=1, alpha=alpha, suppressed=[PAD])
@@ -104,7 +104,7 @@ def test_a_beam_of_one_is_greedy(alpha):
         assert math.isnan(quick.log_prob) and math.isnan(quick.score)
 
 
-def test_hypotheses_are_sorted_and_distinct_and_keep_their_bounds():
+def test_hypotheses_are_sorted_distinct_and_within_max_length():
     bounds = [1 + i % 7 for i in range(70)]
     got = search(Language(seed=1), list(range(70)), bounds, beam_size=5, n_best=5, alpha=0.6)
     for hypotheses, bound in zip(got, bounds, strict=True):
@@ -115,12 +115,12 @@ def test_hypotheses_are_sorted_and_distinct_and_keep_their_bounds():
             assert len(h.tokens) + 1 <= bound if h.finished else len(h.tokens) == bound
 
 
-def test_n_best_is_the_beginning_of_the_whole_beam():
+def test_n_best_is_a_prefix_of_the_beam():
     whole = search(Language(seed=2), list(range(30)), [9] * 30, beam_size=4, n_best=4)
     assert search(Language(seed=2), list(range(30)), [9] * 30, beam_size=4, n_best=2) == [h[:2] for h in whole]
 
 
-def test_neighbours_in_the_batch_change_nothing():
+def test_hypotheses_do_not_depend_on_the_batch():
     language, bounds = Language(seed=4), [1 + 5 * i % 13 for i in range(40)]
     together = search(language, list(range(40)), bounds, beam_size=3, n_best=3)
     for sentence, bound in enumerate(bounds):
@@ -129,7 +129,7 @@ def test_neighbours_in_the_batch_change_nothing():
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_the_first_step_has_no_beams_and_done_sentences_leave_at_once(beam_size):
+def test_first_step_is_unexpanded_and_finished_sentences_leave_the_batch(beam_size):
     scorer = LanguageScorer(Language(seed=6), [0, 1, 2, 3])
     if beam_size == 1:
         greedy(scorer, [2, 5, 3, 5], suppressed=[EOS])
@@ -148,14 +148,14 @@ def test_a_vocabulary_smaller_than_the_beam_and_an_empty_batch():
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
-def test_as_many_come_out_as_exist_however_small_the_vocabulary(first):
+def test_all_sequences_are_returned_from_small_vocabularies(first):
     """Random vocabularies smaller than twice the beam, bounds and rules; every sequence that exists is counted."""
     for seed in range(first, first + 10):
         print(seed)
-        as_many_come_out_as_exist(seed)
+        check_all_sequences_are_returned(seed)
 
 
-def as_many_come_out_as_exist(seed: int) -> None:
+def check_all_sequences_are_returned(seed: int) -> None:
     rng = random.Random(seed)
     vocab_size, bound, ngram, least = rng.randint(3, 6), rng.randint(1, 4), rng.randint(0, 2), rng.randint(0, 2)
     language = Language(seed, vocab_size)
@@ -244,7 +244,7 @@ def example() -> Example:
     return Example(model, source, lengths, 2 * lengths + 3)
 
 
-def test_a_cache_changes_nothing_but_the_cost(example):
+def test_cached_search_equals_uncached_search(example):
     rows = torch.arange(24)
     got = example.search(rows)
     assert len({len(h.tokens) for hypotheses in got for h in hypotheses if h.finished}) > 5
@@ -252,7 +252,7 @@ def test_a_cache_changes_nothing_but_the_cost(example):
         same(cached, uncached)
 
 
-def test_log_prob_is_that_of_the_forward_pass(example):
+def test_log_prob_equals_that_of_the_forward_pass(example):
     with torch.no_grad():
         for row, hypotheses in enumerate(example.search(torch.arange(24))):
             for h in hypotheses:
@@ -293,7 +293,7 @@ def test_n_best_must_fit_into_the_beam(n_best, beam_size):
         search(Language(seed=0), [0], [3], beam_size=beam_size, n_best=n_best)
 
 
-def test_every_bound_must_be_at_least_one():
+def test_max_lengths_must_be_at_least_one():
     with pytest.raises(ValueError) as caught:
         search(Language(seed=0), [0, 1], [3, 0])
     assert str(caught.value) == (
@@ -311,7 +311,7 @@ class WholeNumbers(LanguageScorer):
 
 
 @pytest.mark.parametrize("beam_size", [3, 4])
-def test_equally_likely_hypotheses_come_alone_as_among_others(beam_size):
+def test_ties_do_not_depend_on_the_batch(beam_size):
     ties = 0
     for seed in range(10):
         language, sentences = Language(seed, vocab_size=6), list(range(9))

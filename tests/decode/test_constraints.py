@@ -30,7 +30,7 @@ def greedy(language: Language, sentences: list[int], bounds: list[int], **settin
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_what_is_ruled_out_is_what_transformers_rules_out(rng, n):
+def test_no_repeat_ngram_equals_transformers(rng, n):
     for length in (1, 2, 3, 4, 19):
         tokens, scores = torch.randint(3, (53, length), generator=rng), torch.randn(53, 5, generator=rng)
         want = NoRepeatNGramLogitsProcessor(n)(tokens, scores.clone())
@@ -40,7 +40,7 @@ def test_what_is_ruled_out_is_what_transformers_rules_out(rng, n):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_beam_as_wide_as_the_space_finds_all_that_repeats_nothing(n):
+def test_exhaustive_beam_with_no_repeat_ngram_equals_brute_force(n):
     language, bound = Language(seed=3), 6
     for sentence in (7, 8):
         every = brute_force(language, sentence, bound, 0.6, [PAD, BOS])
@@ -52,7 +52,7 @@ def test_a_beam_as_wide_as_the_space_finds_all_that_repeats_nothing(n):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_beam_of_one_is_greedy_and_nothing_occurs_twice(n):
+def test_beam_of_one_with_no_repeat_ngram_equals_greedy(n):
     sentences, bounds = list(range(100)), [1 + i % 19 for i in range(100)]
     settings = {"suppressed": [PAD], "no_repeat_ngram": n}
     beam = search(Language(seed=5), sentences, bounds, beam_size=1, **settings)
@@ -66,7 +66,7 @@ def test_a_beam_of_one_is_greedy_and_nothing_occurs_twice(n):
     assert any(repeats(h.tokens, n) for h in without)
 
 
-def test_a_wide_beam_repeats_nothing_and_neighbours_change_nothing():
+def test_no_repeat_ngram_in_beams_does_not_depend_on_the_batch():
     bounds = [1 + 5 * i % 17 for i in range(20)]
     settings = {"beam_size": 4, "n_best": 4, "no_repeat_ngram": 2}
     together = search(Language(seed=9), list(range(20)), bounds, **settings)
@@ -76,7 +76,7 @@ def test_a_wide_beam_repeats_nothing_and_neighbours_change_nothing():
         assert alone == together[sentence]
 
 
-def test_where_nothing_is_left_a_hypothesis_ends_even_if_it_may_not():
+def test_hypotheses_end_if_the_rules_leave_no_token():
     """Two tokens without EOS: at most five in a row hold no pair twice (aabba and its like)."""
     language, settings = Language(seed=1), {"suppressed": [PAD, BOS, EOS], "no_repeat_ngram": 2}
     got = greedy(language, list(range(30)), [40] * 30, **settings)
@@ -93,7 +93,7 @@ def test_where_nothing_is_left_a_hypothesis_ends_even_if_it_may_not():
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
-def test_the_repetition_penalty_is_that_of_transformers(rng, penalty):
+def test_repetition_penalty_equals_transformers(rng, penalty):
     logits, new = torch.randn(7, 53, generator=rng), torch.randint(53, (7, 20), generator=rng)
     bos = torch.full((7, 1), BOS)
     want = RepetitionPenaltyLogitsProcessor(penalty)(torch.cat((bos, new), dim=1), logits.clone())
@@ -110,7 +110,7 @@ class Penalized(Language):
         return [(s / 1.7 if s > 0 else 1.7 * s) if token in before else s for token, s in enumerate(scores)]
 
 
-def test_a_penalty_makes_another_language():
+def test_penalized_search_equals_search_of_penalized_logits():
     """For a beam that holds all sequences, narrow beams, and greedy search, with neighbours of other lengths."""
     bounds = [1 + i % 6 for i in range(20)]
     for beam_size in (1, 3, 200):
@@ -130,7 +130,7 @@ def test_a_penalty_makes_another_language():
     ({"min_length": 2, "no_repeat_ngram": 2}, lambda h: len(h.tokens) >= 2 and not repeats(h.tokens, 2)),
     ({"min_length": 99}, lambda h: not h.finished),
 ])  # fmt: skip
-def test_a_beam_as_wide_as_the_space_finds_all_that_keeps_the_rules(rules, keeps):
+def test_exhaustive_beam_with_rules_equals_brute_force(rules, keeps):
     language, bound = Language(seed=6), 5
     every = brute_force(language, 3, bound, 0.6, [PAD, BOS])
     want = [h for h in every if keeps(h)]
@@ -146,7 +146,7 @@ def test_a_beam_as_wide_as_the_space_finds_all_that_keeps_the_rules(rules, keeps
     assert keeps(ours)
 
 
-def test_what_has_no_token_left_and_no_end_is_refused():
+def test_rules_that_leave_neither_token_nor_eos_are_refused():
     scorer = LanguageScorer(Language(seed=1), [0])
     message = (
         "the rules must leave a token to go on with, but after 2 tokens they leave none, and no EOS can end the text; "
@@ -169,7 +169,7 @@ def test_impossible_rules_are_refused(fields, message):
 
 
 @pytest.mark.parametrize("beam_size", [1, 3, 363])
-def test_a_rule_of_one_s_own_is_one_more(beam_size):
+def test_custom_rules_apply_to_greedy_and_beam_search(beam_size):
     """The rule forbids a token after its neighbour in the alphabet; in beam and greedy search, and in brute force."""
 
     def no_neighbours(scores, tokens, sentences):

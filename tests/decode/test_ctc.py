@@ -17,7 +17,7 @@ from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.scorer import Scorer
 
 
-def said(scorer: CTCPrefixScorer, tokens: list[list[int]]) -> torch.Tensor:
+def prefix_scores(scorer: CTCPrefixScorer, tokens: list[list[int]]) -> torch.Tensor:
     """Scores after BOS and after every token, (B, T + 1, V); all rows have equally many."""
     columns = [scorer.step(torch.full((len(tokens),), BOS))]
     columns += [scorer.step(torch.tensor(column)) for column in zip(*tokens, strict=True)]
@@ -32,7 +32,7 @@ def test_scores_are_sums_over_all_labellings(rng, eos, blank):
     assert math.fsum(ours.values()) == pytest.approx(1, rel=1e-12)
     seen = set()
     for tokens in itertools.product([1, 3], repeat=length):
-        got = said(CTCPrefixScorer(logits, eos_id=eos, blank_id=blank), [[*tokens]])
+        got = prefix_scores(CTCPrefixScorer(logits, eos_id=eos, blank_id=blank), [[*tokens]])
         for t in range(length + 1):
             prefix = tokens[:t]
             assert not got[0, t].isnan().any()
@@ -45,18 +45,18 @@ def test_scores_are_sums_over_all_labellings(rng, eos, blank):
     assert (1, 1, 3) in seen and (1, 3, 1, 3, 1) in seen and (1, 1, 1, 1) not in seen
 
 
-def test_what_may_follow_sums_to_one(rng):
+def test_next_token_probabilities_sum_to_one(rng):
     """Some token follows, or none. (EOS must not label a frame: its score means that no token follows.)"""
     logits = torch.randn(3, 17, 7, generator=rng, dtype=torch.float64)
     logits[:, :, EOS] = -1e3
     tokens = torch.randint(3, 7, (3, 5), generator=rng).tolist()
-    total = said(CTCPrefixScorer(logits, eos_id=EOS), tokens).logsumexp(-1)
+    total = prefix_scores(CTCPrefixScorer(logits, eos_id=EOS), tokens).logsumexp(-1)
     torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_a_complete_transcript_scores_what_ctc_loss_says(rng, dtype, tolerance, in_bf16):
+def test_complete_transcripts_score_like_ctc_loss(rng, dtype, tolerance, in_bf16):
     """Also with 300 frames and confident predictions, where exp(-loss) is far below the smallest float32.
 
     A validation in bf16 searches under autocast.
@@ -67,7 +67,7 @@ def test_a_complete_transcript_scores_what_ctc_loss_says(rng, dtype, tolerance, 
         tokens = torch.randint(3, 11, (3, 7), generator=rng)
         tokens[0, 4] = tokens[0, 3]
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
-            steps = said(CTCPrefixScorer(logits, lengths, eos_id=EOS), tokens.tolist())
+            steps = prefix_scores(CTCPrefixScorer(logits, lengths, eos_id=EOS), tokens.tolist())
         got = steps.gather(2, F.pad(tokens, (0, 1), value=EOS)[:, :, None]).sum(dim=(1, 2))
         want = -F.ctc_loss(
             logits.double().log_softmax(-1).transpose(0, 1), tokens, lengths, torch.full((3,), 7), reduction="none"
@@ -76,20 +76,20 @@ def test_a_complete_transcript_scores_what_ctc_loss_says(rng, dtype, tolerance, 
         torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
 
 
-def test_padding_and_neighbours_are_invisible(rng):
+def test_scores_do_not_depend_on_padding_and_batch(rng):
     lengths = torch.tensor([13, 1, 8])
     logits = torch.randn(3, 13, 7, generator=rng, dtype=torch.float64)
     tokens = torch.randint(3, 7, (3, 4), generator=rng).tolist()
     padded = GARBAGE * torch.randn(3, 18, 7, generator=rng, dtype=torch.float64)
     for row, length in enumerate(lengths.tolist()):
         padded[row, :length] = logits[row, :length]
-    together = said(CTCPrefixScorer(padded, lengths, eos_id=EOS), tokens)
+    together = prefix_scores(CTCPrefixScorer(padded, lengths, eos_id=EOS), tokens)
     for row, length in enumerate(lengths.tolist()):
-        alone = said(CTCPrefixScorer(logits[row : row + 1, :length], eos_id=EOS), tokens[row : row + 1])
+        alone = prefix_scores(CTCPrefixScorer(logits[row : row + 1, :length], eos_id=EOS), tokens[row : row + 1])
         torch.testing.assert_close(together[row], alone[0], rtol=0, atol=1e-10)
 
 
-def test_rows_may_widen_be_reordered_and_leave(rng):
+def test_scores_after_reorder_and_keep(rng):
     """Whatever a search does with its rows, each is scored as if its sentence and prefix were alone."""
     lengths, beams = torch.tensor([11, 7, 9]), 5
     logits = torch.randn(3, 11, 7, generator=rng, dtype=torch.float64)
@@ -111,11 +111,11 @@ def test_rows_may_widen_be_reordered_and_leave(rng):
         got = scorer.step(tokens)
         for row, prefix in enumerate(prefixes):
             s = sentences[row // beams]
-            alone = said(CTCPrefixScorer(logits[s : s + 1, : int(lengths[s])], eos_id=EOS), [prefix])
+            alone = prefix_scores(CTCPrefixScorer(logits[s : s + 1, : int(lengths[s])], eos_id=EOS), [prefix])
             torch.testing.assert_close(got[row], alone[0, -1], rtol=0, atol=1e-10)
 
 
-def test_search_over_ctc_alone_finds_the_likeliest_transcript(rng):
+def test_ctc_search_returns_the_most_probable_transcript(rng):
     """The most probable transcript, not the most probable labelling: Graves et al. (2006), figure 2."""
     logits = torch.tensor([[[0.6, 0.0, 0.0, 0.4], [0.6, 0.0, 0.0, 0.4]]]).log().clamp_min(-1e3)
     constraints = constrained([5], suppressed=[PAD, BOS])
@@ -126,7 +126,7 @@ def test_search_over_ctc_alone_finds_the_likeliest_transcript(rng):
     assert got.tokens == [3] and got.log_prob == pytest.approx(best.log_prob, rel=1e-6)
 
     logits = torch.randn(1, 6, 5, generator=rng, dtype=torch.float64)
-    got = {said: p for said, p in transcripts(logits[0], PAD).items() if not {BOS, EOS} & set(said)}
+    got = {labels: p for labels, p in transcripts(logits[0], PAD).items() if not {BOS, EOS} & set(labels)}
     want = max(got, key=lambda transcript: got[transcript])
     constraints = constrained([9], suppressed=[PAD, BOS])
     ((best,),) = beam_search(

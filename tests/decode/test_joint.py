@@ -48,15 +48,15 @@ def search(scorer: Scorer, bounds: list[int], **settings) -> list[list[Hypothesi
     return beam_search(scorer, starts(len(bounds)), constraints, BeamConfig(**settings))
 
 
-def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(rng):
+def test_an_exhaustive_beam_equals_brute_force(rng):
     """Seven frames are enough for any four tokens, even equal ones."""
     joint = JointLanguage(Language(seed=3), torch.randn(2, 7, 5, generator=rng, dtype=torch.float64), 0.3)
     for weight in (0.3, 1.0):
         joint.weight = weight
-        it_finds_what_brute_force_finds(joint)
+        check_against_brute_force(joint)
 
 
-def it_finds_what_brute_force_finds(joint: JointLanguage) -> None:
+def check_against_brute_force(joint: JointLanguage) -> None:
     size, weight = 1 + 2 + 4 + 8 + 16, joint.weight
     got = search(joint.scorer([0, 1]), [4, 4], beam_size=size, n_best=size, alpha=0.0)
     for sentence in (0, 1):
@@ -71,7 +71,7 @@ def it_finds_what_brute_force_finds(joint: JointLanguage) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_a_narrow_beam_is_the_search_in_lists_and_a_beam_of_one_is_greedy(rng, alpha):
+def test_narrow_beams_equal_plain_python_and_greedy_search(rng, alpha):
     sentences, bounds = list(range(12)), [1 + i % 5 for i in range(12)]
     logits = 2 * torch.randn(12, 5, 5, generator=rng, dtype=torch.float64)
     joint = JointLanguage(Language(seed=4), logits, 0.4)
@@ -87,7 +87,7 @@ def test_a_narrow_beam_is_the_search_in_lists_and_a_beam_of_one_is_greedy(rng, a
     assert [h.log_prob for h in best] == pytest.approx([h.log_prob for h in ours], rel=1e-12)
 
 
-def test_more_tokens_than_frames_can_hold_never_come(rng):
+def test_outputs_never_have_more_tokens_than_ctc_frames(rng):
     """Two frames: attention never ends, and CTC ends it."""
     logits = torch.randn(20, 2, 5, generator=rng, dtype=torch.float64)
     attention, ctc = LanguageScorer(Language(seed=2), list(range(20))), CTCPrefixScorer(logits, eos_id=EOS)
@@ -124,7 +124,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_any_number_of_scorers_is_searched_as_their_sum(way, alpha):
+def test_combined_scorers_equal_the_weighted_sum(way, alpha):
     sentences, bounds, size = list(range(12)), [1 + i % 4 for i in range(12)], 1 + 2 + 4 + 8 + 16
     wide = search(WAYS[way].scorer([7, 8]), [4, 4], beam_size=size, n_best=size, alpha=alpha)
     for sentence, hypotheses in zip([7, 8], wide, strict=True):
@@ -135,7 +135,7 @@ def test_any_number_of_scorers_is_searched_as_their_sum(way, alpha):
         same(hypotheses, [h for h in want if h.score > -math.inf])
 
 
-def test_what_has_no_weight_is_not_computed_and_one_scorer_alone_is_itself():
+def test_scorers_of_weight_0_are_not_computed():
     attention, idle = LanguageScorer(Language(seed=1), [0, 1]), LanguageScorer(Language(seed=2), [0, 1])
     assert combined([(0.0, idle), (1.0, attention)]) is attention
     half = combined([(0.0, idle), (0.5, attention)])
@@ -190,7 +190,7 @@ def example(rng: torch.Generator, dtype: torch.dtype = torch.float64) -> Example
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_without_weight_the_hypotheses_are_those_of_attention(rng, dtype):
+def test_ctc_weight_0_equals_attention_alone(rng, dtype):
     some, rows = example(rng, dtype), torch.arange(16)
     assert some.search(rows, 0.0) == some.search(rows, None) != some.search(rows, 0.3)
 
@@ -205,7 +205,7 @@ def test_batch_size_order_and_padding_change_nothing(rng):
                 same(hypotheses, want[row])
 
 
-def test_an_ensemble_of_two_models_and_a_language_model_is_the_sum_of_their_forward_passes(rng):
+def test_ensemble_and_fusion_scores_sum_the_forward_passes(rng):
     """The language model begins with a BOS of its own."""
     first, second = example(rng), example(rng).model
     tokens = StackConfig(input=Tokens(vocab_size=11), n_layers=1)
@@ -239,7 +239,7 @@ def test_an_ensemble_of_two_models_and_a_language_model_is_the_sum_of_their_forw
         ((0.5, 0.5), (2, 3), "scorers must have the same sentences, but they have [2, 3] sentences"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_joined_is_refused(weights, sizes, message):
+def test_invalid_weights_or_sizes_of_scorers_are_refused(weights, sizes, message):
     scorers = [LanguageScorer(Language(seed=0), list(range(n))) for n in sizes]
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         combined(list(zip(weights, scorers, strict=True)))

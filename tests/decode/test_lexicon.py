@@ -25,7 +25,7 @@ def lexicon(words: list[str]) -> TextRule:
 
 
 @pytest.mark.parametrize("words", LEXICONS)
-def test_only_known_words_come_out_and_nothing_else_is_lost(words):
+def test_lexicon_search_equals_brute_force_over_known_words(words):
     language = Language(seed=2, vocab_size=len(SURFACES))
     wide = search(language, [4, 5], WIDE, rules=[by_sentence([lexicon(words)] * 2)])
     for sentence, got in zip([4, 5], wide, strict=True):
@@ -39,14 +39,14 @@ def test_only_known_words_come_out_and_nothing_else_is_lost(words):
         assert all(known(h, words) for each in ours for h in each)
 
 
-def test_a_byte_of_no_word_leads_nowhere():
+def test_no_token_may_follow_bytes_of_no_word():
     added = [lexicon(["b"])(tokens).tolist() for tokens in ([], [4], [4, 4])]
     writes = {EOS: " ", **{i: surface.decode() for i, surface in enumerate(SURFACES) if surface}}
     free = [{writes[i] for i in writes if row[i] == 0} for row in added]
     assert free == [{" ", "b"}, {" "}, set()]
 
 
-def test_what_has_a_prefix_or_must_hold_something_is_free_of_it():
+def test_prefixes_and_required_phrases_switch_the_lexicon_off():
     """Its neighbours are not."""
     language, words = Language(seed=3, vocab_size=len(SURFACES)), ["b"]
     prefix = Prefix(VOCABULARY, [], b"ab")

@@ -67,7 +67,7 @@ def sources(rng: torch.Generator, rows: int = SENTENCES) -> tuple[Tensor, Tensor
     ],
     ids=lambda settings: ",".join(settings) or "defaults",
 )
-def test_logits_are_those_of_transformers(tmp_path, rng, settings):
+def test_logits_equal_those_of_transformers(tmp_path, rng, settings):
     theirs = rival(tmp_path, **settings)
     ours = import_marian(tmp_path)
     source, lengths, visible = sources(rng, rows=5)
@@ -110,7 +110,7 @@ def search(ours: Marian, source: Tensor, lengths: Tensor, beam_size: int | None)
     ("seed", "n"),
     [(0, 8), pytest.param(1, 100, marks=pytest.mark.long), pytest.param(1, 300, marks=pytest.mark.nightly)],
 )
-def test_unfinished_by_score_and_any_rules_find_what_generate_finds(pair, seed, n):
+def test_beam_search_by_score_with_rules_equals_generate(pair, seed, n):
     """Random sources, beams, bounds and rules; with `finished_first`, some outputs are others."""
     theirs, ours, source, lengths, visible = pair
     rng, differ = random.Random(seed), 0
@@ -144,7 +144,7 @@ def test_unfinished_by_score_and_any_rules_find_what_generate_finds(pair, seed, 
 
 
 @pytest.mark.parametrize("beam_size", [None, 4, 5])
-def test_search_finds_what_generate_finds(pair, beam_size):
+def test_search_equals_generate(pair, beam_size):
     theirs, ours, source, lengths, visible = pair
     output = theirs.generate(
         input_ids=source, attention_mask=visible, num_beams=beam_size or 1, do_sample=False, length_penalty=0.0,
@@ -156,7 +156,7 @@ def test_search_finds_what_generate_finds(pair, beam_size):
     assert len({len(h.tokens) for h in got if h.finished}) > 5, sorted(len(h.tokens) for h in got if h.finished)
 
 
-def test_the_residual_order_turns_their_positions_into_ours(pair):
+def test_residual_order_maps_their_positions_to_ours(pair):
     theirs, *_ = pair
     table = theirs.model.encoder.embed_positions.weight
     torch.testing.assert_close(table[:, residual_order(16)], sinusoidal(0, 37, 16), rtol=0, atol=1e-6)
@@ -199,7 +199,7 @@ def test_the_residual_order_turns_their_positions_into_ours(pair):
         ),
     ],
 )
-def test_a_model_of_another_make_is_refused(tmp_path, name, value, message):
+def test_unsupported_configs_are_refused(tmp_path, name, value, message):
     rival(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | {name: value}), encoding="utf-8")
@@ -207,7 +207,7 @@ def test_a_model_of_another_make_is_refused(tmp_path, name, value, message):
         import_marian(tmp_path)
 
 
-def test_what_is_no_pickle_is_refused(tmp_path):
+def test_an_invalid_pytorch_bin_is_refused(tmp_path):
     rival(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     message = (

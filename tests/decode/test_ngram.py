@@ -73,7 +73,7 @@ def random_arpa(seed: int) -> str:
 
 
 @pytest.mark.parametrize("text", [ARPA, *map(random_arpa, range(4))], ids=["by hand", *"0123"])
-def test_every_next_token_has_the_probability_of_the_rule(text):
+def test_next_token_probabilities_equal_the_backoff_rule(text):
     ngrams = model(text)
     rng, scorer, grams = random.Random(1), NGramScorer(ngrams, 3), plain(text)
     known = {word for gram in grams for word in gram}
@@ -94,7 +94,7 @@ def test_every_next_token_has_the_probability_of_the_rule(text):
     assert scorer.n_sentences == 1
 
 
-def test_one_token_that_begins_and_ends_texts_stands_for_two_words():
+def test_one_token_may_be_both_bos_and_eos():
     """As in GPT-2's tokenizers, and in imported decoders that begin with EOS."""
     tokens = ["<|endoftext|>", "a", "▁b", "c"]
     scorer = NGramScorer(NGrams(ARPA.splitlines(), tokens, bos_id=0, eos_id=0, device="cpu"), 1)
@@ -117,6 +117,6 @@ def test_one_token_that_begins_and_ends_texts_stands_for_two_words():
          "2-grams that it has, but one does not; make it anew"),
     ],
 )  # fmt: skip
-def test_what_is_no_model_is_refused(text, message):
+def test_invalid_arpa_files_are_refused(text, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         model(text)

@@ -59,7 +59,7 @@ def never(*phrases: bytes) -> TextRule:
 
 
 @pytest.mark.parametrize("phrases", [["aa"], ["ab", "b a"], ["a "], [" b", "bb", "aba"], ["b"], ["a", "b"]])
-def test_a_forbidden_phrase_comes_out_of_no_tokens_and_nothing_else_is_lost(phrases):
+def test_forbidden_phrases_equal_a_filter_of_brute_force(phrases):
     language = Language(seed=2, vocab_size=len(SURFACES))
     forbidden = never(*(phrase.encode() for phrase in phrases))
     wide = search(language, [4, 5], WIDE, rules=[by_sentence([forbidden] * 2)])
@@ -75,7 +75,7 @@ def test_a_forbidden_phrase_comes_out_of_no_tokens_and_nothing_else_is_lost(phra
 
 
 @pytest.mark.parametrize(("fixed", "free"), [([], "ab"), ([], " a"), ([4], "ba"), ([], "aba"), ([3, 6], "")])
-def test_an_output_begins_with_its_prefix_in_any_tokens_and_nothing_else_is_lost(fixed, free):
+def test_prefixes_in_any_tokens_equal_a_filter_of_brute_force(fixed, free):
     language, prefix = Language(seed=3, vocab_size=len(SURFACES)), Prefix(VOCABULARY, fixed, free.encode())
     begun = b"".join(SURFACES[i] for i in fixed).decode()
     with_prefix, without = search(language, [8, 8], WIDE, prefixes=[prefix, None])
@@ -88,7 +88,7 @@ def test_an_output_begins_with_its_prefix_in_any_tokens_and_nothing_else_is_lost
             assert all(text(h).startswith(begun + free) for h in each)
 
 
-def test_a_prefix_wins_over_rules_and_what_is_impossible():
+def test_a_prefix_overrides_forbidden_phrases():
     language = Language(seed=3, vocab_size=len(SURFACES))
     forbidden, prefix = never(b"ab"), Prefix(VOCABULARY, [], b"ab")
     for beam_size in (1, 4):
@@ -97,13 +97,13 @@ def test_a_prefix_wins_over_rules_and_what_is_impossible():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_matching_byte_by_byte_finds_what_python_finds(seed):
+def test_byte_by_byte_matching_equals_python(seed):
     rng = random.Random(seed)
     for _ in range(5):
-        matching_byte_by_byte_finds_what_python_finds(rng)
+        check_byte_by_byte_matching(rng)
 
 
-def matching_byte_by_byte_finds_what_python_finds(rng: random.Random) -> None:
+def check_byte_by_byte_matching(rng: random.Random) -> None:
     words = ["".join(rng.choices("ab ", k=rng.randint(1, 4))) for _ in range(rng.randint(1, 4))]
     forbidden = never(*(word.encode() for word in words))
     for _ in range(20):
@@ -116,7 +116,7 @@ def matching_byte_by_byte_finds_what_python_finds(rng: random.Random) -> None:
             )
 
 
-def test_a_prefix_without_tokens_is_refused():
+def test_a_prefix_that_cannot_be_tokenized_is_refused():
     with pytest.raises(ValueError, match=r"^a prefix must be made of tokens, but this vocabulary cannot spell 'abc'$"):
         Prefix(VOCABULARY, [], b"abc")
 
@@ -140,7 +140,7 @@ def bonus(text: str, bias: dict[str, float]) -> float:
      {"abba": 4.0, "ba": -4.0}],
     ids=str,
 )  # fmt: skip
-def test_a_bonus_counts_once_and_is_given_back_where_its_phrase_does_not_go_on(bias):
+def test_a_bias_counts_once_and_is_withdrawn_from_incomplete_phrases(bias):
     """The whole space of outputs, ranked anew; a neighbour has other phrases, or none."""
     language = Language(seed=2, vocab_size=len(SURFACES))
     rule = biased_phrases(VOCABULARY, {phrase.encode(): nats for phrase, nats in bias.items()})
@@ -155,7 +155,7 @@ def test_a_bonus_counts_once_and_is_given_back_where_its_phrase_does_not_go_on(b
 
 
 @pytest.mark.parametrize(("bias", "added"), [({b"b": 2.0}, [0, 2, 2]), ({b"b": -2.0, b"bb": 5.0}, [0, 0.5, 1])])
-def test_a_bonus_counts_once_in_a_token_that_holds_its_phrase_twice_and_a_penalty_twice(bias, added):
+def test_a_bonus_counts_once_per_token_and_a_penalty_each_time(bias, added):
     assert biased_phrases(Vocabulary([b"a", b"b", b"bb"], None), bias)([0]).tolist() == added
 
 
@@ -170,7 +170,7 @@ def required(n: int, *phrases: str) -> Required:
     ("bound", "wide"), [(3, WIDE - 625), pytest.param(BOUND, WIDE, marks=pytest.mark.long)], ids=["3", "4"]
 )
 @pytest.mark.parametrize("phrases", [["ab"], ["aba"], ["b a", "bb"], ["a "], [" b", "ba"], ["a", "b"], ["ab", "bab"]])
-def test_every_output_holds_every_required_phrase_and_nothing_else_is_lost(phrases, bound, wide):
+def test_required_phrases_equal_a_filter_of_brute_force(phrases, bound, wide):
     """A beam has nearly as many banks as places, so only short outputs are enumerated completely."""
     language = Language(seed=2, vocab_size=len(SURFACES))
     needed, plain = Required(VOCABULARY, [[p.encode() for p in phrases], []]), every(language, 4, bound)
@@ -186,7 +186,7 @@ def test_every_output_holds_every_required_phrase_and_nothing_else_is_lost(phras
 
 
 @pytest.mark.parametrize("beam_size", [2, 3, 6])
-def test_a_sentence_that_requires_nothing_is_searched_as_ever(beam_size):
+def test_sentences_without_required_phrases_are_unchanged(beam_size):
     language = Language(seed=9, vocab_size=len(SURFACES))
     needed = Required(VOCABULARY, [[b"ab"], *[[]] * 20])
     ours = search(language, list(range(21)), beam_size, required=needed)
@@ -195,14 +195,14 @@ def test_a_sentence_that_requires_nothing_is_searched_as_ever(beam_size):
 
 
 @pytest.mark.parametrize("beam_size", [2, 3])
-def test_where_rules_leave_no_way_to_a_required_phrase_something_comes_out(beam_size):
+def test_impossible_required_phrases_still_give_an_output(beam_size):
     """Without b there is no "ab", and a may come once: for the first sentence, the beam has nothing left but EOS."""
     rules, needed = RulesConfig(suppress=(4, 5, 6, 7), no_repeat_ngram=1), Required(VOCABULARY, [[b"ab"], [b"a"]])
     stuck, free = search(Language(seed=2, vocab_size=len(SURFACES)), [4, 5], beam_size, config=rules, required=needed)
     assert [(h.tokens, h.finished) for h in stuck] == [(h.tokens, h.finished) for h in free] == [([3], True)]
 
 
-def test_a_required_phrase_without_tokens_is_refused():
+def test_a_required_phrase_that_cannot_be_tokenized_is_refused():
     message = "a required phrase must be made of tokens, but this vocabulary cannot spell 'c'"
     with pytest.raises(ValueError, match=f"^{message}$"):
         required(1, "c")

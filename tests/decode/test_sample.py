@@ -46,7 +46,7 @@ def exact(logits: list[float], x: SamplingConfig, before: list[int], penalty: fl
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
-def test_probabilities_are_the_definitions_written_out(rng, temperature):
+def test_probabilities_equal_the_definitions(rng, temperature):
     for top_k, top_p in itertools.product([0, 1, 4, 50], [1.0, 0.8, 0.05]):
         x = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
         logits = 3 * torch.randn(5, 11, generator=rng, dtype=torch.float64)
@@ -72,12 +72,12 @@ def test_the_nucleus_is_the_smallest_of_all_subsets(rng, top_p):
         torch.testing.assert_close(got[list(subset)], probs[list(subset)] / -mass, rtol=1e-12, atol=0)
 
 
-def test_the_nucleus_of_equal_probabilities_is_no_larger_than_asked_for():
+def test_the_nucleus_of_equal_probabilities_has_minimal_size():
     assert (nucleus(torch.full((1, 8), 0.125), 0.5) > 0).sum() == 4
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 200])
-def test_top_k_is_that_of_transformers(rng, top_k):
+def test_top_k_equals_transformers(rng, top_k):
     logits = torch.randn(7, 53, generator=rng)
     logits[0, :20] = logits[0].topk(3).values[-1]  # equally likely ones stay together
     want = TopKLogitsWarper(top_k)(NOTHING, logits.clone()).softmax(-1)
@@ -85,7 +85,7 @@ def test_top_k_is_that_of_transformers(rng, top_k):
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
-def test_top_p_is_that_of_transformers(rng, top_p):
+def test_top_p_equals_transformers(rng, top_p):
     logits = 2 * torch.randn(7, 53, generator=rng, dtype=torch.float64)
     want = TopPLogitsWarper(top_p)(NOTHING, logits.clone()).softmax(-1)
     got = probabilities(logits, SamplingConfig(top_p=top_p))
@@ -94,7 +94,7 @@ def test_top_p_is_that_of_transformers(rng, top_p):
 
 @pytest.mark.parametrize("min_p", [0.02, 0.3, 1.0])
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_min_p_is_that_of_transformers(rng, min_p, top_p):
+def test_min_p_equals_transformers(rng, min_p, top_p):
     logits = 2 * torch.randn(7, 53, generator=rng, dtype=torch.float64)
     nucleus_of = TopPLogitsWarper(top_p)(NOTHING, logits.clone() / 1.7) if top_p < 1 else logits / 1.7
     want = MinPLogitsWarper(min_p)(NOTHING, nucleus_of).softmax(-1)
@@ -112,7 +112,7 @@ def test_a_draw_inverts_the_distribution_function():
         assert draw(probs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
 
 
-def test_what_has_no_probability_is_never_drawn(rng):
+def test_tokens_of_probability_0_are_never_drawn(rng):
     probs = torch.rand(2000, 31, generator=rng)
     probs = torch.where(torch.rand(2000, 31, generator=rng) < 0.7, 0.0, probs)
     probs[:, 7] += 0.01
@@ -146,7 +146,7 @@ def chi_square_bound(n: int) -> float:
         (SamplingConfig(top_k=4), 1.6),
     ],
 )
-def test_whole_samples_come_as_often_as_their_probability_says(x, penalty):
+def test_sample_frequencies_match_exact_probabilities(x, penalty):
     """4,000 samples of up to three tokens, each sequence with its exact probability, chi-square with a fixed seed."""
     language, n, bound = Language(seed=8), 4_000, 3
     probability: dict[tuple[int, ...], float] = {}
@@ -185,7 +185,7 @@ def test_a_sample_does_not_depend_on_its_neighbours():
     assert {h.finished for h in together} == {True, False}
 
 
-def test_n_samples_of_a_sentence_are_those_of_n_sentences():
+def test_n_samples_equal_n_copies_of_the_sentence():
     language = Language(seed=6)
     one = [h.tokens for h in sampled(language, [3, 5], [9, 7], n=4)]
     other = [h.tokens for h in sampled(language, [3] * 4 + [5] * 4, [9] * 4 + [7] * 4)]
@@ -199,7 +199,7 @@ def test_a_longer_sample_begins_like_the_shorter_one():
     assert {len(h.tokens) for h in long} == {33} and not any(h.finished for h in long)
 
 
-def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generator():
+def test_temperature_0_is_greedy_and_needs_no_generator():
     language, bounds = Language(seed=5), [1 + i % 9 for i in range(50)]
     settings = {"sampling": GREEDY, "suppressed": [PAD], "score": BeamConfig(alpha=0.0)}
     got = sampled(language, list(range(50)), bounds, rngs=[], **settings)
@@ -214,7 +214,7 @@ def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generato
     assert {h.finished for h in got} == {True, False}
 
 
-def test_log_prob_is_of_the_whole_distribution_whatever_was_drawn_from():
+def test_log_prob_is_of_the_untruncated_distribution():
     language = Language(seed=7)
     settings = {"sampling": SamplingConfig(top_k=2, temperature=0.7), "suppressed": [PAD], "no_repeat_ngram": 2}
     for sentence, h in enumerate(sampled(language, list(range(20)), [9] * 20, score=BeamConfig(alpha=0.0), **settings)):
@@ -225,7 +225,7 @@ def test_log_prob_is_of_the_whole_distribution_whatever_was_drawn_from():
     assert all(math.isnan(h.log_prob) for h in sampled(language, [0, 1], [9, 9]))
 
 
-def test_tokens_come_step_by_step():
+def test_stepwise_sampling_equals_run():
     tokens: dict[int, list[int]] = {i: [] for i in range(12)}
     scorer = LanguageScorer(Language(seed=3), list(range(6)))
     sampler = Sampler(scorer, starts(6), constrained([7] * 6), rngs=rngs(1, 12))
@@ -251,7 +251,7 @@ def decoder(**changes) -> Transformer:
 
 
 @pytest.mark.parametrize("length", [1, 6])
-def test_a_model_goes_on_where_the_prompt_ends(rng, length):
+def test_a_model_continues_its_prompt(rng, length):
     model, prompts = decoder(), torch.randint(13, (3, length), generator=rng)
     scorer, constraints = ModelScorer(model, prompts=prompts), constrained([9, 4, 9], eos_id=2)
     got = [*itertools.chain(*Sampler(scorer, prompts, constraints, rngs=rngs(0, 6)).run())]
@@ -265,7 +265,7 @@ def test_a_model_goes_on_where_the_prompt_ends(rng, length):
         assert tokens[length:] == h.tokens + [2] * h.finished
 
 
-def test_translations_are_sampled_too(rng):
+def test_samples_of_a_translation_share_its_memory(rng):
     """The n samples of a sentence attend to that sentence's memory."""
     torch.manual_seed(3)
     stack = StackConfig(input=Tokens(vocab_size=13), n_layers=1)
@@ -298,6 +298,6 @@ def test_settings_out_of_range_are_refused(settings, message):
         SamplingConfig(**settings)
 
 
-def test_generators_that_do_not_fit_are_refused():
+def test_a_wrong_number_of_generators_is_refused():
     with pytest.raises(ValueError, match=r"^rngs must be n for every sentence, but there are 3 for 2 sentences$"):
         sampled(Language(seed=0), [0, 1], [4, 4], rngs=rngs(0, 3))

@@ -9,13 +9,13 @@ from transduce.decode.scorer import log_sum_exp, top_k
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, 63, 64, 65, 1000, 8000])
-def test_it_is_topk_of_the_whole_table(vocab_size, rng):
+def test_top_k_equals_torch_topk(vocab_size, rng):
     for shape in ((1, 1, 1), (3, 5, 10), (20, 4, 8), (2, 1, 7)):
         print(shape)
-        it_is_topk_of_the_whole_table(vocab_size, *shape, rng)
+        check_top_k(vocab_size, *shape, rng)
 
 
-def it_is_topk_of_the_whole_table(vocab_size: int, n_sentences: int, n_rows: int, n: int, rng: torch.Generator) -> None:
+def check_top_k(vocab_size: int, n_sentences: int, n_rows: int, n: int, rng: torch.Generator) -> None:
     scores = torch.randn(n_sentences * n_rows, vocab_size, generator=rng, dtype=torch.float64)
     scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
     offset = torch.randn(n_sentences, n_rows, generator=rng, dtype=torch.float64)
@@ -29,7 +29,7 @@ def it_is_topk_of_the_whole_table(vocab_size: int, n_sentences: int, n_rows: int
     assert ((token >= 0) & (token < vocab_size) & (row >= 0) & (row < n_rows)).all()
 
 
-def test_offsets_may_be_wider_than_the_scores(rng):
+def test_offsets_may_be_float64(rng):
     """A rule of the caller's own may give float64 in some steps."""
     scores = torch.randint(0, 999, (6, 70), generator=rng).float()
     offset = torch.tensor([[0.25, -5.0], [7.0, 0.5], [-3.0, 0.0]], dtype=torch.float64)
@@ -39,7 +39,7 @@ def test_offsets_may_be_wider_than_the_scores(rng):
 
 @pytest.mark.parametrize(("n_rows", "n"), [(1, 1), (1, 4), (5, 10)])
 @pytest.mark.parametrize("vocab_size", [64, 700, 3000, 9000])
-def test_equal_scores_are_chosen_alone_as_among_others(vocab_size, n_rows, n, rng):
+def test_ties_do_not_depend_on_the_batch(vocab_size, n_rows, n, rng):
     scores = torch.randint(0, 4, (40 * n_rows, vocab_size), generator=rng).float()
     offset = torch.randint(0, 3, (40, n_rows), generator=rng).float()
     together = top_k(scores, offset, n)

@@ -42,16 +42,16 @@ def test_modules_and_their_functions_exist(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_and_rooms_exist(name):
+def test_files_and_packages_exist(name):
     assert (ROOT / name).exists() or (ROOT / "transduce" / name).exists()
 
 
-def test_the_page_names_much_and_every_room():
+def test_the_page_names_every_package():
     assert len(NAMES) > 25 and len(FILES) > 15
     assert {name.rstrip("/") for name in FILES} >= ROOMS
 
 
-def waiting() -> set[str]:
+def functions_on_the_stack() -> set[str]:
     """The functions of the package that wait for the caller, as module.function, without nested ones."""
     frame, got = sys._getframe(1), set()
     while frame := frame.f_back:
@@ -63,20 +63,20 @@ def waiting() -> set[str]:
     return got
 
 
-def test_the_path_of_a_sentence_is_short_and_all_of_it_is_named(tmp_path, monkeypatch):
+def test_the_call_path_of_a_translation_is_short_and_documented(tmp_path, monkeypatch):
     """From the command to the engine and to the written line: what the stack holds at either end."""
     run, got = random_run(tmp_path / "run", model=LITTLE), set()
 
     class Watched(io.StringIO):
         def write(self, text: str) -> int:
-            got.update(waiting())
+            got.update(functions_on_the_stack())
             return super().write(text)
 
     for engine, name in product((CPUEngine, Transformer), ("encode", "decoder_states", "project")):
         inside = getattr(engine, name)
 
         def look(*rest, inside=inside, **named):
-            got.update(waiting())
+            got.update(functions_on_the_stack())
             return inside(*rest, **named)
 
         monkeypatch.setattr(engine, name, look)

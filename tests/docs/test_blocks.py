@@ -58,11 +58,11 @@ def runnable(block: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_blocks_are_narrow(page):
+def test_code_blocks_have_at_most_81_columns(page):
     assert [line for block in blocks(page) for line in block.splitlines() if len(line) > 81] == []
 
 
-def test_a_block_is_what_a_shell_would_read_and_what_cannot_run_is_left_out(tmp_path):
+def test_code_blocks_are_parsed_without_what_cannot_run(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "Text:\n\n    # why\n    transduce describe \\\n        RUN\n\n    transduce serve RUN\n\nSo.\n\n    x y\n"
@@ -209,7 +209,7 @@ def folder(server, once, tmp_path) -> Path:
 @pytest.mark.train
 @pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_blocks_run_as_they_stand(page, server, folder):
+def test_code_blocks_of_each_page_run(page, server, folder):
     scripts = [runnable(block) for block in blocks(page)]
     if "--run runs/mine" in page.read_text("utf-8"):
         shutil.rmtree(folder / "runs" / "mine")
@@ -220,7 +220,7 @@ def test_blocks_run_as_they_stand(page, server, folder):
 @pytest.mark.process
 @pytest.mark.train
 @pytest.mark.long
-def test_the_readme_says_in_python_what_runs(server, folder):
+def test_python_code_of_the_readme_runs(server, folder):
     block = (ROOT / "README.md").read_text("utf-8").split("## Python\n")[1].split("\n\n`td.load`")[0]
     (folder / "readme.py").write_text(dedent(block))
     done = sh(server, folder, "python readme.py")

@@ -62,7 +62,7 @@ def test_every_command_line_parses(page, monkeypatch, capsys, tmp_path):
         assert code == 0, f"transduce {shlex.join(words)}: {capsys.readouterr().err}"
 
 
-def test_commands_are_found_where_they_stand_and_wrong_ones_refused(tmp_path, capsys):
+def test_commands_of_a_page_are_extracted_and_wrong_ones_refused(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(
         "Say `transduce describe RUN`:\n\n    ffmpeg -i a - | transduce transcribe RUN -   # sound\n\n"

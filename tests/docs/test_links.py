@@ -23,7 +23,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_have_existing_targets(page):
     for name, anchor in LINK.findall(prose(page)):
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), f"{page}: {name}"
@@ -31,12 +31,12 @@ def test_links_lead_somewhere(page):
         assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{page}: {name}#{anchor}"
 
 
-def test_a_heading_has_its_anchor(tmp_path):
+def test_anchors_of_headings(tmp_path):
     (tmp_path / "page.md").write_text("# From the paper's layers, to `c_d`\n\n```\n# no heading\n```\n\n## Read-me\n")
     assert anchors(tmp_path / "page.md") == {"from-the-papers-layers-to-c_d", "read-me"}
 
 
-def test_llms_txt_has_the_form_of_llmstxt_org_and_leads_to_every_guide():
+def test_llms_txt_has_the_standard_form_and_links_every_guide():
     """A title, a quoted summary, prose, and sections of links with notes: https://llmstxt.org."""
     docs = ROOT / "docs"
     title, summary, *parts = re.split(r"\n\n", (docs / "llms.txt").read_text("utf-8").strip())

@@ -38,7 +38,7 @@ def test_the_container_installs_extras_that_exist():
         assert f"    {flag[2:].replace('-', '_')}: " in (ROOT / "transduce" / "cli" / "serve.py").read_text()
 
 
-def test_extras_and_blocks_of_pages_are_what_they_should_be():
+def test_extras_on_pages_exist_and_readme_blocks_are_narrow():
     """Every extra that a page names exists, all have a row on the page of installation, blocks of the README are narrow."""
     extras = set(
         re.findall(
@@ -53,20 +53,20 @@ def test_extras_and_blocks_of_pages_are_what_they_should_be():
     assert max(len(line) for line in re.findall(r"^    .*$", (ROOT / "README.md").read_text("utf-8"), re.M)) <= 85
 
 
-def test_the_readme_says_how_long_the_core_is():
+def test_the_readme_has_the_length_of_the_core():
     files = [path for room in ("model", "decode", "train") for path in (ROOT / "transduce" / room).glob("*.py")]
     n_lines = sum(len(path.read_text("utf-8").splitlines()) for path in files)
     said = re.search(r"Model, search and training are ([\d,]+) lines", (ROOT / "README.md").read_text("utf-8"))
     assert said and abs(int(said[1].replace(",", "")) - n_lines) < 300
 
 
-def test_the_page_of_decoding_has_every_option_of_a_search():
+def test_the_decoding_page_has_every_search_option():
     page = (ROOT / "docs" / "guides" / "decoding.md").read_text("utf-8")
     flags = {f"--{field.name.replace('_', '-')}" for field in fields(td.SearchConfig)} - {"--alignment-heads"}
     assert {flag for flag in flags if f"`{flag}" not in page} == set()  # those heads are of an imported Whisper
 
 
-def test_the_page_of_decoding_names_the_translators_of_another_alpha():
+def test_the_decoding_page_lists_settings_with_another_alpha():
     page = " ".join((ROOT / "docs" / "guides" / "decoding.md").read_text("utf-8").split())
     said = re.search(r"settings ([\w`, ]+) have an alpha of (\d\.\d)", page)
     others = {
@@ -75,7 +75,7 @@ def test_the_page_of_decoding_names_the_translators_of_another_alpha():
     assert said and others == dict.fromkeys(re.findall(r"`(\w+)`", said[1]), float(said[2]))
 
 
-def test_hooks_run_what_the_tests_ask_for():
+def test_pre_commit_hooks_are_those_of_the_test_script():
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     script = (ROOT / "scripts" / "test.sh").read_text()
     for hook in repository["hooks"]:

@@ -15,7 +15,7 @@ ROWS = [
 TUTORIALS = dict(re.findall(r"^\[(t\d)\]: (\S+)$", TEXT, flags=re.MULTILINE))
 
 
-def test_there_are_as_many_rows_as_the_texts_have_things_to_say():
+def test_the_table_is_complete_and_has_four_columns():
     assert len(ROWS) >= 163
     assert {len(row) for row in ROWS} == {4}, [row for row in ROWS if len(row) != 4]
 
@@ -25,7 +25,7 @@ def headings(path: Path) -> list[str]:
     return re.findall(r"^# #+ (.+)$", path.read_text("utf-8"), flags=re.MULTILINE)
 
 
-def test_tutorials_have_these_sections():
+def test_linked_tutorial_sections_exist():
     links = re.findall(r"\[([^\]]+)\]\[(t\d)\]", TEXT)
     assert len(links) > 100
     known = {name: headings(ROOT / "docs" / path) for name, path in TUTORIALS.items()}
@@ -33,7 +33,7 @@ def test_tutorials_have_these_sections():
     assert not lost
 
 
-def test_tests_of_these_names_are_there():
+def test_named_tests_exist():
     names = re.findall(r"`([\w/]+/)?(test_\w+\.py)(?:::(\w+))?`", TEXT)
     assert len(names) > 100
     for folder, file, function in names:
@@ -43,14 +43,14 @@ def test_tests_of_these_names_are_there():
             assert re.search(rf"^def {function}\(", path.read_text(), flags=re.MULTILINE), f"{path}::{function}"
 
 
-def test_files_and_recipes_are_there():
+def test_named_files_and_recipes_exist():
     paths = re.findall(r"`((?!test_)[\w/]+\.(?:py|md))", TEXT) + re.findall(r"`python (\S+\.py)", TEXT)
     for path in {path for path in paths if "test_" not in path}:
         assert any((ROOT / folder / path).is_file() for folder in ("transduce", "docs", ".")), path
 
 
 @pytest.mark.parametrize("command", ["translation", "speech_to_text"])
-def test_options_are_fields(command, monkeypatch):
+def test_named_options_exist(command, monkeypatch):
     """Those of a model, a training and an augmentation, as the settings of a recipe have them."""
     module = __import__(f"recipes.{command}", fromlist=["SETTINGS"])
     setting = module.SETTINGS["commands"][1]
@@ -67,7 +67,7 @@ def test_options_are_fields(command, monkeypatch):
             value = getattr(value, name, None)
 
 
-def test_the_names_of_figure_1_lead_to_their_definitions():
+def test_names_in_figure_1_link_to_their_definitions():
     drawing = (ROOT / "docs" / "figure_1.svg").read_text("utf-8")
     links = re.findall(r'<a href="\.\./(\S+?)">.*?<text[^>]*monospace[^>]*>([^<]+)</text></a>', drawing)
     assert len(links) > 15

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.test_cpu import BEAMED, CASES, LANGUAGE, TEXT, Counting, threads
-from tests.engine.test_greedy import SUPPRESSED, N, an_end, bias_logits, example_of, models
+from tests.engine.test_greedy import SUPPRESSED, N, bias_logits, choose_eos, example_of, models
 from tests.kernels import needs_cpp
 from transduce.decode.beam import Hypothesis, beam_search
 from transduce.decode.config import BeamConfig, RulesConfig
@@ -45,11 +45,11 @@ def float64_by_default():
     torch.set_default_dtype(torch.float32)
 
 
-def test_pytorchs_default_type_changes_nothing(rng, float64_by_default):
+def test_search_works_with_default_dtype_float64(rng, float64_by_default):
     """C++ reads float32 tables, but a caller may have set another default type."""
     plain, engine = models(TEXT, rng)
     memory, singles, prompts = example_of(plain, engine, rng, 1)
-    eos = an_end([*chain(*tokens_of(search(plain, memory, prompts, None)))])
+    eos = choose_eos([*chain(*tokens_of(search(plain, memory, prompts, None)))])
     want, got = search(plain, memory, prompts, eos), search(engine, singles, prompts, eos)
     assert tokens_of(got) == tokens_of(want)
     assert [h.score for h in chain(*got)] == pytest.approx([h.score for h in chain(*want)], rel=1e-3, abs=1e-3)
@@ -65,14 +65,14 @@ def test_pytorchs_default_type_changes_nothing(rng, float64_by_default):
 
 @pytest.mark.parametrize("n_prompt", [1, 4])
 @pytest.mark.parametrize("name", BEAMED)
-def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
+def test_beam_search_equals_that_of_the_layers(name, n_prompt, rng, monkeypatch):
     """Sentences end at their own bounds, or when no better hypothesis can come, in a cache that grows."""
     monkeypatch.setattr("transduce.engine.cache.CAPACITY", 3)
     plain, engine = models(CASES[name], rng)
     memory, singles, prompts = example_of(plain, engine, rng, n_prompt)
     free = tokens_of(search(plain, memory, prompts, None))
     assert tokens_of(search(engine, singles, prompts, None)) == free
-    eos = an_end([*chain(*free)])
+    eos = choose_eos([*chain(*free)])
     want, got = search(plain, memory, prompts, eos), search(engine, singles, prompts, eos)
     assert tokens_of(got) == tokens_of(want)
     pairs = [*zip(chain(*got), chain(*want), strict=True)]
@@ -88,11 +88,11 @@ def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
 @pytest.mark.parametrize("n_threads", [1, 2, 7])
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("config", [TEXT, LANGUAGE], ids=["text", "language"])
-def test_one_call_gives_what_its_steps_give(config, int8, n_threads, rng):
+def test_one_call_equals_step_by_step_search(config, int8, n_threads, rng):
     """To the last bit: texts, log-probabilities and scores."""
     plain, engine = models(config, rng, int8=int8)
     _, memory, prompts = example_of(plain, engine, rng, 2)
-    eos = an_end([*chain(*tokens_of(search(engine, memory, prompts, None)))])
+    eos = choose_eos([*chain(*tokens_of(search(engine, memory, prompts, None)))])
     ways = (ALL, BeamConfig(beam_size=2, alpha=0.0), BeamConfig(beam_size=5, n_best=5, at_max_length="by_score"))
     for way in (*ways, BeamConfig(beam_size=3, alpha=1.0, length_offset=0.0)):
         for end in (None, eos):
@@ -112,7 +112,7 @@ def test_one_call_gives_what_its_steps_give(config, int8, n_threads, rng):
         ("INITIAL_LENGTH", 3, range(4, 5)),
     ],
 )
-def test_a_call_is_short_and_tables_grow_with_what_comes(limit, value, n_calls, rng, monkeypatch):
+def test_calls_are_short_and_tables_grow_on_demand(limit, value, n_calls, rng, monkeypatch):
     """For Ctrl-C, a call runs one or a few steps; tables grow to 2, 4, 8 and 12 tokens, or to 3, 6 and 12."""
     monkeypatch.setattr(f"transduce.engine.cpu.{limit}", value)
     plain, engine = models(TEXT, rng)
@@ -123,7 +123,7 @@ def test_a_call_is_short_and_tables_grow_with_what_comes(limit, value, n_calls, 
     assert n_steps == max(BOUNDS) and engine.calls - n_steps in n_calls
 
 
-def test_the_memory_is_left_as_it_was(rng):
+def test_the_memory_is_not_modified(rng):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
     before = memory.lengths.clone()
@@ -131,7 +131,7 @@ def test_the_memory_is_left_as_it_was(rng):
     assert torch.equal(memory.lengths, before)
 
 
-def test_a_beam_that_cannot_be_full(rng):
+def test_a_beam_larger_than_the_number_of_hypotheses(rng):
     """With few tokens, most of them suppressed, there are fewer hypotheses than the beam has room for."""
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
@@ -146,7 +146,7 @@ def test_a_beam_that_cannot_be_full(rng):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tokens", [[3], [2, 4], slice(None)])
-def test_logits_that_are_not_finite(value, tokens, rng):
+def test_non_finite_logits(value, tokens, rng):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
     bias_logits(engine, tokens, value)
@@ -159,7 +159,7 @@ RULES += [{"config": RulesConfig(renormalize=True)}, {"rules": [lambda scores, *
 
 
 @pytest.mark.parametrize("settings", RULES, ids=["min_length", "repetition_penalty", "renormalize", "own"])
-def test_what_needs_python_goes_step_by_step(settings, rng, monkeypatch):
+def test_python_rules_fall_back_to_step_by_step_search(settings, rng, monkeypatch):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
 

@@ -86,7 +86,7 @@ def logits(engine, example):
     )
 
 
-def pieces_are_the_whole(config, rng, pieces=((1,) * contract.TARGET, (5, 1, 11, 2), (18, 1))):
+def check_decoding_in_pieces(config, rng, pieces=((1,) * contract.TARGET, (5, 1, 11, 2), (18, 1))):
     plain, engine = both(config, rng)
     example = contract.random_example(config, rng, rows=9)  # two threads take at least four rows each
     memory = example.memory(plain)
@@ -99,28 +99,28 @@ def pieces_are_the_whole(config, rng, pieces=((1,) * contract.TARGET, (5, 1, 11,
 
 
 @some_decoders
-def test_pieces_are_the_whole(name, rng):
+def test_decoding_in_pieces_equals_the_layers(name, rng):
     with threads(1):
-        pieces_are_the_whole(CASES[name], rng)
+        check_decoding_in_pieces(CASES[name], rng)
 
 
 @pytest.mark.parametrize("name", ["tokens-tokens-post-sinusoidal", "decoder-rotary"])
-def test_two_threads_share_the_rows(name, rng):
+def test_two_threads_equal_the_layers(name, rng):
     with threads(2):
         config = one_layer(CASES[name])
-        pieces_are_the_whole(config, rng, pieces=((1, 1, contract.TARGET - 2),))
+        check_decoding_in_pieces(config, rng, pieces=((1, 1, contract.TARGET - 2),))
         if name in ENCODERS:
-            an_encoder_is_that_of_the_layers(config, rng)
+            check_encoder(config, rng)
 
 
 @pytest.mark.parametrize("name", BEAMED)
-def test_beams_that_change_places(name, rng, monkeypatch):
+def test_reordered_beams_are_decoded_as_if_alone(name, rng, monkeypatch):
     """In a cache that grows three times."""
     monkeypatch.setattr("transduce.engine.cache.CAPACITY", 3)
-    beams_that_change_places(CASES[name], rng)
+    check_reordered_beams(CASES[name], rng)
 
 
-def beams_that_change_places(config, rng):
+def check_reordered_beams(config, rng):
     """Rows multiply, change places and leave, and so do sentences: as if each row were decoded alone."""
     plain, engine = both(config, rng)
     example = contract.random_example(config, rng)
@@ -147,7 +147,7 @@ def beams_that_change_places(config, rng):
     assert engine.calls == contract.TARGET
 
 
-def an_encoder_is_that_of_the_layers(config, rng):
+def check_encoder(config, rng):
     plain, engine = both(config, rng)
     assert engine.encoder is not None
     example = contract.random_example(config, rng, rows=9)
@@ -163,12 +163,12 @@ def an_encoder_is_that_of_the_layers(config, rng):
 
 
 @some_encoders
-def test_an_encoder_is_that_of_the_layers(name, rng):
+def test_encoder_equals_that_of_the_layers(name, rng):
     with threads(1):
-        an_encoder_is_that_of_the_layers(CASES[name], rng)
+        check_encoder(CASES[name], rng)
 
 
-def it_gives_the_models_logits(config, rng):
+def check_logits(config, rng):
     plain, engine = both(config, rng)
     example = contract.random_example(config, rng)
     with torch.inference_mode():
@@ -181,22 +181,22 @@ def it_gives_the_models_logits(config, rng):
 
 
 @pytest.mark.parametrize("name", [name for name in CHOSEN if name not in DECODERS or name not in ENCODERS])
-def test_what_cpp_does_not_compute_the_layers_do(name, rng):
-    it_gives_the_models_logits(CASES[name], rng)
+def test_unsupported_models_are_computed_by_the_layers(name, rng):
+    check_logits(CASES[name], rng)
 
 
 @pytest.mark.long
-def test_every_other_model_too(rng):
+def test_all_models_equal_the_layers(rng):
     for name, config in CASES.items():
         print(name)
-        it_gives_the_models_logits(config, rng)
-        an_int8_model_is_near(config, rng)
+        check_logits(config, rng)
+        check_int8_outputs(config, rng)
         with threads(1):
             if name in DECODERS:
-                pieces_are_the_whole(config, rng)
-                beams_that_change_places(config, rng)
+                check_decoding_in_pieces(config, rng)
+                check_reordered_beams(config, rng)
             if name in ENCODERS:
-                an_encoder_is_that_of_the_layers(config, rng)
+                check_encoder(config, rng)
 
 
 def changed(name: str) -> TransformerConfig:
@@ -232,7 +232,7 @@ def test_every_field_is_computed_or_refused_by_name(name, rng):
         refused = unsupported(config, stack)
         if stack is not None and refused:  # two fields are of experts, which are refused by theirs
             assert name in refused or name in ("experts_per_token", "balance_weight")
-    it_gives_the_models_logits(config, rng)
+    check_logits(config, rng)
     _, engine = both(config, rng)
     halves = [half for half in ("encoder", "decoder") if getattr(config, half) is not None]
     for half in halves:
@@ -258,7 +258,7 @@ def test_a_row_does_not_depend_on_its_neighbours(int8, rng):
             assert torch.equal(steps[0], together[row])
 
 
-def an_int8_model_is_near(config, rng):
+def check_int8_outputs(config, rng):
     """Most outputs are near: rounding may choose another expert at some positions, but not at half of them."""
     plain, engine = both(config, rng, int8=True)
     example = contract.random_example(config, rng)
@@ -272,11 +272,11 @@ def an_int8_model_is_near(config, rng):
 
 
 @pytest.mark.parametrize("name", ["tokens-tokens-bart", "frames-tokens-projected-ctc", "decoder-gelu_tanh"])
-def test_an_int8_model_is_near(name, rng):
-    an_int8_model_is_near(CASES[name], rng)
+def test_int8_outputs_are_close(name, rng):
+    check_int8_outputs(CASES[name], rng)
 
 
-def test_it_is_there_for_some_and_not_for_all():
+def test_some_but_not_all_models_are_supported():
     for some, half in ((DECODERS, "decoder"), (ENCODERS, "encoder")):
         others = [config for name, config in CASES.items() if getattr(config, half) and name not in some]
         assert others and {"rotary", "sinusoidal", "learned", "none"} <= {config.positions for config in some.values()}
@@ -291,7 +291,7 @@ def test_it_is_there_for_some_and_not_for_all():
     ],
 )
 def test_every_activation_and_norm(activation, gated, norm, rng):
-    pieces_are_the_whole(replace(TEXT, activation=activation, gated=gated, norm=norm), rng, pieces=())
+    check_decoding_in_pieces(replace(TEXT, activation=activation, gated=gated, norm=norm), rng, pieces=())
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
@@ -326,7 +326,7 @@ def test_long_sources_beside_short_ones(kind, n_threads, rng):
         )
 
 
-def test_weights_that_change_are_noticed(rng):
+def test_changed_weights_are_an_error(rng):
     """The engine has a copy of them in another layout."""
     plain, engine = both(TEXT, rng)
     example = contract.random_example(TEXT, rng)
@@ -339,7 +339,7 @@ def test_weights_that_change_are_noticed(rng):
         contract.decode(engine, example.target, memory=example.memory(plain))
 
 
-def test_a_copy_has_weights_of_its_own(rng):
+def test_a_copy_has_independent_weights(rng):
     _, engine = both(TEXT, rng)
     copied, example = deepcopy(engine), contract.random_example(TEXT, rng)
     with torch.no_grad():
@@ -348,7 +348,7 @@ def test_a_copy_has_weights_of_its_own(rng):
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_an_engine_goes_to_another_process(int8, rng):
+def test_an_engine_can_be_pickled_and_shared(int8, rng):
     engine, example = both(TEXT, rng, int8=int8)[1], contract.random_example(TEXT, rng)
     copied = pickle.loads(pickle.dumps(engine))
     assert copied.name == engine.name
@@ -357,13 +357,13 @@ def test_an_engine_goes_to_another_process(int8, rng):
     torch.testing.assert_close(logits(engine, example), want, rtol=0, atol=0)
 
 
-def test_tokens_that_are_none_are_refused(rng):
+def test_tokens_out_of_range_are_refused(rng):
     _, engine = both(LANGUAGE, rng)
     with pytest.raises(IndexError, match=r"tokens are 0 to \d+, but there is -1 or 99999"):
         contract.decode(engine, torch.tensor([[-1], [99999]]), cache=engine.new_cache())
 
 
-def test_what_c_would_read_wrongly_is_refused(rng):
+def test_wrong_shapes_dtypes_or_missing_memory_are_refused(rng):
     plain, engine = both(TEXT, rng)
     memory, cache = single(contract.random_example(TEXT, rng).memory(plain)), engine.new_cache()
     three = torch.tensor([[1], [2], [3]])
@@ -387,7 +387,7 @@ def test_what_c_would_read_wrongly_is_refused(rng):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @torch.inference_mode()
-def test_ids_and_lengths_of_either_type_and_lengths_beyond(dtype, rng):
+def test_int32_ids_and_lengths_beyond_the_memory(dtype, rng):
     """As PyTorch's layers: integers of 32 bits, and lengths beyond that of the memory."""
     plain, engine = both(TEXT, rng)
     example = contract.random_example(TEXT, rng)
@@ -398,7 +398,7 @@ def test_ids_and_lengths_of_either_type_and_lengths_beyond(dtype, rng):
         near(contract.in_pieces(engine, target, same, pieces), want)
 
 
-def test_two_searches_take_turns(rng):
+def test_interleaved_searches_do_not_interfere(rng):
     """The positions that a step adds belong to its search, not to the model."""
     plain, engine = both(TEXT, rng)
     wide = single(contract.random_example(TEXT, rng).memory(plain))

@@ -77,7 +77,7 @@ def example_of(plain: Transformer, engine: Counting, rng, n_prompt: int) -> tupl
     return memory, single(memory), example.target[:, :n_prompt]
 
 
-def an_end(outputs: Sequence[list[int]]) -> int:
+def choose_eos(outputs: Sequence[list[int]]) -> int:
     """The token that ends these outputs at the most different lengths."""
     ends = {token: {row.index(token) for row in outputs if token in row} for token in sorted(set(chain(*outputs)))}
     return max(ends, key=lambda token: len(ends[token]))
@@ -85,7 +85,7 @@ def an_end(outputs: Sequence[list[int]]) -> int:
 
 @pytest.mark.parametrize("n_prompt", [1, 4])
 @pytest.mark.parametrize("name", BEAMED)
-def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
+def test_greedy_search_equals_that_of_the_layers(name, n_prompt, rng, monkeypatch):
     """Rows end at their own bounds or with EOS, in a cache that grows."""
     monkeypatch.setattr("transduce.engine.cache.CAPACITY", 3)
     plain, engine = models(CASES[name], rng)
@@ -93,7 +93,7 @@ def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
     with torch.inference_mode():
         free = by_layers(plain, memory, prompts, None)
         assert [h.tokens for h in greedy(engine, singles, prompts, None)] == free
-        eos = an_end(free)
+        eos = choose_eos(free)
         want = by_layers(plain, memory, prompts, eos)
         got = greedy(engine, singles, prompts, eos)
         assert [h.tokens + [eos] * h.finished for h in got] == want
@@ -110,13 +110,13 @@ def test_it_is_that_of_the_layers(name, n_prompt, rng, monkeypatch):
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("int8", [False, True])
-def test_one_call_gives_what_its_steps_give(int8, n_threads, rng):
+def test_one_call_equals_step_by_step_search(int8, n_threads, rng):
     """To the last bit, texts and log-probabilities."""
     plain, engine = models(TEXT, rng, int8=int8)
     _, memory, prompts = example_of(plain, engine, rng, 1)
     with threads(n_threads):
         steps = greedy(engine, memory, prompts, None, step_by_step=True)
-        eos = an_end([h.tokens for h in steps])
+        eos = choose_eos([h.tokens for h in steps])
         for end in (None, eos):
             engine.calls = 0
             want = greedy(engine, memory, prompts, end, step_by_step=True)
@@ -126,7 +126,7 @@ def test_one_call_gives_what_its_steps_give(int8, n_threads, rng):
             assert engine.calls == n_steps + 2
 
 
-def test_the_memory_is_left_as_it_was(rng):
+def test_the_memory_is_not_modified(rng):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
     before = memory.lengths.clone()
@@ -151,7 +151,7 @@ def bias_logits(engine: Counting, tokens: list[int] | slice, value: float) -> No
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tokens", [[3], [2, 4], slice(None)])
-def test_logits_that_are_not_finite(value, tokens, rng):
+def test_non_finite_logits(value, tokens, rng):
     """The tokens are those of the search step by step; if all logits are NaN, it is the first token."""
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
@@ -167,7 +167,7 @@ def test_logits_that_are_not_finite(value, tokens, rng):
      {"rules": RulesConfig(no_repeat_ngram=1)}, {"sampling": SamplingConfig(), "rngs": [np.random.default_rng(i) for i in range(N)]}],
     ids=["min_length", "repetition_penalty", "no_repeat_ngram", "sample"],
 )  # fmt: skip
-def test_what_needs_python_goes_step_by_step(settings, rng, monkeypatch):
+def test_rules_and_sampling_fall_back_to_step_by_step_search(settings, rng, monkeypatch):
     plain, engine = models(TEXT, rng)
     _, memory, prompts = example_of(plain, engine, rng, 1)
 

@@ -29,7 +29,7 @@ COMPILED = kernels.library()
 
 
 @contextmanager
-def by_threads(n: int) -> Iterator[None]:
+def use_threads(n: int) -> Iterator[None]:
     """Use so many threads for what is computed inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
@@ -41,13 +41,13 @@ def by_threads(n: int) -> Iterator[None]:
 
 @needs_cpp
 @pytest.mark.parametrize(("shape", "n_threads"), PRODUCTS)
-def test_a_product_is_that_of_pytorch(shape, n_threads, rng):
+def test_matrix_product_equals_pytorch(shape, n_threads, rng):
     n, n_out, n_in = shape
     x, weight, bias = (torch.randn(*size, generator=rng) for size in ((n, n_in), (n_out, n_in), (n_out,)))
     product, biased = Matrix(weight), Matrix(weight, bias)
     want = x.double() @ weight.double().T
     folded = torch.randn(2, 3, n_in, generator=rng).transpose(0, 1)  # more dimensions, and not contiguous
-    with by_threads(n_threads):
+    with use_threads(n_threads):
         ours = product(x), biased(x)
         products = product(folded), product(folded.reshape(6, n_in))
     for got, wanted in zip(ours, (want, want + bias), strict=True):
@@ -80,7 +80,7 @@ def inputs(n: int, n_in: int, rng: torch.Generator) -> Tensor:
 
 @needs_cpp
 @pytest.mark.parametrize(("shape", "n_threads"), PRODUCTS)
-def test_int8_is_the_product_of_integers(shape, n_threads, rng):
+def test_int8_equals_the_product_of_integers(shape, n_threads, rng):
     n, n_out, n_in = shape
     largest = 63 if constant("saturates") else 127  # pairs of weights are then at most 127
     x_int, w_int = inputs(n, n_in, rng), weights(n_out, n_in, largest, rng)
@@ -90,7 +90,7 @@ def test_int8_is_the_product_of_integers(shape, n_threads, rng):
     product, biased = (Matrix(w_int * w_scale, each, int8=True) for each in (None, bias))
     x = x_int * x_scale
     near = {"rtol": 1e-6, "atol": 1e-6 * float(exact.abs().max()) if n else 0.0}
-    with by_threads(n_threads):
+    with use_threads(n_threads):
         ours, zeros = (product(x), biased(x)), product(torch.zeros(2, n_in))
     for got, want in zip(ours, (exact, exact + bias), strict=True):
         torch.testing.assert_close(got.double(), want, **near)
@@ -117,14 +117,14 @@ def test_a_row_does_not_depend_on_the_others(int8, rng):
 
 @needs_cpp
 @pytest.mark.parametrize("vocab_size", [1, 3, 15, 16, 17, 1000, 8001])
-def test_the_best_tokens_are_those_of_a_sort(vocab_size, rng):
+def test_top_k_equals_a_stable_sort(vocab_size, rng):
     """Equal ones stay in their order, as in a stable sort."""
     for n_threads, n_sentences, n_rows, n in ((1, 1, 1, 1), (1, 3, 5, 10), (2, 20, 4, 8), (1, 20, 4, 8), (2, 2, 1, 7)):
         scores = torch.randint(-4, 4, (n_sentences * n_rows, vocab_size), generator=rng) / 4
         scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
         offset = torch.randint(0, 3, (n_sentences, n_rows), generator=rng) / 2
         total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
-        with by_threads(n_threads):
+        with use_threads(n_threads):
             values, token, row = top_k(scores, offset, n)
         want, index = (each[:, :n] for each in total.sort(dim=1, descending=True, stable=True))
         k, real = want.size(1), want > -math.inf
@@ -142,13 +142,13 @@ def test_log_sum_exp(rng):
                 logits[:, 1] = -math.inf
             want = logits.double().logsumexp(-1)
             for n_threads in (1, 2):
-                with by_threads(n_threads):
+                with use_threads(n_threads):
                     got = log_sum_exp(logits)
                 torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=2e-6)
 
 
 @pytest.fixture
-def anew(monkeypatch, tmp_path, caplog):
+def empty_cache(monkeypatch, tmp_path, caplog):
     """A user without anything compiled; what is loaded in this process stays loaded for others."""
     caplog.set_level("INFO", logger="transduce")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -157,7 +157,7 @@ def anew(monkeypatch, tmp_path, caplog):
 
 
 @needs_cpp
-def test_what_a_compiler_makes_is_kept(anew, monkeypatch):
+def test_compiled_libraries_are_cached_per_compiler(empty_cache, monkeypatch):
     """By a stand-in, which copies what is compiled already."""
     commands = []
 
@@ -171,7 +171,7 @@ def test_what_a_compiler_makes_is_kept(anew, monkeypatch):
     monkeypatch.setattr(kernels.subprocess, "run", run)
     for n_made in (1, 1, 2):
         kernels.loaded.cache_clear()
-        assert kernels.library() is not None and len(list(anew.iterdir())) == n_made
+        assert kernels.library() is not None and len(list(empty_cache.iterdir())) == n_made
         if len(commands) > 2:
             versions.append(2)  # another compiler makes another library
     assert [command[1] == "--version" for command in commands] == [True, False, True, True, False]
@@ -179,7 +179,7 @@ def test_what_a_compiler_makes_is_kept(anew, monkeypatch):
 
 
 @needs_cpp
-def test_an_error_of_the_compiler_is_quoted(anew, monkeypatch, caplog):
+def test_compiler_errors_are_logged(empty_cache, monkeypatch, caplog):
     def run(command, **_):
         raise subprocess.CalledProcessError(1, command, stderr="so many errors")
 
@@ -189,33 +189,35 @@ def test_an_error_of_the_compiler_is_quoted(anew, monkeypatch, caplog):
 
 @needs_cpp
 @pytest.mark.process
-def test_they_are_compiled_once(anew, caplog):
+def test_kernels_are_compiled_once(empty_cache, caplog):
     assert kernels.library() is not None and caplog.text.count("compiling kernels.cpp for this CPU, once") == 1
-    (made,) = anew.iterdir()
+    (made,) = empty_cache.iterdir()
     kernels.loaded.cache_clear()
-    assert kernels.library() is not None and caplog.text.count("compiling") == 1 and list(anew.iterdir()) == [made]
+    assert (
+        kernels.library() is not None and caplog.text.count("compiling") == 1 and list(empty_cache.iterdir()) == [made]
+    )
 
 
 @needs_cpp
 @pytest.mark.process
-def test_a_compiler_that_fails_is_quoted(anew, monkeypatch, caplog):
+def test_errors_of_a_real_compiler_are_logged(empty_cache, monkeypatch, caplog):
     monkeypatch.setattr(kernels, "FLAGS", ("--no-such-flag",))
     assert kernels.library() is None
     assert "cannot be used" in caplog.text and "no-such-flag" in caplog.text
 
 
-def test_without_a_compiler_pytorch_computes_and_the_log_says_why(anew, monkeypatch, caplog):
+def test_a_missing_compiler_is_logged(empty_cache, monkeypatch, caplog):
     monkeypatch.setattr(kernels.shutil, "which", lambda *_: None)
     assert kernels.library() is None and "no C++ compiler" in caplog.text
 
 
-def test_they_can_be_switched_off(anew, monkeypatch):
+def test_kernels_can_be_switched_off(empty_cache, monkeypatch):
     monkeypatch.setenv("TRANSDUCE_KERNELS", "0")
-    assert kernels.library() is None and not anew.exists()
+    assert kernels.library() is None and not empty_cache.exists()
 
 
 @pytest.mark.parametrize("named", ["", "/caches"])
-def test_the_cache_is_where_the_environment_says(monkeypatch, named):
+def test_cache_folder_follows_xdg_cache_home(monkeypatch, named):
     """An empty name is none, as the XDG specification has it; a home is asked for where it is needed alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", named)
     if named:

@@ -62,7 +62,7 @@ assert torch.equal(model.encode(few).states, want)
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("function", ["encoder_states", "decoder_states"])
-def test_a_lack_of_memory_is_an_error_and_the_next_call_is_right(function, n_threads):
+def test_out_of_memory_is_an_error_and_the_next_call_works(function, n_threads):
     """The kernel needs 420 MB of scratch, but only 200 MB are left."""
     output = in_a_process(LACK, n_threads, function)
     assert output == "the kernels need more memory than there is; decode fewer or shorter sentences at once\n"
@@ -90,7 +90,7 @@ print(n_errors > 0)
 """
 
 
-def test_a_lack_of_memory_in_some_threads_leaves_the_others_what_they_read(monkeypatch):
+def test_out_of_memory_in_one_thread_keeps_shared_data_valid(monkeypatch):
     """The first thread may lack scratch of its own while others read keys and values that it laid out; with blocks that
     go back to the system at once, they would read where nothing is."""
     for name, value in (("MMAP_THRESHOLD", 1 << 16), ("TOP_PAD", 0), ("TRIM_THRESHOLD", 0)):
@@ -110,7 +110,7 @@ print(status("VmRSS") - before)
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
-def test_what_a_large_request_took_is_given_back(n_threads):
+def test_memory_of_a_large_request_is_released(n_threads):
     """64 sentences of 200 positions take 400 MB for what is between the maps, (N, d_ff) floats."""
     assert int(in_a_process(LARGE, n_threads)) < 50 << 20
 
@@ -143,6 +143,6 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 """
 
 
-def test_a_forked_process_computes():
+def test_a_forked_process_can_compute():
     """OpenMP's threads do not live on in it, from whichever thread it is forked."""
     assert in_a_process(FORKED, 2).split() == ["0", "0", "True", "True"]

@@ -20,7 +20,7 @@ from transduce.model.transformer import Memory
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("place", [0, 15, 33, 70])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_product_with_what_is_not_finite_is_not_finite(rng, int8, place, value):
+def test_non_finite_inputs_give_non_finite_outputs_in_their_row_only(rng, int8, place, value):
     """In every output of that row, and in no other row."""
     weight, x = torch.randn(40, 71, generator=rng).abs() + 0.1, torch.randn(5, 71, generator=rng)
     product = Matrix(weight, torch.zeros(40), int8=int8)
@@ -36,7 +36,7 @@ def test_a_product_with_what_is_not_finite_is_not_finite(rng, int8, place, value
 
 @needs_cpp
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_relu_of_what_is_not_finite_is_pytorchs(rng, value):
+def test_relu_of_non_finite_values_equals_pytorch(rng, value):
     """The feed-forward's ReLU is part of its product; a NaN stays one."""
     config = replace(BASE, decoder=replace(DECODER, n_layers=1), activation="relu", norm_position="pre")
     plain = contract.random_model(config, rng).float()
@@ -51,7 +51,7 @@ def test_relu_of_what_is_not_finite_is_pytorchs(rng, value):
 
 @needs_cpp
 @pytest.mark.parametrize("n_heads", [1, 2, 4])
-def test_a_memory_row_of_length_0_gives_what_the_layers_give(rng, n_heads):
+def test_a_memory_row_of_length_0_equals_the_layers(rng, n_heads):
     """With heads of 64, 32 and 16 numbers, which leave the vectors' fast path in other places."""
     decoder = replace(DECODER, n_layers=1)
     config = replace(BASE, decoder=decoder, d_model=64, n_heads=n_heads, d_ff=8)
@@ -70,7 +70,7 @@ def test_a_memory_row_of_length_0_gives_what_the_layers_give(rng, n_heads):
 
 
 @pytest.mark.parametrize("cpp", [pytest.param(True, marks=needs_cpp), False])
-def test_log_sum_exp_of_rows_that_are_not_finite(monkeypatch, cpp):
+def test_log_sum_exp_of_non_finite_rows(monkeypatch, cpp):
     if not cpp:
         monkeypatch.setattr("transduce.decode.scorer.library", lambda: None)
     logits = torch.randn(40, 100)

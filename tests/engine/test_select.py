@@ -15,7 +15,7 @@ from transduce.model.transformer import Transformer
 
 
 @needs_cpp
-def test_what_is_loaded_to_be_used_has_an_engine_and_what_is_loaded_to_be_trained_is_plain(tmp_path):
+def test_load_gives_an_engine_and_load_model_a_plain_model(tmp_path):
     run = random_run(tmp_path)
     task, trained = td.load(run), td.load_model(run)
     assert isinstance(task.engine, CPUEngine) and task.engine.name == "C++ in float32"
@@ -28,7 +28,7 @@ def test_what_is_loaded_to_be_used_has_an_engine_and_what_is_loaded_to_be_traine
     ("dtype", "variable", "reason"),
     [(torch.float64, "1", "its weights are torch.float64"), (torch.float32, "0", "TRANSDUCE_KERNELS=0")],
 )
-def test_elsewhere_the_layers_compute_and_int8_is_refused(dtype, variable, reason, rng, monkeypatch, caplog):
+def test_fallback_to_the_layers_is_logged_and_refuses_int8(dtype, variable, reason, rng, monkeypatch, caplog):
     caplog.set_level("INFO", logger="transduce")
     monkeypatch.setenv("TRANSDUCE_KERNELS", variable)
     model = random_model(CASES["decoder-pre-learned"], rng).to(dtype)
@@ -37,7 +37,7 @@ def test_elsewhere_the_layers_compute_and_int8_is_refused(dtype, variable, reaso
         engine_for(model, int8=True)
 
 
-def test_without_a_compiler_the_layers_compute(rng, monkeypatch, caplog):
+def test_without_a_compiler_the_layers_are_used(rng, monkeypatch, caplog):
     caplog.set_level("INFO", logger="transduce")
     monkeypatch.setattr(kernels, "find_compiler", lambda: None)
     monkeypatch.setattr(kernels, "shipped_library", lambda: None)
@@ -47,14 +47,14 @@ def test_without_a_compiler_the_layers_compute(rng, monkeypatch, caplog):
 
 
 @needs_cpp
-def test_the_log_names_the_half_that_cpp_does_not_compute(rng, caplog):
+def test_the_log_names_the_half_computed_by_the_layers(rng, caplog):
     caplog.set_level("INFO", logger="transduce")
     engine_for(random_model(CASES["frames-tokens-conformer-wide"], rng).float())
     assert "decoding by C++ in float32; encoder by its layers (conformer_kernel=" in caplog.text
 
 
 @needs_cpp
-def test_a_run_is_loaded_in_int8(tmp_path):
+def test_a_run_can_be_loaded_in_int8(tmp_path):
     translator = td.load(random_run(tmp_path), dtype=torch.int8)
     assert translator.engine.name == "C++ in int8" and translator.engine.output.int8
     assert translator(["Print it."], beam_size=3, max_length=5)

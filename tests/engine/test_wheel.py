@@ -90,7 +90,7 @@ RUNNABLE = [name for name, (_, needs) in SHIPPED.items() if set(needs.split()) <
 
 
 @pytest.mark.parametrize("name", [None, *(pytest.param(name, marks=pytest.mark.nightly) for name in RUNNABLE[1:])])
-def test_a_library_translates_as_pytorch_does(site, run, layers, name):
+def test_shipped_kernels_translate_like_pytorch(site, run, layers, name):
     done = decode(site, run, *filter(None, [name]))
     assert done["kernels"] == [f"kernels-{name or RUNNABLE[0]}.so"] and done["engine"] == "C++ in float32"
     assert Path(done["package"]).is_relative_to(site)
@@ -98,7 +98,7 @@ def test_a_library_translates_as_pytorch_does(site, run, layers, name):
     assert done["openmp"] == layers["openmp"]  # PyTorch's, and SentencePiece's own: none of ours
 
 
-def test_a_library_is_small(site):
+def test_shipped_kernels_are_small(site):
     sizes = [(site / "transduce" / f"kernels-{name}.so").stat().st_size for name in SHIPPED]
     assert max(sizes) < 150_000
 
@@ -109,7 +109,7 @@ exec g++ "$@"
 """
 
 
-def test_what_an_older_compiler_does_not_know_is_left_out(tmp_path):
+def test_kernels_that_an_old_compiler_cannot_build_are_left_out(tmp_path):
     (tmp_path / "old-g++").write_text(OLD)
     (tmp_path / "old-g++").chmod(0o755)
     site = unpacked_wheel(tmp_path, CXX=str(tmp_path / "old-g++"))

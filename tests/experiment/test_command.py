@@ -38,7 +38,7 @@ def chosen():
 
 
 @pytest.fixture
-def said(monkeypatch, capsys):
+def run_recipe(monkeypatch, capsys):
     """Exit code and what is printed."""
 
     def call(recipe, *words):
@@ -52,7 +52,7 @@ def said(monkeypatch, capsys):
     return call
 
 
-def test_a_start_from_a_run_takes_its_model_and_features(chosen, translator, tmp_path):
+def test_start_from_takes_the_model_and_features_of_a_run(chosen, translator, tmp_path):
     """Not the recipe's; files and flags win, in either spelling, and another kind of run changes nothing."""
     source, config = translator, tmp_path / "x.yaml"
     model = td.load_model(source).config
@@ -85,31 +85,35 @@ def test_a_start_from_a_run_takes_its_model_and_features(chosen, translator, tmp
         chosen(speech_to_text, "--start-from", sound)
 
 
-def test_flags_of_a_vocabulary_to_train_are_refused_where_that_of_a_run_is_taken(chosen, said, translator, tmp_path):
+def test_flags_for_training_a_vocabulary_conflict_with_a_given_one(chosen, run_recipe, translator, tmp_path):
     for recipe, words, named in (
         (translation, ["--no-joint", "--vocab-size", 300], "vocab_size=300, joint=False"),
         (translation, ["--normalization", "nmt_nfkc"], "normalization=nmt_nfkc"),
         (language_model, ["--tokenizer", "byte_bpe"], "tokenizer=byte_bpe"),
     ):
-        assert said(recipe, "--start-from", translator, *words) == (
+        assert run_recipe(recipe, "--start-from", translator, *words) == (
             2, "", "transduce: a vocabulary is either trained, or taken from --tokenizer FILE or the run to start from, but "
             f"{named} is for training one; leave it out, or the other\n",
         )  # fmt: skip
-        assert said(recipe, *words, "--run", tmp_path)[0] == 0
+        assert run_recipe(recipe, *words, "--run", tmp_path)[0] == 0
     begun = shutil.copytree(translator, tmp_path / "begun")  # what it began with, it compares
-    assert said(translation, "--start-from", translator, "--vocab-size", 300, "--run", begun)[0] == 0
+    assert run_recipe(translation, "--start-from", translator, "--vocab-size", 300, "--run", begun)[0] == 0
     file = ["--tokenizer", tmp_path / "my.json"]
-    assert said(translation, *file, "--no-joint")[0] == said(language_model, *file, "--vocab-size", 300)[0] == 2
+    assert (
+        run_recipe(translation, *file, "--no-joint")[0]
+        == run_recipe(language_model, *file, "--vocab-size", 300)[0]
+        == 2
+    )
     chosen(translation, *file, tmp_path / "other.json", "--no-joint")
 
 
-def test_a_file_names_the_columns_of_a_table_that_a_flag_names(chosen, tmp_path):
+def test_columns_in_a_file_apply_to_a_table_of_a_flag(chosen, tmp_path):
     (tmp_path / "columns.yaml").write_text("corpus: {target_column: german}\n")
     corpus = chosen(translation, "files", "--config", tmp_path / "columns.yaml", "--train-table", "a.jsonl").corpus
     assert (corpus.target_column, corpus.train_table) == ("german", Path("a.jsonl"))
 
 
-def test_a_training_whose_output_nobody_reads_any_longer_is_not_done(monkeypatch, capsys):
+def test_a_closed_pipe_ends_training_with_exit_code_130(monkeypatch, capsys):
     def closed(x):
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -142,22 +146,22 @@ by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe._
 
 
 @each_kind(lambda recipe: kinds(recipe)[-1])
-def test_what_is_printed_is_read_again(recipe, name, said, chosen, tmp_path):
+def test_print_config_is_read_back(recipe, name, run_recipe, chosen, tmp_path):
     """From the default setting, whose corpus or features may be of another class."""
     setting = recipe.SETTINGS[name][1]
-    code, out, _ = said(recipe, name, "--print-config", "--training.seed", "7")
+    code, out, _ = run_recipe(recipe, name, "--print-config", "--training.seed", "7")
     assert code == 0
     (tmp_path / "x.yaml").write_text(out)
     want = replace(setting, training=replace(setting.training, seed=7))
     assert to_dict(chosen(recipe, "--config", tmp_path / "x.yaml")) == to_dict(want)
-    code, again, _ = said(recipe, "--config", tmp_path / "x.yaml", "--print-config")
+    code, again, _ = run_recipe(recipe, "--config", tmp_path / "x.yaml", "--print-config")
     assert code == 0 and again.splitlines()[1:] == out.splitlines()[1:]
 
 
-def test_what_is_printed_is_yaml_with_the_help_of_what_differs(said, chosen, tmp_path):
+def test_print_config_has_only_changed_fields_with_their_help(run_recipe, chosen, tmp_path):
     """Of flags and of the setting, also where a flag takes back what the setting says; nothing else."""
     words = ("--model.positions", "sinusoidal", "--training.optim.eps", "1e-7", "--symbols", "<2de> # '\"")
-    code, out, _ = said(translation, "multi30k", *words, "--print-config")
+    code, out, _ = run_recipe(translation, "multi30k", *words, "--print-config")
     plain = flatten(yaml.safe_load(out))
     got = flatten(to_dict(chosen(translation, "multi30k", *words)))
     assert code == 0 and {name: got[name] for name in plain} == plain
@@ -172,7 +176,7 @@ def test_what_is_printed_is_yaml_with_the_help_of_what_differs(said, chosen, tmp
 
 
 @by_name
-def test_every_setting_is_read_from_a_file(recipe, tmp_path):
+def test_every_setting_can_be_read_from_a_file(recipe, tmp_path):
     """By itself it is the same; from the default setting, it is written the same."""
     default = recipe.SETTINGS["commands"][1]
     for name, (_, setting) in recipe.SETTINGS.items():
@@ -184,7 +188,7 @@ def test_every_setting_is_read_from_a_file(recipe, tmp_path):
     assert to_dict(with_files(default, [tmp_path / "x.yaml"])) == to_dict(setting)
 
 
-def test_flags_win_over_files_and_files_over_the_setting(chosen, tmp_path):
+def test_flags_override_files_and_files_the_setting(chosen, tmp_path):
     (tmp_path / "a.yaml").write_text(
         "vocab_size: 500\ntraining:\n  max_minutes: 3\n  optim: {peak_rate: 5e-3, betas: [0.8, 0.9]}\n"
         "corpus: {train_source: a.en, train_target: a.de}\n"
@@ -198,7 +202,7 @@ def test_flags_win_over_files_and_files_over_the_setting(chosen, tmp_path):
     assert x == replace(setting, vocab_size=600, training=training, corpus=corpus)
 
 
-def test_fields_that_are_gone_are_left_out_of_a_run_of_an_earlier_version(chosen, tmp_path):
+def test_removed_fields_of_earlier_versions_are_ignored(chosen, tmp_path):
     """Of its experiment, and of the model that another run starts from."""
     sound = random_speech_run(tmp_path / "sound")
     plain = json.loads((sound / "config.json").read_text())
@@ -215,7 +219,7 @@ def test_fields_that_are_gone_are_left_out_of_a_run_of_an_earlier_version(chosen
         chosen(speech_to_text, "--config", sound / "config.json")
 
 
-def test_the_config_of_a_run_is_the_experiment_that_made_it(chosen, tmp_path):
+def test_the_config_of_a_run_gives_its_experiment(chosen, tmp_path):
     x = chosen(translation, "--no-joint", "--run", "runs/mine")
     plain = {"format": 1, "model": {}, "experiment": {**to_dict(x), "data": "abc"}}
     (tmp_path / "config.json").write_text(json.dumps(plain))
@@ -230,10 +234,10 @@ def test_the_config_of_a_run_is_the_experiment_that_made_it(chosen, tmp_path):
         ({"training": 3}, "training must be an object of fields, but it is 3"),
     ],
 )
-def test_a_wrong_field_of_a_file_is_named(said, tmp_path, plain, message):
+def test_a_wrong_field_of_a_file_is_named(run_recipe, tmp_path, plain, message):
     path = tmp_path / "x.json"
     path.write_text(json.dumps(plain))
-    assert said(translation, "--config", path) == (2, "", f"transduce: {path}: {message}\n")
+    assert run_recipe(translation, "--config", path) == (2, "", f"transduce: {path}: {message}\n")
 
 
 @pytest.mark.parametrize(
@@ -259,26 +263,26 @@ def test_other_wrong_fields_are_named_with_their_values(tmp_path, plain, name, v
 
 
 @pytest.mark.parametrize("number", ["0500", "-010", "1:30", "01_0"])
-def test_numbers_in_another_base_than_they_look_are_refused(said, tmp_path, number):
+def test_ambiguous_yaml_numbers_are_refused(run_recipe, tmp_path, number):
     path = tmp_path / "x.yaml"
     path.write_text(f"training: {{validate_every: {number}}}\n")
-    code, out, err = said(translation, "--config", path)
+    code, out, err = run_recipe(translation, "--config", path)
     assert (code, out) == (2, "") and err.startswith("transduce: --config takes JSON, or YAML in a .yaml, but ")
     assert err.endswith(f"{number.replace('_', '')!r}\n") or err.endswith(f"{number!r}\n")
 
 
 @pytest.mark.parametrize(("number", "want"), [("0x10", 16), ("0b101", 5), ("1_000", 1000), ("+7", 7), ("0", 0)])
-def test_whole_numbers_of_yaml_are_those_of_python(tmp_path, number, want):
+def test_yaml_integers_are_read_like_python(tmp_path, number, want):
     path = tmp_path / "x.yaml"
     path.write_text(f"training: {{seed: {number}}}\n")
     assert with_files(translation.COMMANDS, [path]).training.seed == want
 
 
 @pytest.mark.parametrize(("word", "read"), [("no", False), ("on", True), ("1e3", 1000.0), ("null", None)])
-def test_a_term_that_yaml_takes_for_something_else_is_refused(said, tmp_path, word, read):
+def test_glossary_terms_that_yaml_converts_are_refused(run_recipe, tmp_path, word, read):
     path = tmp_path / "x.yaml"
     path.write_text(f"decoding: {{glossary: {{{word}: nein}}}}\n")
-    assert said(translation, "--config", path) == (
+    assert run_recipe(translation, "--config", path) == (
         2, "", f"transduce: {path}: the keys of decoding.glossary must be text, but one is {read}, as YAML reads no, "
             "on, 1e3 and null; put quotes around it\n",
     )  # fmt: skip
@@ -286,17 +290,21 @@ def test_a_term_that_yaml_takes_for_something_else_is_refused(said, tmp_path, wo
     assert with_files(translation.COMMANDS, [path]).decoding.glossary == ((word, "nein"), ("5", "fünf"))
 
 
-def test_what_is_no_config_is_named(said, tmp_path):
+def test_invalid_config_files_are_refused(run_recipe, tmp_path):
     path = tmp_path / "x.json"
     message = f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one"
-    assert said(translation, "--config", path) == (2, "", f"transduce: {message}\n")
+    assert run_recipe(translation, "--config", path) == (2, "", f"transduce: {message}\n")
     path.write_text("{")
-    code, _, err = said(translation, "--config", path)
+    code, _, err = run_recipe(translation, "--config", path)
     assert code == 2 and err.startswith(
         f"transduce: --config takes JSON, or YAML in a .yaml, but {path} is not: Expecting "
     )
     message = "--config takes a file, .json or .yaml, but nothing follows it; --print-config writes one"
-    assert said(translation, "--config") == said(translation, "--config=") == (2, "", f"transduce: {message}\n")
+    assert (
+        run_recipe(translation, "--config")
+        == run_recipe(translation, "--config=")
+        == (2, "", f"transduce: {message}\n")
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,8 +314,12 @@ def test_what_is_no_config_is_named(said, tmp_path):
         ("xyz", "name one of commands, paper, multi30k, multilingual, files, files_base"),
     ],
 )
-def test_a_wrong_setting_gets_the_nearest_one(said, word, way_out):
-    assert said(translation, word, "--run", "x") == (2, "", f"transduce: there is no setting {word!r}; {way_out}\n")
+def test_a_wrong_setting_suggests_the_nearest_one(run_recipe, word, way_out):
+    assert run_recipe(translation, word, "--run", "x") == (
+        2,
+        "",
+        f"transduce: there is no setting {word!r}; {way_out}\n",
+    )
 
 
 def flags(page: str) -> dict[str, str]:
@@ -332,15 +344,15 @@ def has_text(text: str) -> bool:
     return re.search("[a-z]{2}", re.sub(r"\((default|required|the run's).*", "", text)) is not None
 
 
-def test_the_reader_of_help_sees_what_is_missing():
+def test_the_help_parser_detects_missing_texts():
     page = "│ --a INT        (default: 3)  │\n│ --bc {x,y}     │\n│      What it is. (default: x) │\n│ --d    Some. │"
     assert {flag: has_text(text) for flag, text in flags(page).items()} == {"--a": False, "--bc": True, "--d": True}
 
 
 @each_kind(lambda recipe: kinds(recipe)[0])
-def test_every_flag_of_a_recipe_has_a_help_text_and_help_shows_what_is_used_most(recipe, name, said, monkeypatch):
+def test_every_flag_of_a_recipe_has_help_and_help_is_short(recipe, name, run_recipe, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    (code, short, _), (_, full, _) = (said(recipe, name, word) for word in ("--help", "--help-all"))
+    (code, short, _), (_, full, _) = (run_recipe(recipe, name, word) for word in ("--help", "--help-all"))
     short, got = set(flags(short)), flags(full)
     assert code == 0 and [flag for flag, text in got.items() if not has_text(text)] == []
     fields = flatten(to_dict(recipe.SETTINGS[name][1]))
@@ -361,7 +373,7 @@ def test_every_flag_of_a_command_has_a_help_text(command, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["translate", "transcribe", "generate"])
-def test_help_all_of_a_command_shows_the_rest(command, capsys, monkeypatch):
+def test_help_all_of_a_command_shows_more_flags(command, capsys, monkeypatch):
     pages = []
     for width, word in ((120, "--help"), (240, "-h"), (120, "--help-all")):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -381,7 +393,7 @@ def test_help_all_of_a_command_shows_the_rest(command, capsys, monkeypatch):
     assert "--help-all" not in capsys.readouterr().out
 
 
-def test_help_says_what_was_typed(capsys):
+def test_help_of_transduce_train_names_that_command(capsys):
     for words in (["--help"], ["multi30k", "--help"]):
         with pytest.raises(SystemExit) as stop:
             main(["train", "translation", *words])
@@ -390,7 +402,7 @@ def test_help_says_what_was_typed(capsys):
         assert out.startswith("usage: transduce train translation") and "recipes/" not in out
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+def test_ctrl_c_prints_how_to_resume(monkeypatch, capsys):
     def stopped(x):
         raise KeyboardInterrupt
 
@@ -400,7 +412,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith(message)
 
 
-def test_a_missing_teacher_is_told_before_the_data_is_read(monkeypatch, tmp_path, capsys):
+def test_a_missing_teacher_is_refused_before_reading_data(monkeypatch, tmp_path, capsys):
     words = ["recipes/translation.py", "--device=cpu", "--training.teachers", str(tmp_path / "none")]
     monkeypatch.setattr(sys, "argv", words)
     assert recipe_main(lambda x: 1 / 0, translation.SETTINGS, default="commands", description="") == 2
@@ -409,7 +421,7 @@ def test_a_missing_teacher_is_told_before_the_data_is_read(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_training_ends_with_a_command_that_uses_the_run(recipe, tmp_path, capsys):
+def test_training_ends_with_an_example_command(recipe, tmp_path, capsys):
     words = ["commands", "--run", str(tmp_path / "run")]
     code = recipe_main(lambda _: None, recipe.SETTINGS, default="commands", description="", arguments=words)
     *_, report, following = capsys.readouterr().out.splitlines()

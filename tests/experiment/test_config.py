@@ -30,11 +30,11 @@ def changes(x, **facts) -> list[str]:
 
 
 @pytest.mark.parametrize("x", [translation.COMMANDS, language_model.COMMANDS])
-def test_without_facts_nothing_changes(x):
+def test_resolving_without_facts_changes_nothing(x):
     assert resolved(x) == x
 
 
-def test_vocabularies_are_those_of_the_data():
+def test_vocabulary_sizes_come_from_the_data():
     sizes = ["model.encoder.input.vocab_size: 10000 -> {}", "model.decoder.input.vocab_size: 10000 -> {}"]
     one = changes(translation.COMMANDS, vocab_sizes=[300])
     assert one == [size.format(300) for size in sizes]
@@ -46,19 +46,19 @@ def test_vocabularies_are_those_of_the_data():
     assert "model.encoder.input.n_features: 40 -> 80" in with_frames
 
 
-def test_a_translator_splits_what_is_longer_than_usual_unless_a_length_is_named():
+def test_split_length_defaults_to_the_usual_length():
     assert changes(translation.COMMANDS, usual_length=31) == ["decoding.split_length: 0 -> 31"]
     x = replace(translation.COMMANDS, decoding=td.SearchConfig(split_length=7))
     assert changes(x, usual_length=31) == []
 
 
 @pytest.mark.parametrize(("by", "want"), [("bleu", "bleu.lowercase"), ("chrf", "chrf"), ("loss", "loss")])
-def test_without_capitals_bleu_is_that_of_lower_case(by, want):
+def test_lowercase_models_are_validated_by_lowercase_bleu(by, want):
     x = replace(translation.COMMANDS, lowercase=True, validate_by=by)
     assert resolved(x).validate_by == want
 
 
-def test_a_corpus_whose_lines_name_the_language_goes_with_no_other():
+def test_target_language_conflicts_with_a_tagged_corpus():
     corpus = Directions(languages=("en", "de"))
     x = TranslationExperiment(run=Path("a"), corpus=corpus, decoding=td.SearchConfig(target_language="de"))
     with pytest.raises(ValueError) as error:
@@ -88,7 +88,7 @@ def test_a_transcriber_is_scored_by_wer_and_a_speech_translator_by_bleu():
         ("german", {"ctc_weight": 0.0}, TEXT, "", False),
     ],
 )
-def test_ctc_learns_what_is_said_and_searches_into_its_own_text_alone(column, fields, columns, ctc_text, in_search):
+def test_ctc_targets_and_their_use_in_search_follow_the_columns(column, fields, columns, ctc_text, in_search):
     x = speech(column, **fields)
     got = resolved(x, columns=columns)
     assert got.ctc_text == ctc_text
@@ -109,7 +109,7 @@ def test_ctc_learns_what_is_said_and_searches_into_its_own_text_alone(column, fi
         ((9.0, 30.0), {"decoding": td.SearchConfig(max_seconds=5.0)}, (5.0, 5.0)),
     ],
 )
-def test_segments_are_about_as_long_as_recordings_of_the_training(seconds, fields, bounds):
+def test_segment_lengths_follow_the_training_recordings(seconds, fields, bounds):
     x = replace(speech_to_text.COMMANDS, **fields)
     got = resolved(replace(x, augmentation=replace(x.augmentation, silence=0.3)), seconds=seconds).decoding
     assert (got.min_seconds, got.max_seconds) == pytest.approx(bounds) and got.margin == 0.15
@@ -129,7 +129,7 @@ def test_segments_are_about_as_long_as_recordings_of_the_training(seconds, field
         ),
     ],
 )
-def test_fields_that_contradict_each_other_are_named(fields, message):
+def test_contradicting_fields_are_refused(fields, message):
     with pytest.raises(ValueError) as error:
         resolved(speech(**fields))
     assert message in str(error.value)
@@ -150,7 +150,7 @@ def test_ctc_needs_a_head():
         ({"transcripts": True, "symbols": "<2de> <DE>"}, "but transcripts=True and symbols=<2de> <DE>; leave one"),
     ],
 )
-def test_what_no_translation_can_be_is_refused(fields, message):
+def test_invalid_translation_experiments_are_refused(fields, message):
     with pytest.raises(ValueError) as error:
         resolved(with_fields(translation.COMMANDS, **fields))
     assert message in str(error.value)

@@ -55,7 +55,7 @@ def test_the_finished_model_is_the_best_candidate(tmp_path, capsys, values, targ
     assert len(scores) == n_candidates and min(scores) == pytest.approx(abs(value - target), abs=1e-3)
 
 
-def test_the_only_candidate_is_told_by_the_measure_that_chose_it(tmp_path, capsys):
+def test_a_single_candidate_is_reported_with_its_measure(tmp_path, capsys):
     config = toy.config(max_updates=1, validate_every=1, keep_last=1)
     trainer = toy.trainer(tmp_path, validate=lambda _: Validation({"wer": 3.0}, -3.0, by="wer"), config=config)
     trainer.run()
@@ -64,7 +64,7 @@ def test_the_only_candidate_is_told_by_the_measure_that_chose_it(tmp_path, capsy
     assert capsys.readouterr().out == "finished model: best checkpoint (update 1); wer: best checkpoint 3.000\n"
 
 
-def test_a_model_that_replaces_another_has_none_of_its_scores(tmp_path):
+def test_a_new_finished_model_drops_the_old_scores(tmp_path):
     scores = tmp_path / "test.json"
     scores.write_text("[]")
     for n, replaced in ((1, False), (1, False), (2, True)):  # there is none; it is the same; it went on

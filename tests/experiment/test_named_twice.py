@@ -15,7 +15,7 @@ from transduce.experiment.command import with_files
         ("a.json", '{"training": {"max_updates": 7, "max_updates": 8}}'),
     ],
 )
-def test_it_is_refused(tmp_path, name, text):
+def test_a_field_named_twice_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=r"named once, but '(training|max_updates)' is named 2 times"):
         with_files(COMMANDS, [tmp_path / name])
@@ -29,7 +29,7 @@ def test_the_same_name_in_two_blocks_is_two_fields(tmp_path):
     assert (got.training.max_updates, got.training.optim.peak_rate, got.model.dropout) == (7, 0.1, 0.2)
 
 
-def test_what_is_merged_may_be_changed_and_a_key_that_is_a_list_is_refused(tmp_path):
+def test_yaml_merges_can_be_overridden_and_list_keys_are_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("training:\n  <<: {max_updates: 7, seed: 5}\n  seed: 6\n")
     got = with_files(COMMANDS, [tmp_path / "a.yaml"]).training
     assert (got.max_updates, got.seed) == (7, 6)

@@ -33,7 +33,7 @@ DECODER = TransformerConfig(
 )
 
 
-def test_a_model_that_cannot_be_trained_here_is_refused_before_it_takes_memory(tmp_path):
+def test_a_model_too_large_for_memory_is_refused_before_allocation(tmp_path):
     """Three numbers beside each weight: its gradient and Adam's moments."""
     config = replace(DECODER, d_model=10**6, d_ff=10**9)
     with pytest.raises(ValueError) as caught:
@@ -46,7 +46,7 @@ def test_a_model_that_cannot_be_trained_here_is_refused_before_it_takes_memory(t
     )
 
 
-def test_a_model_that_only_several_processes_can_hold_is_built_where_they_share_it(tmp_path, monkeypatch):
+def test_sharding_allows_a_model_too_large_for_one_process(tmp_path, monkeypatch):
     """Whole weights for a validation, and of two moments and a gradient a third: 8 bytes a parameter instead of 16."""
     n = sum(p.numel() for p in Transformer(DECODER).parameters())
     monkeypatch.setattr("transduce.model.meta.memory", lambda device: 9 * n)
@@ -68,7 +68,7 @@ def test_a_model_that_only_several_processes_can_hold_is_built_where_they_share_
     ],
     ids=str,
 )
-def test_operations_of_a_token_agree_with_torchs_count(changes, monkeypatch):
+def test_flops_per_token_agree_with_torch(changes, monkeypatch):
     """Both count matrix products alone; biases and norms, which are in N, are 1 % of these sizes.
 
     Chunks are a way to compute linear attention that takes more operations than its formula, one position at a time.
@@ -83,13 +83,13 @@ def test_operations_of_a_token_agree_with_torchs_count(changes, monkeypatch):
     assert flops_per_token(model) == pytest.approx(counter.get_total_flops() / ids.numel(), rel=0.02)
 
 
-def test_operations_want_a_decoder_alone():
+def test_flops_per_token_need_a_decoder_alone():
     with pytest.raises(ValueError, match="takes a decoder alone, but the model is"):
         flops_per_token(Transformer(replace(DECODER, encoder=DECODER.decoder)))
 
 
 @pytest.mark.parametrize(("device", "code", "calls"), [("cpu", 0, 1), ("abacus", 2, 0)])
-def test_a_device_that_is_not_there_is_named_before_any_work(monkeypatch, capsys, device, code, calls):
+def test_an_unknown_device_is_refused_before_any_work(monkeypatch, capsys, device, code, calls):
     called, nothing = [], Experiment(run=Path("runs/nothing"), model=DECODER)
     monkeypatch.setattr(sys, "argv", ["recipe", "--device", device])
     assert main(called.append, {"nothing": ("Nothing.", nothing)}, default="nothing", description=None) == code
@@ -107,7 +107,7 @@ def made(run, config, start_from=None, source=None, target=None, training=TRAINI
     return new_model(x, Processor(source=source, target=target))
 
 
-def test_weights_that_fit_are_taken_and_the_others_are_listed(translator, tmp_path, capsys):
+def test_start_from_copies_matching_weights_and_lists_the_others(translator, tmp_path, capsys):
     """A longer model with another vocabulary: the first layers, norms and the source's table, which was shared, fit."""
     source = translator
     config = td.load_model(source).config
@@ -122,7 +122,7 @@ def test_weights_that_fit_are_taken_and_the_others_are_listed(translator, tmp_pa
 
 
 @pytest.mark.parametrize("n", [8, 40])
-def test_learned_positions_are_kept_as_far_as_both_have_them(translator, tmp_path, capsys, n):
+def test_learned_positions_are_copied_up_to_the_shorter_length(translator, tmp_path, capsys, n):
     source = shutil.copytree(translator, tmp_path / "source")
     config = replace(td.load_model(source).config, positions="learned", max_positions=20)
     run, old = load_run(source), Transformer(config)
@@ -136,14 +136,14 @@ def test_learned_positions_are_kept_as_far_as_both_have_them(translator, tmp_pat
         assert f"{stack}.positions.learned: {kept} of {n} positions keep their vectors\n" in out
 
 
-def test_a_run_that_has_begun_starts_from_its_own_checkpoint(translator, tmp_path, capsys):
+def test_a_begun_run_ignores_start_from(translator, tmp_path, capsys):
     source = translator
     (tmp_path / "run" / "checkpoints" / "00000010").mkdir(parents=True)
     made(tmp_path / "run", td.load_model(source).config, source)
     assert "starts from" not in capsys.readouterr().out
 
 
-def test_a_start_from_nothing_that_fits_is_refused(translator, tmp_path):
+def test_start_from_without_matching_weights_is_refused(translator, tmp_path):
     source = translator
     with pytest.raises(ValueError, match=r"^a model that starts from a run must have weights of the same names and sh"):
         made(tmp_path / "run", replace(DECODER, d_model=64, n_heads=2, d_ff=48), source)

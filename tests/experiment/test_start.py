@@ -52,7 +52,7 @@ def check_rows(new: torch.Tensor, old: torch.Tensor, fresh: torch.Tensor, tokens
 
 
 @pytest.mark.parametrize(("tie", "multiple"), [("all", 64), ("output", 1), ("none", 64)])
-def test_pieces_that_both_vocabularies_have_keep_their_vectors(translator, tmp_path, capsys, tie, multiple):
+def test_shared_pieces_keep_their_vectors(translator, tmp_path, capsys, tie, multiple):
     """One vocabulary for both sides, whose ids mean other pieces now, in tables that are shared or not, and padded."""
     source = translator
     old_model, before = td.load_model(source), load_run(source).target_tokenizer
@@ -90,7 +90,7 @@ def test_each_side_keeps_its_own_pieces(tmp_path, capsys):
         assert f"{side}: {kept} of {after.vocab_size} pieces keep their vectors" in said
 
 
-def test_a_ctc_head_keeps_pieces_and_their_biases(tmp_path):
+def test_ctc_heads_keep_vectors_and_biases_of_shared_pieces(tmp_path):
     """And what is added to the states for each of them, in a column."""
     source = random_speech_run(tmp_path / "source")
     run = load_run(source)
@@ -114,7 +114,7 @@ def test_a_ctc_head_keeps_pieces_and_their_biases(tmp_path):
 
 
 @pytest.mark.parametrize("multiple", [1, 64])
-def test_the_mask_symbol_stays_the_mask_symbol(tmp_path, multiple):
+def test_the_mask_symbol_keeps_its_vector(tmp_path, multiple):
     """It stands behind the tokens, so its id is another one in a larger vocabulary; an equal one may be padded."""
     before = JSONTokenizer.train(ENGLISH, vocab_size=280)
 
@@ -135,7 +135,7 @@ def test_the_mask_symbol_stays_the_mask_symbol(tmp_path, multiple):
         assert torch.equal(got[after.vocab_size + 1 :], fresh[after.vocab_size + 1 :])
 
 
-def test_whose_tokenizer_counts(translator, tmp_path):
+def test_precedence_of_tokenizers(translator, tmp_path):
     """The run's own, once it has begun; then that of the files; then that of the run it starts from."""
     start, begun = translator, random_run(tmp_path / "begun", joint=False)
     mine = SentencePieceTokenizer.train(OTHER, vocab_size=300)
@@ -155,7 +155,7 @@ def test_whose_tokenizer_counts(translator, tmp_path):
     assert speech[0] is speech[1]  # a translation that starts from it has one vocabulary
 
 
-def test_symbols_are_added_to_the_vocabulary_one_starts_from(translator, tmp_path):
+def test_symbols_are_added_to_the_start_vocabulary(translator, tmp_path):
     start = translator
     source, target = saved_tokenizers(tmp_path / "new", start, (), "<2de> <2fr>")
     assert source is target and target.vocab_size == load_run(start).target_tokenizer.vocab_size + 2
@@ -184,7 +184,7 @@ def test_tokenizers_that_a_recipe_cannot_use_are_refused(tmp_path):
     assert str(error.value) == "tokenizer is one file for both sides, or one for each, but there are 3"
 
 
-def test_features_of_a_run_of_sound_alone_are_other_than_ours(tmp_path, capsys):
+def test_other_features_are_reported_only_for_speech_runs(tmp_path, capsys):
     recordings, features = record(tmp_path / "sound", sentences(2)), replace(FEATURES, normalize="global")
     for start_from in (random_run(tmp_path / "text"), random_speech_run(tmp_path / "speech")):
         x = SpeechExperiment(run=tmp_path / "new", start_from=start_from, features=features, workers=0)

@@ -42,7 +42,7 @@ def pairs(loaded):
     return TextPairs(text, loaded.source_tokenizer, loaded.tokenizer, tokens_per_batch=60)
 
 
-def test_held_out_loss_is_the_mean_over_tokens_each_sentence_alone(loaded, pairs):
+def test_held_out_loss_is_the_mean_over_tokens(loaded, pairs):
     total, n_tokens = 0.0, 0
     with torch.no_grad():
         for source, target in zip(ENGLISH[:6], GERMAN[:6], strict=True):
@@ -53,7 +53,7 @@ def test_held_out_loss_is_the_mean_over_tokens_each_sentence_alone(loaded, pairs
     assert held_out_loss(loaded.model, pairs.epoch(0)) == pytest.approx(total / n_tokens, rel=1e-5)
 
 
-def test_the_held_out_loss_has_one_batch_in_memory(loaded, pairs):
+def test_held_out_loss_keeps_one_batch_in_memory(loaded, pairs):
     alive: list[weakref.ref] = []
 
     class Made(Sequence):
@@ -69,7 +69,7 @@ def test_the_held_out_loss_has_one_batch_in_memory(loaded, pairs):
     assert math.isfinite(held_out_loss(loaded.model, Made())) and len(alive) >= 9
 
 
-def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(loaded, pairs):
+def test_validation_has_loss_and_bleu_of_greedy_search(loaded, pairs):
     validate = translation_validator(loaded, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0))
     first, again = validate(loaded.model), validate(loaded.model)
     outputs = loaded(ENGLISH[:6], GREEDY)
@@ -80,7 +80,7 @@ def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(loaded, pair
     assert first.samples == again.samples == [(ENGLISH[i], GERMAN[i], outputs[i]) for i in (0, 2, 5)]
 
 
-def test_a_model_whose_loss_is_not_finite_is_not_searched(loaded, pairs):
+def test_a_model_with_non_finite_loss_is_not_decoded(loaded, pairs):
     """Its logits are NaN, among which a search finds nothing."""
     broken = Transformer(loaded.model.config)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_a_model_whose_loss_is_not_finite_is_not_searched(loaded, pairs):
     ("ter", lambda outputs: -sacrebleu.corpus_ter(outputs, [GERMAN[:6]], case_sensitive=True).score),
     ("wer", lambda outputs: -100 * jiwer.wer(GERMAN[:6], outputs)),
 ])  # fmt: skip
-def test_any_measure_can_decide(loaded, pairs, by, want):
+def test_any_measure_can_be_the_validation_score(loaded, pairs, by, want):
     """Higher is better, so error rates count as negative; BLEU is told all the same."""
     validate = translation_validator(loaded, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0), by=by)
     got = validate(loaded.model)
@@ -104,7 +104,7 @@ def test_any_measure_can_decide(loaded, pairs, by, want):
     assert list(got.metrics) == ["loss", "perplexity", "bleu", by]
 
 
-def test_the_loss_can_decide_and_what_is_no_metric_is_refused(loaded, pairs):
+def test_loss_can_be_the_score_and_unknown_metrics_are_refused(loaded, pairs):
     text = ParallelText(ENGLISH[:6], GERMAN[:6])
     got = translation_validator(loaded, text, pairs.epoch(0), by="loss")(loaded.model)
     assert got.score == -got.metrics["loss"]
@@ -122,7 +122,7 @@ def speech(tmp_path_factory):
     return transcriber, speech_pairs(recordings, reader, transcriber.tokenizer, frames_per_batch=300)
 
 
-def test_speech_validation_is_loss_error_rates_and_samples(speech):
+def test_speech_validation_has_loss_error_rates_and_samples(speech):
     transcriber, pairs = speech
     decoding = replace(GREEDY, length_ratio=0.2, length_extra=5)
     got = speech_validator(transcriber, pairs, search=decoding)(transcriber.model)
@@ -145,7 +145,7 @@ def test_speech_validation_is_loss_error_rates_and_samples(speech):
     assert got.metrics["loss"] == pytest.approx(total / n_tokens, rel=1e-5)
 
 
-def test_a_canary_is_scored_beside_validation_and_decides_nothing(speech):
+def test_a_canary_is_scored_without_changing_the_score(speech):
     transcriber, pairs = speech
     decoding = replace(GREEDY, length_ratio=0.2, length_extra=5)
     canary = [replace(r, text=f"{r.text} red red") for r in pairs.recordings[3:]]
@@ -158,7 +158,7 @@ def test_a_canary_is_scored_beside_validation_and_decides_nothing(speech):
     assert both == plain and both.metrics["wer"] != 100 * jiwer.wer(references, outputs)
 
 
-def test_what_cannot_be_used_of_a_canary_is_named_before_the_training(speech, caplog):
+def test_unusable_canary_recordings_are_reported_before_training(speech, caplog):
     """Else its error rate would be that of blank transcripts, or end the first validation."""
     transcriber, pairs = speech
     gone = [replace(r, audio=r.audio.with_name(f"gone_{r.audio.name}")) for r in pairs.recordings]
@@ -171,7 +171,7 @@ def test_what_cannot_be_used_of_a_canary_is_named_before_the_training(speech, ca
             speech_validator(transcriber, pairs, canary=canary)
 
 
-def test_speech_validation_has_the_features_of_a_chunk_in_memory(speech, monkeypatch):
+def test_speech_validation_keeps_few_features_in_memory(speech, monkeypatch):
     transcriber, pairs = speech
     features, read, most = [], FrameReader.__call__, 0
 
@@ -191,7 +191,7 @@ def test_speech_validation_has_the_features_of_a_chunk_in_memory(speech, monkeyp
     assert len(features) > 20 and most <= 10  # two chunks of two to five, or a batch, or the samples
 
 
-def test_another_measure_than_error_rates_may_decide_of_speech(speech):
+def test_speech_can_be_validated_by_bleu(speech):
     transcriber, pairs = speech
     short = replace(GREEDY, length_ratio=0.0, length_extra=4)
     got = speech_validator(transcriber, pairs, by="bleu", search=short)(transcriber.model)
@@ -199,7 +199,7 @@ def test_another_measure_than_error_rates_may_decide_of_speech(speech):
 
 
 @pytest.mark.parametrize("by", ["wer", "cer"])
-def test_a_training_that_words_decide_says_so_where_there_are_none(speech, by, caplog):
+def test_validating_chinese_by_wer_gives_a_warning(speech, by, caplog):
     transcriber, pairs = speech
     chinese = [replace(each, text="我今天去学校，你呢？") for each in pairs.recordings]
     speech_validator(transcriber, pairs, by=by, recordings=chinese)
@@ -214,7 +214,7 @@ def drawn(monkeypatch):
     return pictures
 
 
-def test_attention_to_sound_is_drawn_over_its_seconds(speech, tmp_path, drawn):
+def test_attention_to_audio_is_drawn_over_seconds(speech, tmp_path, drawn):
     """On the first sample, of one batch of one row."""
     transcriber, pairs = speech
     recording = pairs.recordings[0]
@@ -245,7 +245,7 @@ def test_attention_of_a_translation_is_drawn_on_the_shortest_sample(loaded, pair
     assert path == tmp_path / "a.png"
 
 
-def test_an_example_without_positions_for_it_has_no_picture(tmp_path, drawn):
+def test_too_long_examples_have_no_attention_plot(tmp_path, drawn):
     source, target = train_tokenizer_pair(ENGLISH, GERMAN, vocab_size=330, joint=True)
     config = replace(td.transformer_tiny(), positions="learned", max_positions=6)
     model = td.Transformer(with_vocabularies(config, 330, 330, joint=True))
@@ -262,7 +262,7 @@ def check_height(path, inches):
     assert picture.shape[0] == pytest.approx(inches * 120, abs=1) and picture.std() > 0
 
 
-def test_a_picture_of_any_text_can_be_drawn(tmp_path):
+def test_attention_plots_of_unusual_characters(tmp_path):
     """No formula in dollars, no script that the font lacks, no length stops a training."""
     attention_map(torch.rand(7, 30), STRANGE, 0.04, "a$b_語$: layer 1", tmp_path / "a.png")
     check_height(tmp_path / "a.png", 2.9)
@@ -271,10 +271,10 @@ def test_a_picture_of_any_text_can_be_drawn(tmp_path):
 
 
 @pytest.mark.long
-def test_a_picture_of_a_long_text_has_an_end(tmp_path):
+def test_attention_plots_of_long_texts_have_limited_height(tmp_path):
     attention_map(torch.rand(700, 3), ["a"] * 700, 0.04, "long", tmp_path / "a.png")
     check_height(tmp_path / "a.png", 22)
 
 
-def test_every_measure_can_be_named():
+def test_every_measure_can_be_chosen_for_validation():
     assert set(get_args(ValidateBy)) == {"loss", *MEASURES}

@@ -38,7 +38,7 @@ def translations(folder: Path, lines: list[str]) -> list[str]:
     return [pieces.decode(each.hypotheses[0]) for each in got]
 
 
-def test_a_package_has_the_parts_that_argos_names(run, tmp_path):
+def test_package_contents_and_outputs(run, tmp_path):
     assert export(run, tmp_path / "en_de.argosmodel", "--languages", "en", "de") == 0
     ZipFile(tmp_path / "en_de.argosmodel").extractall(tmp_path / "installed")
     (folder,) = (tmp_path / "installed").iterdir()
@@ -49,7 +49,7 @@ def test_a_package_has_the_parts_that_argos_names(run, tmp_path):
     assert translations(folder, ENGLISH[:6]) == ours
 
 
-def test_what_argos_cannot_run_is_refused(run, tmp_path, capsys):
+def test_invalid_exports_are_refused(run, tmp_path, capsys):
     assert export(run, tmp_path / "a.argosmodel") == 2
     assert capsys.readouterr().err == ("transduce: argos needs the languages; add --languages SOURCE TARGET (en de)\n")
     assert main(["export", str(run), str(tmp_path / "a"), "--to", "onnx", "--languages", "en", "de"]) == 2
@@ -74,7 +74,7 @@ def test_what_argos_cannot_run_is_refused(run, tmp_path, capsys):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-def test_argos_installs_and_runs_it(run, tmp_path, monkeypatch):
+def test_argos_installs_and_runs_the_package(run, tmp_path, monkeypatch):
     """With its own search, a beam of 4; its model for the ends of sentences, which it would fetch, is left out."""
     for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path / variable))

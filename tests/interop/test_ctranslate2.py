@@ -23,7 +23,7 @@ HALF = StackConfig(input=Tokens(vocab_size=37, multiple=8), n_layers=2)
 BASE = replace(LITTLE, encoder=HALF, decoder=replace(HALF, n_layers=1), max_positions=24)
 
 
-def lively(config: TransformerConfig) -> Transformer:
+def random_model(config: TransformerConfig) -> Transformer:
     """A model whose every weight matters."""
     torch.manual_seed(1)
     model = Transformer(config).eval()
@@ -72,11 +72,11 @@ def lively(config: TransformerConfig) -> Transformer:
     ],
     ids=lambda changes: ",".join(changes) or "paper",
 )
-def test_log_probabilities_and_greedy_outputs_are_the_same(tmp_path, rng, changes, alone):
+def test_log_probs_and_greedy_outputs_equal_those_of_the_model(tmp_path, rng, changes, alone):
     import ctranslate2
 
     config = replace(BASE, **changes)
-    model = lively(replace(config, encoder=None, qk_norm=True) if alone else config)
+    model = random_model(replace(config, encoder=None, qk_norm=True) if alone else config)
     special = {"bos_token": NAMES[BOS], "eos_token": NAMES[EOS], "unk_token": NAMES[1]}
     texts = torch.randint(4, 37, (3, 7), generator=rng)
     if alone:
@@ -122,7 +122,7 @@ def printed(code: str, capsys) -> str:
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_the_lines_of_the_page_translate_as_the_run_does(tmp_path, capsys, monkeypatch, joint):
+def test_documented_code_translates_like_the_run(tmp_path, capsys, monkeypatch, joint):
     run, lines = random_run(tmp_path / "run", joint=joint, model=LITTLE), ["Open the old letter.", "Print it."]
     monkeypatch.chdir(tmp_path)
     assert main(["export", "run", "exported", "--to", "ctranslate2"]) == 0
@@ -142,7 +142,7 @@ def test_the_lines_of_the_page_translate_as_the_run_does(tmp_path, capsys, monke
     assert printed(code, capsys) == f"{want}\n"
 
 
-def test_the_lines_of_the_page_generate_as_the_run_does(tmp_path, capsys, monkeypatch):
+def test_documented_code_generates_like_the_run(tmp_path, capsys, monkeypatch):
     run = language_run(tmp_path / "run", "bytes", positions="learned")
     monkeypatch.chdir(tmp_path)
     assert main(["export", "run", "exported", "--to", "ctranslate2"]) == 0
@@ -167,14 +167,14 @@ def test_the_lines_of_the_page_generate_as_the_run_does(tmp_path, capsys, monkey
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_ctranslate2_lacks_is_refused_by_name(tmp_path, config, message):
+def test_unsupported_features_are_refused_by_name(tmp_path, config, message):
     parts = Parts(Transformer(replace(BASE, **config)), None, any_tokenizer("sentencepiece"), {})
     with pytest.raises(ValueError, match=re.escape(message)):
         export_ctranslate2(parts, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_every_field_is_written_or_refused():
+def test_every_config_field_is_exported_or_refused():
     """What is written has a case above; a new field of a model needs one, or stands in LACKING."""
     written = {
         "encoder",
@@ -208,7 +208,7 @@ def test_every_field_is_written_or_refused():
     assert {field.name for field in fields(TransformerConfig)} == written | refused | TRAINING
 
 
-def test_the_command_line_names_what_is_wrong(tmp_path, capsys, monkeypatch):
+def test_export_command_reports_errors(tmp_path, capsys, monkeypatch):
     speech, run = random_speech_run(tmp_path / "speech"), random_run(tmp_path / "run", model=LITTLE)
     words = ["--to", "ctranslate2"]
     assert main(["export", str(speech), str(tmp_path / "out"), *words]) == 2

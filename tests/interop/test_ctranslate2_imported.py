@@ -19,7 +19,7 @@ LENGTH = 12
 @pytest.mark.parametrize(
     "family", ["marian", *(pytest.param(family, marks=pytest.mark.long) for family in test_fairseq.QUICK)]
 )
-def test_outputs_are_those_of_the_run(tmp_path, spm, family):
+def test_greedy_outputs_equal_those_of_the_run(tmp_path, spm, family):
     if family == "marian":
         test_marian.rival(tmp_path / "theirs", 1, spm)
     else:
@@ -31,10 +31,10 @@ def test_outputs_are_those_of_the_run(tmp_path, spm, family):
     rules: Any = {"no_repeat_ngram": 0, "repetition_penalty": 1.0, "min_length": 0, "forbid": (), "suppress_first": ()}
     how = {"beam_size": 1, "alpha": 0.0, "max_length": LENGTH, "length_extra": 99, "at_max_length": "by_score", **rules}
     want = [got[0].tokens for got in translator.translate(lines, **how)]
-    assert found_there(exported, translator, lines) == want
+    assert ctranslate2_outputs(exported, translator, lines) == want
 
 
-def found_there(exported: Path, translator: td.Translator, lines: list[str]) -> list[list[int]]:
+def ctranslate2_outputs(exported: Path, translator: td.Translator, lines: list[str]) -> list[list[int]]:
     """The ids that CTranslate2 writes, without their end."""
     import ctranslate2
 

@@ -154,7 +154,7 @@ def rival(directory: Path, seed: int, family: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def test_the_pieces_of_pegasus_alone_have_the_ids_of_transformers(tmp_path):
+def test_pegasus_sentencepiece_ids_equal_those_of_transformers(tmp_path):
     """Which counts them from 103 on, as the first directories on the hub, with spiece.model, need it."""
     import transformers
 
@@ -177,13 +177,13 @@ def test_the_pieces_of_pegasus_alone_have_the_ids_of_transformers(tmp_path):
         for each in drawn(20, default=(4,) if family in QUICK else (), long=(1, 8, 15))
     ],
 )
-def test_logits_and_outputs_are_those_of_transformers(tmp_path, family, seed):
+def test_logits_and_outputs_equal_those_of_transformers(tmp_path, family, seed):
     difference, got, want = compare(*rival(tmp_path / "theirs", seed, family), tmp_path / "theirs")
     assert difference < 1e-4
     assert got == want
 
 
-def test_a_long_source_has_room_for_what_begins_and_ends_it(tmp_path, caplog):
+def test_long_sources_are_cut_with_room_for_special_tokens(tmp_path, caplog):
     rival(tmp_path / "theirs", 1, "bart")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
     translator = td.load_translator(tmp_path / "run")
@@ -197,7 +197,7 @@ def test_a_long_source_has_room_for_what_begins_and_ends_it(tmp_path, caplog):
     assert "was cut to 0" in caplog.text
 
 
-def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
+def test_command_sets_source_and_target_language(tmp_path, capsys):
     theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     run, chosen = tmp_path / "run", {"source_language": "fra_Latn", "target_language": "eng_Latn"}
     assert main(["import", str(tmp_path / "theirs"), str(run)]) == 0
@@ -220,7 +220,7 @@ def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
     assert "(eng_Latn, deu_Latn, fra_Latn), but it is 'en'" in capsys.readouterr().err
 
 
-def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys):
+def test_scoring_and_alignment_use_the_given_languages(tmp_path, capsys):
     theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     theirs.set_attn_implementation("eager")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
@@ -248,7 +248,7 @@ def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys
     assert len(got) == 3
 
 
-def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):
+def test_multilingual_models_require_languages(tmp_path, capsys):
     rival(tmp_path / "theirs", 1, "nllb")
     changed(tmp_path / "theirs" / "tokenizer_config.json", src_lang=None)
     changed(tmp_path / "theirs" / "generation_config.json", forced_bos_token_id=None)
@@ -269,7 +269,7 @@ def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("family", ["nllb", "m2m100"])
-def test_whatever_the_settings_of_a_tokenizer_are_they_are_read_or_refused(tmp_path, family):
+def test_any_tokenizer_setting_is_read_or_refused(tmp_path, family):
     rival(directory := tmp_path / "theirs", 1, family)
     settings = read_settings(directory)
     plain = json.loads((directory / "tokenizer_config.json").read_text())
@@ -284,7 +284,7 @@ def test_whatever_the_settings_of_a_tokenizer_are_they_are_read_or_refused(tmp_p
                 read_run(settings)
 
 
-def test_a_tokenizer_json_may_lack_a_decoder_but_no_special_tokens(tmp_path):
+def test_tokenizer_json_needs_added_tokens_but_no_decoder(tmp_path):
     rival(directory := tmp_path / "theirs", 1, "bart")
     path = directory / "tokenizer.json"
     plain = json.loads(path.read_text())
@@ -296,7 +296,7 @@ def test_a_tokenizer_json_may_lack_a_decoder_but_no_special_tokens(tmp_path):
         read_run(read_settings(directory))
 
 
-def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):
+def test_missing_tokenizer_error_names_the_fix(tmp_path, capsys):
     rival(tmp_path / "theirs", 0, "bart")
     (tmp_path / "theirs" / "tokenizer.json").unlink()
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
@@ -306,7 +306,7 @@ def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):
     )
 
 
-def test_tables_that_are_not_tied_are_read_each_by_itself(tmp_path):
+def test_untied_embeddings_are_read_separately(tmp_path):
     """Such a file has a shared table, too, which nothing reads."""
     import transformers
 
@@ -319,7 +319,7 @@ def test_tables_that_are_not_tied_are_read_each_by_itself(tmp_path):
     torch.testing.assert_close(got, theirs(input_ids=source, decoder_input_ids=target).logits, rtol=0, atol=1e-4)
 
 
-def test_a_token_without_a_vector_is_left_out(tmp_path):
+def test_tokens_without_an_embedding_are_left_out(tmp_path):
     """As in bart-large-cnn, whose vocabulary ends before <mask>."""
     theirs, tokenizer = rival(tmp_path / "theirs", 3, "bart")
     size = max(tokenizer.get_vocab().values())

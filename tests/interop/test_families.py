@@ -10,7 +10,7 @@ from transduce.cli.main import main
 from transduce.interop.settings import SETTINGS
 
 
-def test_help_and_page_name_every_kind(capsys):
+def test_help_and_docs_name_every_model_type(capsys):
     page = (Path(__file__).parents[2] / "docs" / "models_in_and_out.md").read_text()
     with pytest.raises(SystemExit):
         main(["import", "--help"])
@@ -31,7 +31,7 @@ ALL = " or ".join(map(repr, SETTINGS))
         ("gpt2", [], "Missing from transduce import: HF_DIRECTORY RUN"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_kind(tmp_path, capsys, got, words, message):
+def test_unknown_model_types_and_missing_arguments_are_refused(tmp_path, capsys, got, words, message):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": got}))
     assert main(["import", *(word.format(tmp_path) for word in words)]) == 2
     assert message.format(tmp_path) in capsys.readouterr().err

@@ -26,7 +26,7 @@ def train(*words: str) -> int:
     ("family", "languages"),
     [("m2m100", ("en", "de")), ("nllb", ("eng_Latn", "deu_Latn")), ("mbart50", ("en_XX", "de_DE")), ("bart", ("", ""))],
 )
-def test_pairs_are_those_of_transformers(tmp_path, family, languages):
+def test_source_and_target_ids_equal_those_of_transformers(tmp_path, family, languages):
     """A language here is named by the way to search."""
     _, theirs = test_fairseq.rival(tmp_path / "theirs", 1, family)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
@@ -39,7 +39,7 @@ def test_pairs_are_those_of_transformers(tmp_path, family, languages):
             in_languages(source, target, td.SearchConfig(source_language=languages[0], target_language="xx"))
 
 
-def test_texts_for_whisper_are_those_of_transformers_in_another_language_too(tmp_path):
+def test_whisper_target_ids_equal_transformers_in_each_language(tmp_path):
     """The run is imported for English. Whisper's tokenizer finds languages by their place among all, which are not here."""
     rival = test_speech.whisper(tmp_path, steps=0)
     assert main(["import", str(rival.directory), str(rival.run)]) == 0
@@ -53,7 +53,7 @@ def test_texts_for_whisper_are_those_of_transformers_in_another_language_too(tmp
 
 
 @pytest.mark.train
-def test_translation_goes_on_from_a_model_of_many_languages(tmp_path, capsys):
+def test_fine_tuning_a_multilingual_translation_model(tmp_path, capsys):
     test_fairseq.rival(tmp_path / "theirs", 1, "m2m100")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
     for name, lines in (("en", ENGLISH), ("de", GERMAN)):
@@ -70,7 +70,7 @@ def test_translation_goes_on_from_a_model_of_many_languages(tmp_path, capsys):
 
 
 @pytest.mark.train
-def test_speech_goes_on_from_whisper(tmp_path):
+def test_fine_tuning_whisper_in_another_language(tmp_path):
     """With its features, and with another language than the English that it was imported for."""
     (tmp_path / "theirs").mkdir()
     rival = test_speech.whisper(tmp_path / "theirs", steps=1)

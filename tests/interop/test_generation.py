@@ -90,7 +90,7 @@ def test_every_setting_of_transformers_is_known(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL | NEUTRAL_IN_SAMPLING))
-def test_what_has_no_equal_is_refused_by_its_name(tmp_path, name):
+def test_unsupported_settings_are_refused_by_name(tmp_path, name):
     read(tmp_path, do_sample=True, **{name: (NEUTRAL | NEUTRAL_IN_SAMPLING)[name]})
     with pytest.raises(ValueError, match=f"^{name} must be .*; change it in generation_config.json$"):
         read(tmp_path, do_sample=True, **{name: ODD.get(name, 3)})
@@ -98,14 +98,14 @@ def test_what_has_no_equal_is_refused_by_its_name(tmp_path, name):
         read(tmp_path, **{name: 3})
 
 
-def test_how_tokens_are_drawn_comes_back(tmp_path):
+def test_sampling_settings_survive_a_round_trip(tmp_path):
     decoding = to_dict(td.GenerationConfig(temperature=0.7, top_k=9, top_p=0.8, min_p=0.1))
     stored = read(tmp_path, **sampling_settings(decoding, ()))
     ours = read_sampling(stored, language_model(30).config)
     assert {name: ours[name] for name in ("temperature", "top_k", "top_p", "min_p")}.items() <= decoding.items()
 
 
-def test_config_json_is_read_where_there_is_no_other(tmp_path):
+def test_config_json_replaces_a_missing_generation_config(tmp_path):
     assert read(tmp_path, chat_format="x", _from_model_config=True) == Generation(eos_token_id=(2,))
     (tmp_path / "generation_config.json").unlink()
     assert read_generation(replace(SETTINGS, directory=tmp_path)) == Generation(eos_token_id=(2,), num_beams=7)
@@ -130,7 +130,7 @@ def test_config_json_is_read_where_there_is_no_other(tmp_path):
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0, but in {} it is -1.0"),
     ],
 )
-def test_a_setting_of_another_kind_is_refused(tmp_path, spm, settings, message):
+def test_invalid_settings_are_refused(tmp_path, spm, settings, message):
     test_marian.rival(tmp_path / "theirs", 0, spm)
     changed(tmp_path / "theirs" / "generation_config.json", **settings)
     with pytest.raises(ValueError) as error:
@@ -138,7 +138,7 @@ def test_a_setting_of_another_kind_is_refused(tmp_path, spm, settings, message):
     assert message.format(tmp_path / "theirs") in str(error.value)
 
 
-def differing(theirs: Any, directory: Path, settings: dict[str, Any]) -> None:
+def set_generation(theirs: Any, directory: Path, settings: dict[str, Any]) -> None:
     """Let this model and its directory generate so."""
     for name, value in settings.items():
         setattr(theirs.generation_config, name, value)
@@ -153,25 +153,25 @@ def differing(theirs: Any, directory: Path, settings: dict[str, Any]) -> None:
         pytest.param({"num_beams": 3, "max_new_tokens": 11}, marks=pytest.mark.long),
     ],
 )
-def test_beams_and_lengths_are_those_of_generate(tmp_path, spm, settings):
+def test_beams_and_lengths_equal_those_of_generate(tmp_path, spm, settings):
     theirs, tokenizer = test_marian.rival(tmp_path / "theirs", 1, spm)
     pad = theirs.config.pad_token_id
     with torch.no_grad():  # what is ruled out is likely
         theirs.final_logits_bias[0, pad] = theirs.final_logits_bias.max() + 1
     theirs.save_pretrained(tmp_path / "theirs")
     whole = {"early_stopping": False, "forced_eos_token_id": None, "no_repeat_ngram_size": 0, "repetition_penalty": 1.0}
-    differing(theirs, tmp_path / "theirs", whole | settings)
+    set_generation(theirs, tmp_path / "theirs", whole | settings)
     _, got, want = compare(theirs, tokenizer, tmp_path / "theirs")
     assert got == want
 
 
 @pytest.mark.parametrize("family", ["nllb", "m2m100", "mbart50"])
-def test_a_language_that_the_call_names_counts_as_one_that_the_files_name(tmp_path, family):
+def test_languages_of_a_call_act_like_those_of_the_files(tmp_path, family):
     """Published models name none, and NLLB's tokenizer.json of 2022 has it behind the text, which its class does not heed."""
     theirs, tokenizer = test_fairseq.rival(directory := tmp_path / "theirs", 2, family)
     source, target = tokenizer.src_lang, tokenizer.tgt_lang
     settings = {"num_beams": 4, "length_penalty": 1.0, "early_stopping": False, "no_repeat_ngram_size": 0}
-    differing(theirs, directory, settings | {"forced_bos_token_id": None, "max_length": 30, "min_length": 6})
+    set_generation(theirs, directory, settings | {"forced_bos_token_id": None, "max_length": 30, "min_length": 6})
     changed(directory / "tokenizer_config.json", src_lang=None, tgt_lang=None)
     changed(directory / "config.json", forced_bos_token_id=None)
     if family == "nllb":
@@ -191,14 +191,14 @@ def test_a_language_that_the_call_names_counts_as_one_that_the_files_name(tmp_pa
     assert translated(run, lines, "--source-language", source, "--target-language", target) == [t.strip() for t in want]
 
 
-def test_a_decoder_alone_goes_on_as_its_file_says(tmp_path, capsys):
+def test_decoder_only_models_follow_their_generation_config(tmp_path, capsys):
     """And what is special there is in no text, though it ends nothing."""
     import transformers
 
     theirs = test_llama.rival(tmp_path / "theirs", "qwen2", vocab_size=294, eos_token_id=292, bos_token_id=None)
     test_llama.chat_tokenizer(tmp_path / "theirs", begins=False)
     settings = {"repetition_penalty": 1.7, "max_new_tokens": 12, "do_sample": False, "eos_token_id": 292}
-    differing(theirs, tmp_path / "theirs", settings | {"suppress_tokens": [7, 0], "pad_token_id": 0})
+    set_generation(theirs, tmp_path / "theirs", settings | {"suppress_tokens": [7, 0], "pad_token_id": 0})
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
     generator, want, free = td.load_generator(tmp_path / "run"), list[str](), list[str]()
@@ -231,7 +231,7 @@ def test_a_decoder_alone_goes_on_as_its_file_says(tmp_path, capsys):
         ({"do_sample": True, "typical_p": 0.9}, "typical_p must be 1, but in {} it is 0.9"),
     ],
 )
-def test_of_a_decoder_alone_what_has_no_equal_is_refused(tmp_path, settings, message):
+def test_unsupported_settings_of_decoder_only_models_are_refused(tmp_path, settings, message):
     test_llama.rival(tmp_path, "qwen2", vocab_size=294, eos_token_id=292, bos_token_id=None)
     test_llama.chat_tokenizer(tmp_path, begins=False)
     changed(tmp_path / "generation_config.json", **settings)

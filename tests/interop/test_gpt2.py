@@ -99,7 +99,7 @@ def loaded_in_silence(directory: Path, caplog) -> nn.Module:
 
 
 @pytest.mark.parametrize("settings", SIZES, ids=names)
-def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, caplog, settings):
+def test_logits_equal_transformers_and_survive_a_round_trip(tmp_path, rng, caplog, settings):
     theirs = rival(tmp_path / "theirs", **settings)
     ours = read_model(tmp_path / "theirs")
     ids = torch.randint(53, (5, 37), generator=rng)
@@ -119,7 +119,7 @@ def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, caplog, s
         assert getattr(again.config, name) == getattr(theirs.config, name)
 
 
-def test_a_model_without_biases_is_exported_with_zeros(tmp_path, rng, caplog):
+def test_missing_biases_are_exported_as_zeros(tmp_path, rng, caplog):
     """nanoGPT's models have none."""
     rival(tmp_path / "theirs")
     config = replace(read_model(tmp_path / "theirs").config, bias=False, init_gain=0.9)
@@ -132,7 +132,7 @@ def test_a_model_without_biases_is_exported_with_zeros(tmp_path, rng, caplog):
         torch.testing.assert_close(again(ids).logits, ours(target_in=ids), rtol=1e-5, atol=1e-5)
 
 
-def test_older_files_are_read_too(tmp_path, rng):
+def test_older_file_formats_are_read(tmp_path, rng):
     """Without "transformer.", with every layer's causal mask, in half precision, in shards."""
     theirs = rival(tmp_path, kind="GPT2Model")
     weights = load_file(tmp_path / "model.safetensors")
@@ -199,7 +199,7 @@ PROMPTS = [
     ("beam_size", "n"),
     [(1, 12), (4, 4), *(pytest.param(size, 50, marks=pytest.mark.long) for size in (1, 4))],
 )
-def test_prompts_go_on_as_in_generate(run, beam_size, n):
+def test_continuations_equal_those_of_generate(run, beam_size, n):
     theirs, directory = run
     generator = td.load(directory)
     assert isinstance(generator, Generator)
@@ -231,7 +231,7 @@ def test_a_table_with_rows_beyond_the_tokenizer_goes_out_and_comes_back(tmp_path
 
 
 @pytest.mark.parametrize("stride", [64, 17, pytest.param(1, marks=pytest.mark.long)])
-def test_perplexity_is_the_loss_of_transformers_on_the_same_windows(run, stride):
+def test_strided_perplexity_equals_the_loss_of_transformers(run, stride):
     theirs, directory = run
     generator, text = td.load(directory), "\n".join(TEXT[:6])
     ids = torch.tensor([[0, *generator.tokenizer.encode([text])[0]]])
@@ -252,7 +252,7 @@ def test_perplexity_is_the_loss_of_transformers_on_the_same_windows(run, stride)
     assert got.bits_per_byte == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
 
 
-def test_perplexity_of_one_window_is_their_loss(run):
+def test_perplexity_of_one_window_equals_the_loss_of_transformers(run):
     theirs, directory = run
     generator = td.load(directory)
     ids = torch.tensor([[0, *generator.tokenizer.encode([TEXT[0]])[0]]])
@@ -265,7 +265,7 @@ def test_perplexity_of_one_window_is_their_loss(run):
 # The tokenizer
 
 
-def test_only_byte_level_bpe_is_written_with_a_model(run, tmp_path, capsys):
+def test_only_byte_level_bpe_is_exported(run, tmp_path, capsys):
     """Another JSON of the library would not be GPT-2's."""
     library = library_tokenizer("bpe", ENGLISH, special=("<unk>", "</s>"))
     shutil.copytree(run[1], tmp_path / "run")
@@ -276,7 +276,7 @@ def test_only_byte_level_bpe_is_written_with_a_model(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("source", ["files", "json", "exported"])
-def test_ids_are_those_of_transformers(run, tmp_path, source):
+def test_token_ids_equal_those_of_transformers(run, tmp_path, source):
     from transformers import GPT2TokenizerFast
 
     _, directory = run
@@ -300,7 +300,7 @@ def test_ids_are_those_of_transformers(run, tmp_path, source):
     assert JSONTokenizer(ours.model).encode(NASTY) == ids
 
 
-def test_another_byte_level_bpe_keeps_its_rules(tmp_path):
+def test_other_byte_level_bpe_keeps_its_normalizer(tmp_path):
     """Such as those of newer models: GPT2Tokenizer would split texts in GPT-2's way, with their capitals."""
     from transformers import AutoTokenizer
 
@@ -346,14 +346,14 @@ def changed(directory: Path, **values) -> None:
         ({"n_positions": 38}, "wpe.weight is (37, 16) instead of (38, 16)"),
     ],
 )
-def test_a_model_of_another_make_is_refused(tmp_path, values, message):
+def test_unsupported_configurations_are_refused(tmp_path, values, message):
     rival(tmp_path)
     changed(tmp_path, **values)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
         read_model(tmp_path)
 
 
-def test_what_is_no_gpt2_is_not_exported(tmp_path):
+def test_models_unlike_gpt2_are_not_exported(tmp_path):
     stack = td.StackConfig(input=td.Tokens(vocab_size=11), n_layers=1)
     small = {"d_model": 8, "n_heads": 2, "d_ff": 12}
     other = td.Transformer(td.TransformerConfig(decoder=stack, attention="linear", **small))
@@ -377,7 +377,7 @@ def test_a_list_of_padding_ids_is_refused(tmp_path, capsys):
     assert "it must be a whole number, but it is [1] @ $.pad_token_id" in capsys.readouterr().err
 
 
-def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
+def test_import_and_export_commands_report_errors(run, tmp_path, capsys):
     theirs = tmp_path / "theirs"
     rival(theirs, vocab_size=300, eos_token_id=7)
     new = tmp_path / "run"
@@ -394,7 +394,7 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     assert not new.exists()
 
 
-def test_an_import_that_was_stopped_is_made_by_the_same_command(tmp_path, monkeypatch):
+def test_interrupted_import_can_be_repeated(tmp_path, monkeypatch):
     rival(tmp_path / "theirs", vocab_size=300, eos_token_id=7)
     pieces(tmp_path / "theirs")
     command = ["import", str(tmp_path / "theirs"), str(tmp_path / "run")]

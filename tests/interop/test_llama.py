@@ -85,12 +85,12 @@ def compare(directory, rng, kind: str, **settings) -> None:
         ("mistral", {"sliding_window": 5, "head_dim": 10}),
     ],
 )
-def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, kind, settings):
+def test_logits_equal_transformers_and_survive_a_round_trip(tmp_path, rng, kind, settings):
     compare(tmp_path, rng, kind, **settings)
 
 
 @pytest.mark.parametrize("seed", drawn(200, default=(), long=range(0, 200, 20)))
-def test_logits_of_random_shapes_are_those_of_transformers(tmp_path, rng, seed):
+def test_logits_of_random_shapes_equal_those_of_transformers(tmp_path, rng, seed):
     draw = random.Random(seed)
     kv_heads, groups = draw.choice([1, 2, 3]), draw.choice([1, 2, 4])
     rope = {"rope_type": "default", "rope_theta": draw.choice([1e2, 1e4, 1e6])}
@@ -124,7 +124,7 @@ def test_logits_of_random_shapes_are_those_of_transformers(tmp_path, rng, seed):
         ("olmo", {"tie_word_embeddings": True, "num_key_value_heads": 4}, None),
     ],
 )
-def test_models_like_llama_are_read_and_go_out_as_one(tmp_path, rng, kind, settings, again):
+def test_llama_like_models_are_imported_and_exported(tmp_path, rng, kind, settings, again):
     import transformers
 
     theirs = rival(tmp_path / "theirs", kind, **settings)
@@ -142,7 +142,7 @@ def test_models_like_llama_are_read_and_go_out_as_one(tmp_path, rng, kind, setti
         torch.testing.assert_close(written(ids).logits, want, rtol=1e-4, atol=1e-4)
 
 
-def test_older_files_are_read_too(tmp_path, rng):
+def test_older_file_formats_are_read(tmp_path, rng):
     """With rope_theta beside rope_scaling, whose kind is its "type"; and without what is as ever."""
     rope = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
     theirs = rival(tmp_path, "llama", rope_parameters=rope, num_key_value_heads=4)
@@ -156,7 +156,7 @@ def test_older_files_are_read_too(tmp_path, rng):
         torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_of_two_ropes_the_older_one_counts(tmp_path, rng):
+def test_rope_scaling_overrides_rope_parameters(tmp_path, rng):
     """As whoever adds rope_scaling to what a newer transformers saved finds out."""
     import transformers
 
@@ -194,7 +194,7 @@ def chat_tokenizer(directory, *, begins: bool) -> None:
         ),
     ],
 )
-def test_prompts_go_on_as_in_generate_and_the_run_goes_back(tmp_path, capsys, kind, begins, end):
+def test_continuations_equal_generate_and_the_tokenizer_is_exported(tmp_path, capsys, kind, begins, end):
     import transformers
 
     theirs = rival(tmp_path / "theirs", kind, vocab_size=294, eos_token_id=end, bos_token_id=None)
@@ -225,7 +225,7 @@ def test_prompts_go_on_as_in_generate_and_the_run_goes_back(tmp_path, capsys, ki
     assert again.eos_token_id == first and again(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
 
 
-def test_rules_and_the_beginning_of_prompts_go_back_too(tmp_path, caplog):
+def test_generation_rules_and_bos_are_exported(tmp_path, caplog):
     """Greedy with rules of its own; and a tokenizer to which we add what begins texts."""
     import transformers
 
@@ -276,7 +276,7 @@ def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
         torch.testing.assert_close(theirs(ids).logits, ours(target_in=ids), rtol=1e-4, atol=1e-4)
 
 
-def test_biases_that_a_llama_has_beside_ours_are_zeros(tmp_path, rng):
+def test_missing_biases_are_exported_as_zeros(tmp_path, rng):
     import transformers
 
     ours = language_model(
@@ -317,14 +317,14 @@ def test_biases_that_a_llama_has_beside_ours_are_zeros(tmp_path, rng):
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window must be False, but in {} it is True"),
     ],
 )
-def test_a_model_of_another_make_is_refused(tmp_path, kind, values, message):
+def test_unsupported_configurations_are_refused(tmp_path, kind, values, message):
     rival(tmp_path, kind)
     changed(tmp_path, **values)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
         read_model(tmp_path)
 
 
-def test_what_is_no_llama_is_not_exported(tmp_path):
+def test_models_unlike_llama_are_not_exported(tmp_path):
     differences = "gated: True -> False; norm: rms -> layer; positions: rotary -> sinusoidal"
     with pytest.raises(ValueError, match=f"{re.escape(differences)}$"):
         export_language_model(untokenized(language_model(31)), tmp_path / "out", "llama")
@@ -339,14 +339,14 @@ def test_what_is_no_llama_is_not_exported(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tokenizer_of_more_tokens_than_its_model_is_refused(tmp_path, capsys):
+def test_tokenizer_larger_than_its_model_is_refused(tmp_path, capsys):
     rival(tmp_path / "theirs", "llama", vocab_size=97, eos_token_id=91)
     chat_tokenizer(tmp_path / "theirs", begins=True)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
     assert "at most as many tokens as its model" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
-def test_what_ends_texts_may_have_any_name_but_must_be_said(tmp_path, capsys):
+def test_eos_may_have_any_name_but_must_be_configured(tmp_path, capsys):
     rival(tmp_path / "theirs", "llama", vocab_size=294, eos_token_id=293)
     chat_tokenizer(tmp_path / "theirs", begins=False)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0

@@ -38,7 +38,7 @@ def converter() -> str:
     ],
     ids=["llama", "qwen2", "qwen3"],
 )
-def test_logits_tokens_and_greedy_outputs_are_ours(tmp_path, parts, capsys):
+def test_logits_tokens_and_greedy_outputs_equal_ours(tmp_path, parts, capsys):
     llama_cpp = pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python")
     if "LLAMA_CPP" not in os.environ:
         pytest.skip("LLAMA_CPP must name llama.cpp's source, which has the converter")

@@ -114,7 +114,7 @@ def without(path: Path, piece: str) -> None:
         (lambda d: (d / "target.spm").write_bytes(b""), "a tokenizer of an imported model"),
     ],
 )
-def test_what_does_not_go_together_is_named(tmp_path, capsys, saved, harm, message):
+def test_inconsistent_files_and_settings_are_refused(tmp_path, capsys, saved, harm, message):
     shutil.copytree(saved, tmp_path / "theirs")
     harm(tmp_path / "theirs")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
@@ -135,14 +135,14 @@ def test_what_does_not_go_together_is_named(tmp_path, capsys, saved, harm, messa
         ({"languages": 5}, "but: "),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path, spm, changes, message):
+def test_damaged_tokenizer_files_are_refused(tmp_path, spm, changes, message):
     good = ImportedTokenizer.of_pieces(spm[0], ["</s>", "<unk>", "<pad>", "▁", "Open", *TAGS], special=SPECIAL)
     (tmp_path / "t.json").write_text(json.dumps(json.loads(good.model) | changes))
     with pytest.raises(ValueError, match=f"t.json: .*{re.escape(message)}"):
         load_tokenizer(tmp_path / "t.json")
 
 
-def test_a_tag_in_front_is_one_token(tmp_path, spm):
+def test_leading_language_tag_is_one_token(tmp_path, spm):
     """As in MarianTokenizer, where there is any; else it is text."""
     tagged = ImportedTokenizer.of_pieces(spm[0], ["</s>", "<unk>", "<pad>", "▁", "Open", *TAGS], special=SPECIAL)
     assert tagged.encode([">>fra<< Open", ">>xxx<<Open", "Open >>fra<<"])[0][0] == 6
@@ -156,7 +156,7 @@ def test_a_tag_in_front_is_one_token(tmp_path, spm):
 
 
 @pytest.mark.parametrize("seed", drawn(200, default=(1, 2), long=range(0, 200, 20)))
-def test_logits_and_outputs_are_those_of_transformers(tmp_path, spm, seed):
+def test_logits_and_outputs_equal_those_of_transformers(tmp_path, spm, seed):
     difference, got, want = compare(*rival(tmp_path / "theirs", seed, spm), tmp_path / "theirs")
     assert difference < 1e-4
     assert got == want

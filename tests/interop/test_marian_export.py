@@ -33,7 +33,7 @@ HALF = StackConfig(input=Tokens(vocab_size=37, multiple=8), n_layers=2)
     ],
     ids=lambda changes: changes["tie"],
 )
-def test_logits_are_those_of_transformers(tmp_path, rng, changes):
+def test_logits_equal_those_of_transformers(tmp_path, rng, changes):
     from transformers import MarianMTModel
 
     ours = Transformer(replace(LITTLE, **({"encoder": HALF, "decoder": HALF} | changes))).eval()
@@ -54,7 +54,7 @@ def test_logits_are_those_of_transformers(tmp_path, rng, changes):
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 @pytest.mark.parametrize("joint", [pytest.param(True, marks=pytest.mark.long), False])
-def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, caplog, joint):
+def test_exported_runs_translate_the_same_and_can_be_imported(tmp_path, capsys, caplog, joint):
     from transformers import MarianMTModel, MarianTokenizer
 
     run, lines = random_run(tmp_path / "run", joint=joint, model=LITTLE), sorted({*ENGLISH})
@@ -84,7 +84,7 @@ def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, capl
 
 
 @pytest.mark.parametrize("seed", drawn(4, default=(1,), long=(0, 2, 3)))
-def test_opus_mt_goes_back_as_it_came(tmp_path, spm, seed):
+def test_opus_mt_round_trip(tmp_path, spm, seed):
     """With its bias, its two SentencePiece models and its tables: the same logits, ids and texts."""
     from transformers import MarianMTModel, MarianTokenizer
 
@@ -121,14 +121,14 @@ def test_opus_mt_goes_back_as_it_came(tmp_path, spm, seed):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_marian_lacks_is_refused_by_name(tmp_path, changes, message):
+def test_unsupported_features_are_refused_by_name(tmp_path, changes, message):
     parts = Parts(Transformer(replace(LITTLE, **changes)), None, any_tokenizer("sentencepiece"), {})
     with pytest.raises(ValueError, match=re.escape(message)):
         export_marian(parts, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_search_goes_along_as_far_as_transformers_knows_it(tmp_path, caplog):
+def test_search_settings_are_exported_where_transformers_has_them(tmp_path, caplog):
     run = random_run(tmp_path / "run", model=LITTLE)
     plain = json.loads((run / "config.json").read_text())
     same = {"beam_size": 3, "alpha": 0.0, "at_max_length": "by_score", "length_ratio": 0.0, "length_extra": 9}

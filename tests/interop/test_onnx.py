@@ -62,7 +62,7 @@ def sizes_may_be_tensors() -> Iterator[None]:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_logits_step_by_step_are_those_of_the_model(tmp_path, rng, changes):
+def test_stepwise_logits_equal_those_of_the_model(tmp_path, rng, changes):
     import onnxruntime
 
     torch.manual_seed(0)
@@ -91,7 +91,7 @@ def test_logits_step_by_step_are_those_of_the_model(tmp_path, rng, changes):
             np.testing.assert_allclose(logits, want[:, t], rtol=1e-4, atol=1e-4)
 
 
-def test_rows_that_have_no_token_are_suppressed_too(tmp_path):
+def test_embedding_rows_without_a_token_are_suppressed(tmp_path):
     tokenizer = any_tokenizer("sentencepiece")
     n = tokenizer.vocab_size
     table = StackConfig(input=Tokens(vocab_size=n + 3), n_layers=1)
@@ -104,7 +104,7 @@ def test_rows_that_have_no_token_are_suppressed_too(tmp_path):
     )
 
 
-def test_the_lines_of_the_page_translate_as_the_run_does(tmp_path, capsys, monkeypatch):
+def test_documented_code_translates_like_the_run(tmp_path, capsys, monkeypatch):
     run, lines = random_run(tmp_path / "run", model=LITTLE), ["Open the old letter.", "Print it."]
     monkeypatch.chdir(tmp_path)
     assert main(["export", "run", "exported", "--to", "onnx"]) == 0
@@ -115,7 +115,7 @@ def test_the_lines_of_the_page_translate_as_the_run_does(tmp_path, capsys, monke
     assert capsys.readouterr().out == f"{want}\n"
 
 
-def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypatch):
+def test_nothing_is_written_without_the_onnx_library(tmp_path, capsys, monkeypatch):
     run = random_run(tmp_path / "run", model=LITTLE)
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert main(["export", str(run), str(tmp_path / "out"), "--to", "onnx"]) == 2
@@ -133,7 +133,7 @@ def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypat
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_not_written_is_refused_by_name(tmp_path, changes, message):
+def test_unsupported_features_are_refused_by_name(tmp_path, changes, message):
     tokenizer = any_tokenizer("sentencepiece")
     with pytest.raises(ValueError, match=re.escape(message)):
         export_onnx(Parts(Transformer(replace(BASE, **changes)), tokenizer, tokenizer, {}), tmp_path / "out")

@@ -61,14 +61,14 @@ def rival(directory: Path, kind: str, **settings: Any) -> Any:
         ("XGLM", {"scale_embedding": False, "tie_word_embeddings": False, "d_model": 28}),
     ],
 )
-def test_logits_are_those_of_transformers(tmp_path, rng, kind, settings):
+def test_logits_equal_those_of_transformers(tmp_path, rng, kind, settings):
     theirs = rival(tmp_path, kind, **settings)
     ids = torch.randint(SIZE, (3, 40), generator=rng)
     with torch.no_grad():
         torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_space_stands_before_texts_where_the_settings_say_so(tmp_path):
+def test_add_prefix_space_is_read(tmp_path):
     """As GPT2Tokenizer with add_prefix_space is saved without a tokenizer.json."""
     import transformers
 
@@ -80,7 +80,7 @@ def test_a_space_stands_before_texts_where_the_settings_say_so(tmp_path):
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_prompts_begin_with_the_end_and_go_on_as_in_generate(tmp_path, kind):
+def test_prompts_begin_with_eos_and_outputs_equal_generate(tmp_path, kind):
     import transformers
 
     theirs = rival(tmp_path, kind)
@@ -112,14 +112,14 @@ def test_prompts_begin_with_the_end_and_go_on_as_in_generate(tmp_path, kind):
         ("XGLM", {"pad_token_id": 5}, "pad_token_id must be 0 or 1, but in {} it is 5"),
     ],
 )
-def test_what_cannot_be_represented_is_refused(tmp_path, kind, values, message):
+def test_unsupported_configurations_are_refused(tmp_path, kind, values, message):
     rival(tmp_path, kind)
     changed(tmp_path, **values)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
         read_run(read_settings(tmp_path))
 
 
-def test_added_tokens_stand_behind_the_others(tmp_path):
+def test_added_tokens_must_follow_the_vocabulary(tmp_path):
     rival(tmp_path, "OPT")
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<pad>": 7}))
     with pytest.raises(ValueError) as error:

@@ -84,7 +84,7 @@ def as_pickle(directory: Path, *, old: bool = False, shards: int = 1) -> None:
 
 
 @pytest.mark.parametrize("form", [{}, {"old": True}, {"shards": 3}])
-def test_pickled_weights_are_those_of_safetensors(tmp_path, form):
+def test_pickled_weights_equal_those_of_safetensors(tmp_path, form):
     gpt2(tmp_path)
     want = read_model(tmp_path).state_dict()
     as_pickle(tmp_path, **form)
@@ -117,7 +117,7 @@ class Code:
         (b"PK\x03\x04 of something else", "must be a complete file with nothing but tensors"),
     ],
 )
-def test_a_pickle_of_anything_else_is_refused_and_not_run(tmp_path, content, reason):
+def test_other_pickles_are_refused_and_not_executed(tmp_path, content, reason):
     gpt2(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     path = tmp_path / "pytorch_model.bin"
@@ -131,7 +131,7 @@ def test_a_pickle_of_anything_else_is_refused_and_not_run(tmp_path, content, rea
     assert not (tmp_path / "run").exists()
 
 
-def test_without_weights_the_names_of_the_files_are_told(tmp_path):
+def test_missing_weights_error_names_the_files(tmp_path):
     gpt2(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError) as error:
@@ -159,13 +159,13 @@ def test_a_tied_table_may_be_stored_under_any_of_its_names(tmp_path, rng, kind, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_may_lack_the_part_that_all_have_in_common(tmp_path, rng, kind):
+def test_weight_names_may_lack_the_model_prefix(tmp_path, rng, kind):
     theirs = text_model(tmp_path, KINDS[kind])
     rewrite(lambda w: {name.removeprefix("model."): w[name] for name in w})(tmp_path)
     same_logits(read_model(tmp_path), theirs, rng)
 
 
-def test_so_may_the_names_and_tables_of_language_models(tmp_path, rng):
+def test_language_models_may_lack_the_prefix_or_the_tied_table(tmp_path, rng):
     ids = torch.randint(53, (2, 9), generator=rng)
     for tied in (True, False):
         theirs = llama(tmp_path, "llama", tie_word_embeddings=tied)
@@ -207,7 +207,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
         (settings(encoder_layers=10**12), "n_layers must lie in [1, 1000]"),
     ],
 )
-def test_what_a_text_model_cannot_have_is_refused(tmp_path, harm, message):
+def test_invalid_weights_and_settings_of_text_models_are_refused(tmp_path, harm, message):
     text_model(tmp_path, "Bart")
     harm(tmp_path)
     with pytest.raises(ValueError) as error:
@@ -215,7 +215,7 @@ def test_what_a_text_model_cannot_have_is_refused(tmp_path, harm, message):
     assert message.format(tmp_path) in str(error.value)
 
 
-def test_positions_that_were_learned_are_not_taken_for_sinusoids(tmp_path):
+def test_learned_positions_are_not_read_as_sinusoids(tmp_path):
     text_model(tmp_path, "Pegasus")
     name = "model.encoder.embed_positions.weight"
     rewrite(lambda w: w | {name: torch.randn(20, 12)})(tmp_path)
@@ -231,7 +231,7 @@ WRITTEN_OTHERWISE = {
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_defaults_are_those_of_transformers(kind):
+def test_defaults_equal_those_of_transformers(kind):
     import transformers
 
     config = transformers.AutoConfig.for_model(kind)
@@ -260,7 +260,7 @@ WRONG: list[Any] = [None, "x", -1, 0, 1.5, True, [], [None], {}, 10**30]
 
 
 @pytest.mark.parametrize("kind", ["bart", pytest.param("marian", marks=pytest.mark.long), "pegasus"])
-def test_no_value_of_a_setting_is_more_than_refused(tmp_path, kind):
+def test_invalid_text_model_settings_raise_only_input_errors(tmp_path, kind):
     """Whatever a setting is, it is read or refused by an InputError: any other error would be a fault of ours."""
     text_model(tmp_path, KINDS[kind])
     plain = json.loads((tmp_path / "config.json").read_text())
@@ -272,7 +272,7 @@ def test_no_value_of_a_setting_is_more_than_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", *(pytest.param(each, marks=pytest.mark.long) for each in ("qwen3", "phi3"))])
-def test_nor_is_one_of_a_language_model(tmp_path, kind):
+def test_invalid_language_model_settings_raise_only_input_errors(tmp_path, kind):
     llama(tmp_path, kind)
     plain = json.loads((tmp_path / "config.json").read_text())
     for name in (field.name for field in fields(SETTINGS[kind])):
@@ -284,7 +284,7 @@ def test_nor_is_one_of_a_language_model(tmp_path, kind):
 
 
 @pytest.mark.parametrize("read", [read_json, read_weights])
-def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, read):
+def test_fifos_sockets_and_devices_are_refused_without_blocking(tmp_path, monkeypatch, read):
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
     os.mkfifo("fifo")
     with socket.socket(socket.AF_UNIX) as listening:
@@ -298,7 +298,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, read):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json", "tokenizer.json"])
-def test_no_file_of_a_model_is_waited_for(tmp_path, capsys, name):
+def test_a_fifo_among_the_model_files_does_not_block(tmp_path, capsys, name):
     gpt2(tmp_path / "theirs")
     (tmp_path / "theirs" / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / "theirs" / name)
@@ -306,7 +306,7 @@ def test_no_file_of_a_model_is_waited_for(tmp_path, capsys, name):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_family_is_found_by_the_model_type(tmp_path):
+def test_a_list_as_model_type_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": ["bart"]}))
     with pytest.raises(ValueError, match="model_type must be"):
         read_settings(tmp_path)

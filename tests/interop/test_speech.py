@@ -25,7 +25,7 @@ from wyoming.info import Describe, Info
 
 import transduce as td
 from tests.serve.conftest import client_of, serving
-from tests.serve.test_wyoming import said, talk
+from tests.serve.test_wyoming import speech, talk
 from transduce.cli.main import main
 from transduce.config import to_dict
 from transduce.data.features import FeatureExtractor
@@ -216,7 +216,7 @@ def rival(request, tmp_path_factory) -> Rival:
     return got
 
 
-def test_features_are_those_of_transformers(rival):
+def test_features_equal_those_of_transformers(rival):
     extractor = td.load_transcriber(rival.run).feature_extractor
     for path in rival.sounds:
         want, got = rival.inputs(read(path))["input_features"][0], extractor(torch.from_numpy(read(path)))
@@ -244,13 +244,13 @@ def differences(rival: Rival, ours: td.Transformer, rows: int = 3) -> list[Tenso
     return actual
 
 
-def test_logits_are_those_of_transformers(rival):
+def test_logits_equal_those_of_transformers(rival):
     for got in differences(rival, td.load_model(rival.run)):
         assert got.abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("beam_size", [1, pytest.param(4, marks=pytest.mark.long)])
-def test_transcribe_writes_what_generate_writes(rival, capsys, beam_size):
+def test_transcripts_equal_those_of_generate(rival, capsys, beam_size):
     how = {"num_beams": beam_size, "length_penalty": 0.0} if beam_size > 1 else {}
     want = [rival.generate(read(path), **how) for path in rival.sounds]
     capsys.readouterr()
@@ -261,7 +261,7 @@ def test_transcribe_writes_what_generate_writes(rival, capsys, beam_size):
     assert len(set(want)) > 3, want
 
 
-def test_another_task_is_what_stands_before_the_output(rival):
+def test_begin_with_sets_the_task(rival):
     """And scores of tokens are those of transformers behind it."""
     if rival.task:
         names, settings = (
@@ -284,7 +284,7 @@ def test_another_task_is_what_stands_before_the_output(rival):
     torch.testing.assert_close(output.token_scores.log_probs, scores, rtol=0, atol=1e-3)
 
 
-def test_no_speech_is_the_probability_that_transformers_gives_its_token(rival, caplog):
+def test_no_speech_prob_equals_that_of_transformers(rival, caplog):
     """At <|startoftranscript|>, as openai-whisper reads it; Speech2Text has no such token, and no CTC head."""
     ours = td.load_transcriber(rival.run).transcribe(rival.sounds, no_speech_threshold=1.0)
     got = [each.segments[0].outputs[0].no_speech_prob for each in ours]
@@ -301,7 +301,7 @@ def test_no_speech_is_the_probability_that_transformers_gives_its_token(rival, c
     assert got == pytest.approx(want, rel=1e-3) and max(want) > 1.5 * min(want)
 
 
-def test_times_of_words_are_those_that_transformers_makes_of_its_alignment_heads(rival, tmp_path, capsys):
+def test_word_times_equal_those_of_transformers(rival, tmp_path, capsys):
     """Of the steps that predict a word, as openai-whisper takes them, its transformers' own those behind it."""
     if not rival.task:
         with pytest.raises(
@@ -356,7 +356,7 @@ def test_times_of_words_are_those_that_transformers_makes_of_its_alignment_heads
 
 @pytest.mark.parametrize("width", [1, 7])
 @pytest.mark.parametrize(("n_tokens", "n_positions"), [(1, 1), (1, 9), (5, 4), (6, 40), (30, 40), (12, 200)])
-def test_tokens_begin_where_the_path_of_transformers_takes_them_up(monkeypatch, n_tokens, n_positions, width):
+def test_token_starts_equal_the_dtw_path_of_transformers(monkeypatch, n_tokens, n_positions, width):
     """Of attention at random. Medians are often equal, and so are paths: there rounding decides, in float32 in theirs."""
     from transformers.generation.utils import GenerateEncoderDecoderOutput
     from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
@@ -376,7 +376,7 @@ def test_tokens_begin_where_the_path_of_transformers_takes_them_up(monkeypatch, 
     assert n_same == 20 or (width > 1 and n_same > 15)
 
 
-def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
+def test_given_language_equals_generate_and_conflicts_are_refused(rival, capsys):
     transcriber = td.load_transcriber(rival.run)
     if not rival.task:
         with pytest.raises(ValueError, match=r"^a multilingual Whisper detects the language"):
@@ -403,7 +403,7 @@ def test_a_language_is_named_or_found_out_as_transformers_does(rival, capsys):
         transcriber.score(rival.sounds[:1], ["red"], target_language="auto")
 
 
-def test_a_client_of_a_server_chooses_the_language(rival):
+def test_server_clients_choose_the_language(rival):
     """Over HTTP and Wyoming; a run of one language ignores what it is called."""
     served, listening = (
         serve_run("asr", td.load_transcriber(rival.run), ServeConfig()),
@@ -423,7 +423,7 @@ def test_a_client_of_a_server_chooses_the_language(rival):
             assert [answer["text"] for answer in answers] == texts
             assert {answer["language"] for answer in answers} == {language or "unknown"}
             port = listening.getsockname()[1]
-            events = [talk(port, Transcribe(language=language).event(), *said(each, rate=RATE)) for each in samples]
+            events = [talk(port, Transcribe(language=language).event(), *speech(each, rate=RATE)) for each in samples]
             assert [Transcript.from_event(each).text for each in events] == texts
         ((model,),) = (each.models for each in Info.from_event(talk(port, Describe().event())).asr)
         refused = ask(rival.sounds[0], language="fr")
@@ -435,7 +435,7 @@ def test_a_client_of_a_server_chooses_the_language(rival):
             assert model.languages == [] and refused.json()["text"] == plain[0]
 
 
-def test_a_language_that_is_found_out_is_that_of_transformers(rival, tmp_path, capsys):
+def test_detected_languages_equal_those_of_transformers(rival, tmp_path, capsys):
     """The vectors of both languages differ by what hidden states of the sounds differ by, so that both come out."""
     if not rival.task:
         pytest.skip("only for Whisper")
@@ -469,7 +469,7 @@ def test_a_language_that_is_found_out_is_that_of_transformers(rival, tmp_path, c
     ]
 
 
-def test_a_whisper_goes_out_as_it_came_in(rival, tmp_path, capsys):
+def test_whisper_round_trip(rival, tmp_path, capsys):
     """Weights bit for bit, the tokenizer, texts that transformers writes of it, and how it is searched when read again."""
     import transformers
 
@@ -495,7 +495,7 @@ def test_a_whisper_goes_out_as_it_came_in(rival, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("language", ["de", "auto"])
-def test_a_whisper_goes_out_with_the_language_of_its_run(rival, tmp_path, language):
+def test_whisper_export_keeps_the_language_of_the_run(rival, tmp_path, language):
     """Or with none, so that transformers finds it out too."""
     if not rival.task:
         pytest.skip("only for Whisper")
@@ -517,7 +517,7 @@ def test_a_whisper_goes_out_with_the_language_of_its_run(rival, tmp_path, langua
     assert td.load_transcriber(run)(rival.sounds, max_length=BOUND) == [text.strip() for text in want]
 
 
-def test_a_whisper_that_has_learned_more_goes_out(rival, tmp_path):
+def test_changed_whisper_is_exported_to_transformers_and_ctranslate2(rival, tmp_path):
     """Its keys' biases, which it has not there, change no logit. CTranslate2, which runs it in faster-whisper, hears the same."""
     if not rival.task:
         pytest.skip("only for Whisper")
@@ -562,7 +562,7 @@ def test_a_whisper_that_has_learned_more_goes_out(rival, tmp_path):
         assert rival.tokenizer.decode(row, skip_special_tokens=True).strip() == text
 
 
-def test_a_whisper_without_a_token_for_translating_goes_out_too(untrained, tmp_path):
+def test_whisper_without_a_translate_token_is_exported(untrained, tmp_path):
     shutil.copytree(untrained["whisper"], there := tmp_path / "theirs", ignore=shutil.ignore_patterns("run"))
     path = there / "tokenizer.json"
     path.write_text(path.read_text().replace("<|translate|>", "<|other|>"))
@@ -572,7 +572,7 @@ def test_a_whisper_without_a_token_for_translating_goes_out_too(untrained, tmp_p
     assert list(settings["task_to_id"]) == ["transcribe"]
 
 
-def test_what_is_no_whisper_is_not_written_as_one(rival, tmp_path):
+def test_models_unlike_whisper_are_not_exported(rival, tmp_path):
     if not rival.task:
         pytest.skip("only for Whisper")
     parts = imported(rival.directory)._replace(decoding=to_dict(td.SearchConfig()))
@@ -599,7 +599,7 @@ def timed(tmp_path_factory) -> Rival:
 
 
 @pytest.mark.parametrize("beam_size", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_timestamps_are_those_of_transformers(timed, capsys, beam_size):
+def test_timestamps_equal_those_of_transformers(timed, capsys, beam_size):
     """Within one window; transformers' own loop would begin another at the last time."""
     from transformers.generation import GenerationMixin
     from transformers.generation.logits_process import (
@@ -647,7 +647,7 @@ def test_timestamps_are_those_of_transformers(timed, capsys, beam_size):
     assert "timestamps cut an output into segments; leave out n_best" in capsys.readouterr().err
 
 
-def test_a_long_recording_is_heard_in_stretches(rival, tmp_path):
+def test_long_recordings_are_transcribed_in_segments(rival, tmp_path):
     """Each of them is what generate makes of it."""
     silence = np.zeros(RATE // 2, dtype=np.float32)
     whole = np.concatenate([each for path in rival.sounds[:4] for each in (read(path), silence)])
@@ -683,7 +683,7 @@ def changed(path: Path, **values: Any) -> None:
         ("speech_to_text", "vocab", {"<s>": 99}, "{}/vocab.json must have an id of 0 to 29 for every piece, but '<s>' has 99"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_represented_is_refused(untrained, tmp_path, kind, file, values, message):
+def test_unsupported_configurations_are_refused(untrained, tmp_path, kind, file, values, message):
     shutil.copytree(untrained[kind], tmp_path / "theirs")
     changed(tmp_path / "theirs" / f"{file}.json", **values)
     with pytest.raises(ValueError) as error:
@@ -718,8 +718,8 @@ def untrained(tmp_path_factory) -> dict[str, Path]:
 def test_other_sizes(tmp_path, kind, settings):
     rival = MAKERS[kind](tmp_path, steps=0, **settings)
     assert main(["import", str(rival.directory), str(rival.run)]) == 0
-    test_features_are_those_of_transformers(rival)
-    test_logits_are_those_of_transformers(rival)
+    test_features_equal_those_of_transformers(rival)
+    test_logits_equal_those_of_transformers(rival)
 
 
 @pytest.mark.parametrize(
@@ -731,7 +731,7 @@ def test_other_sizes(tmp_path, kind, settings):
         ({"language": "de", "task": "transcribe", "min_length": 12}, "de"),
     ],
 )
-def test_whispers_settings_are_those_of_generate_and_come_back(untrained, tmp_path, settings, language):
+def test_whisper_settings_act_as_in_generate_also_exported(untrained, tmp_path, settings, language):
     """Its max_length counts new tokens alone; older directories name language and task by forced_decoder_ids."""
     import transformers
 
@@ -760,14 +760,14 @@ def test_whispers_settings_are_those_of_generate_and_come_back(untrained, tmp_pa
 
 
 @pytest.mark.parametrize("language", ["german", "<|de|>", "De"])
-def test_a_language_may_be_told_by_its_name(untrained, tmp_path, language):
+def test_language_may_be_given_by_name(untrained, tmp_path, language):
     shutil.copytree(untrained["whisper"], tmp_path / "theirs")
     changed(tmp_path / "theirs" / "generation_config.json", language=language)
     tokenizer = imported(tmp_path / "theirs").target_tokenizer
     assert tokenizer.tokens(tokenizer.opening) == ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
 
 
-def test_names_of_languages_are_those_of_transformers():
+def test_language_names_equal_those_of_transformers():
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
     assert " ".join(f"{name.replace(' ', '_')} {code}" for name, code in TO_LANGUAGE_CODE.items()) == NAMES

@@ -55,7 +55,7 @@ def rival(directory, seed: int, kind: str, *, gated: bool):
 
 @pytest.mark.parametrize(("kind", "gated"), [("T5", False), ("T5", True), ("MT5", True)])
 @pytest.mark.parametrize("seed", drawn(20, default=(0, 1), long=range(2, 6)))
-def test_logits_and_outputs_are_those_of_transformers(tmp_path, seed, kind, gated):
+def test_logits_and_outputs_equal_those_of_transformers(tmp_path, seed, kind, gated):
     theirs, tokenizer = rival(tmp_path / "theirs", seed, kind, gated=gated)
     difference, got, want = compare(theirs, tokenizer, tmp_path / "theirs")
     assert difference < 1e-4 and got == want
@@ -63,7 +63,7 @@ def test_logits_and_outputs_are_those_of_transformers(tmp_path, seed, kind, gate
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
-def test_an_activation_beside_feed_forward_proj_counts(tmp_path, activation):
+def test_dense_act_fn_overrides_feed_forward_proj(tmp_path, activation):
     """transformers writes both, and computes with the one that dense_act_fn names."""
     theirs, tokenizer = rival(directory := tmp_path / "theirs", 0, "MT5", gated=True)
     changed(directory, dense_act_fn=activation)
@@ -73,7 +73,7 @@ def test_an_activation_beside_feed_forward_proj_counts(tmp_path, activation):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_distances_have_the_rows_that_transformers_gives_them(causal):
+def test_distance_buckets_equal_those_of_transformers(causal):
     from transformers.models.t5.modeling_t5 import T5Attention
 
     distance = torch.arange(-3000, 3000)[None]
@@ -81,7 +81,7 @@ def test_distances_have_the_rows_that_transformers_gives_them(causal):
     assert torch.equal(distance_buckets(distance, causal=causal), want)
 
 
-def test_a_tokenizer_json_is_read_as_the_sentencepiece_model_is_and_no_library_has_the_model(tmp_path, capsys):
+def test_tokenizer_json_equals_spiece_model_and_exports_are_refused(tmp_path, capsys):
     """And another number of rows for distances is refused."""
     _, tokenizer = rival(tmp_path / "theirs", 0, "T5", gated=True)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "json")]) == 0
@@ -104,7 +104,7 @@ def test_a_tokenizer_json_is_read_as_the_sentencepiece_model_is_and_no_library_h
 
 @pytest.mark.parametrize("half", ["encoder", "decoder"])
 @pytest.mark.parametrize("kind", ["ctranslate2", "onnx"])
-def test_relative_positions_of_one_half_are_not_exported_either(tmp_path, half, kind, capsys):
+def test_relative_positions_of_one_stack_are_not_exported(tmp_path, half, kind, capsys):
     stack = replace(getattr(TINY, half), positions="relative")
     run = random_run(tmp_path / "run", model=replace(TINY, **{half: stack}))
     assert main(["export", str(run), str(tmp_path / "out"), "--to", kind]) == 2
@@ -123,7 +123,7 @@ def test_relative_positions_of_one_half_are_not_exported_either(tmp_path, half, 
         ("glu-gelu", " or 'gated-swish', but in {}/theirs it is 'glu-gelu'"),
     ],
 )
-def test_a_feed_forward_layer_that_t5_has_not_is_refused(tmp_path, value, message, capsys):
+def test_unknown_feed_forward_proj_is_refused(tmp_path, value, message, capsys):
     rival(tmp_path / "theirs", 0, "T5", gated=False)
     changed(tmp_path / "theirs", feed_forward_proj=value)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
@@ -131,7 +131,7 @@ def test_a_feed_forward_layer_that_t5_has_not_is_refused(tmp_path, value, messag
 
 
 @pytest.mark.parametrize("content", [b"", b"junk"])
-def test_a_broken_sentencepiece_model_is_named(tmp_path, content, capsys):
+def test_broken_sentencepiece_model_is_reported(tmp_path, content, capsys):
     rival(tmp_path / "theirs", 0, "T5", gated=False)
     (tmp_path / "theirs" / "tokenizer.json").unlink()
     (tmp_path / "theirs" / "spiece.model").write_bytes(content)

@@ -122,7 +122,7 @@ def both(name: str, rng: torch.Generator) -> tuple[transformers.PreTrainedModel,
 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_logits_are_theirs(name, rng):
+def test_logits_equal_those_of_transformers(name, rng):
     """Whole, and one token at a time with a cache. Their norms and angles are computed in single precision."""
     theirs, ours = both(name, rng)
     ids = torch.randint(47, (2, 19), generator=rng)
@@ -138,7 +138,7 @@ def test_logits_are_theirs(name, rng):
 
 
 @torch.no_grad()
-def test_the_balance_loss_is_theirs(rng):
+def test_balance_loss_equals_that_of_mixtral(rng):
     """Padding left out. Theirs pools the layers where Switch Transformers adds them up: so one layer at a time."""
     theirs, ours = both("mixtral", rng)
     ids, lengths = torch.randint(47, (2, 19), generator=rng), torch.tensor([19, 11])
@@ -154,7 +154,7 @@ def test_the_balance_loss_is_theirs(rng):
 
 
 @torch.no_grad()
-def test_gpt2_is_a_configuration(rng):
+def test_gpt2_logits_equal_those_of_transformers(rng):
     """transformers' GPT2LMHeadModel; its linear maps keep their matrices transposed."""
     shape = transformers.GPT2Config(
         vocab_size=47, n_positions=32, n_embd=24, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0

@@ -60,7 +60,7 @@ def test_attention_is_the_formula_written_out(n_queries, lengths, causal, rng):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("kv_heads", "lengths"), [(2, None), (6, (23, 11)), (1, (23, 21))])
-def test_a_bias_is_added_to_the_scores_and_has_its_gradient(kv_heads, lengths, causal, rng):
+def test_bias_is_added_to_the_scores_and_has_the_right_gradient(kv_heads, lengths, causal, rng):
     """The gradient of the bias is checked by finite differences of a formula with plain additions."""
     lengths = None if lengths is None else torch.tensor(lengths)
     for n_queries in (1, 7, 19, 23):
@@ -100,7 +100,7 @@ def test_shared_keys_and_windows_are_the_formula_written_out(kv_heads, window, l
 
 
 @pytest.mark.parametrize("n_queries", [7, 19])
-def test_garbage_beyond_the_lengths_is_invisible_to_the_last_bit(n_queries, rng):
+def test_garbage_in_padding_does_not_change_one_bit(n_queries, rng):
     query, key, value = (randn(rng, 2, 3, steps, 5) for steps in (n_queries, 7, 7))
     lengths = torch.tensor([7, 5])
     want = attend(query, key, value, key_lengths=lengths)
@@ -109,7 +109,7 @@ def test_garbage_beyond_the_lengths_is_invisible_to_the_last_bit(n_queries, rng)
 
 
 @pytest.mark.parametrize("n_queries", [1, 7, 19])
-def test_a_query_that_sees_nothing_gets_zeros_and_gives_no_gradient(n_queries, rng):
+def test_fully_masked_queries_have_zero_outputs_and_gradients(n_queries, rng):
     """A row without a source: no NaN, and the row beside it is as it was."""
     query, key, value = (randn(rng, 2, 3, steps, 5).requires_grad_() for steps in (n_queries, 7, 7))
     got = attend(query, key, value, key_lengths=torch.tensor([0, 7]))
@@ -160,7 +160,7 @@ def test_cross_attention_is_torch_nn_multihead_attention_with_beams_folded(rng):
         torch.testing.assert_close(got[row : row + 1], want, rtol=0, atol=1e-12)
 
 
-def test_cache_gives_back_what_was_appended_reordered_and_kept(rng):
+def test_cache_after_append_reorder_and_keep(rng):
     """Against plain lists of tensors; long enough for the buffers to grow twice."""
     cache = Cache(2)
     assert cache.length == 0
@@ -188,7 +188,7 @@ def test_cache_gives_back_what_was_appended_reordered_and_kept(rng):
 
 
 @pytest.mark.parametrize("narrowed", [torch.bfloat16, torch.float16])
-def test_a_gradient_in_16_bits_is_no_noise(rng, narrowed):
+def test_16_bit_gradients_are_accurate(rng, narrowed):
     """If values have a large common part, the gradient of a query is a small difference of large numbers."""
     query, key, value = (torch.randn(2, 3, 17, 13, generator=rng) for _ in range(3))
     narrow = [x.to(narrowed) for x in (query, key, 4 * value + 1000)]
@@ -205,7 +205,7 @@ def test_a_gradient_in_16_bits_is_no_noise(rng, narrowed):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("kv_heads", "window", "lengths"), [(6, None, None), (2, 5, (23, 11)), (1, None, (23, 0))])
-def test_training_in_bf16_is_that_in_float64_to_its_rounding(kv_heads, window, lengths, causal, biased, rng):
+def test_bf16_training_equals_float64_within_rounding(kv_heads, window, lengths, causal, biased, rng):
     """Outputs and gradients; a row that sees nothing has zeros."""
     lengths = None if lengths is None else torch.tensor(lengths)
     tensors = [torch.randn(2, heads, 23, 32, generator=rng) for heads in (6, kv_heads, kv_heads)]

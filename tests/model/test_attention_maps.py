@@ -20,7 +20,7 @@ CONFIG = TransformerConfig(
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_weights_times_values_are_what_cross_attention_gives(norm, rng):
+def test_weights_times_values_equal_the_cross_attention_output(norm, rng):
     model = contract.random_model(TransformerConfig(**(vars(CONFIG) | {"norm_position": norm})), rng)
     example = contract.random_example(model.config, rng)
     seen = []
@@ -61,7 +61,7 @@ def test_the_first_layers_weights_are_the_formula_written_out(rng):
 
 
 @pytest.mark.parametrize("half", [{"encoder": None}, {"decoder": None}])
-def test_half_a_model_has_no_cross_attention(half, rng):
+def test_cross_attention_maps_need_an_encoder_and_a_decoder(half, rng):
     model = contract.random_model(TransformerConfig(**(vars(CONFIG) | half)), rng)
     memory = contract.random_example(CONFIG, rng).memory(contract.random_model(CONFIG, rng))
     with pytest.raises(ValueError) as error:
@@ -80,7 +80,7 @@ def test_half_a_model_has_no_cross_attention(half, rng):
     ],
     ids=str,
 )
-def test_self_attention_times_values_is_what_each_layer_gives(half, fields, rng):
+def test_weights_times_values_equal_the_self_attention_output(half, fields, rng):
     """The values are those of the matrix qkv, written out; weights are 0 in the future, beyond a window and on padding."""
     stack = StackConfig(input=Tokens(vocab_size=31), n_layers=3)
     config = TransformerConfig(encoder=stack, decoder=stack, **{"d_model": 14 * 2, "n_heads": 2, "d_ff": 23, **fields})
@@ -113,7 +113,7 @@ def test_self_attention_times_values_is_what_each_layer_gives(half, fields, rng)
                 assert (weights[row, :, :, length:] == 0).all()
 
 
-def test_self_attention_is_that_of_one_half(rng):
+def test_invalid_requests_for_self_attention_maps_are_refused(rng):
     """A missing half, both halves at once, and linear attention are refused."""
     config = TransformerConfig(
         decoder=StackConfig(input=Tokens(vocab_size=31), n_layers=1), d_model=14, n_heads=2, d_ff=23

@@ -11,7 +11,7 @@ from tests.model.test_contract import BASE, DECODER
 from transduce.model.transformer import cross_attention
 
 
-def test_another_thread_that_decodes_adds_nothing(rng):
+def test_decoding_in_other_threads_does_not_change_maps(rng):
     model = contract.random_model(replace(BASE, decoder=DECODER), rng)
     example = contract.random_example(model.config, rng)
     memory = example.memory(model)

@@ -28,21 +28,21 @@ def rows_of(cache):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
 @pytest.mark.parametrize("rows", [[3, 0, 0, 2], [1, 1], [2, 1, 0, 3, 3, 3]])
-def test_rows_of_any_integers(dtype, rows):
+def test_reorder_accepts_any_integer_type(dtype, rows):
     cache = filled(4)
     cache.reorder(torch.tensor(rows, dtype=dtype))
     assert rows_of(cache) == rows
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2, 4], [-1, 1, 2, 3], [0, 1, 2, 1 << 40], [9], [0] * 5 + [4]])
-def test_rows_that_are_not_there_are_refused(rows):
+def test_reorder_refuses_missing_rows(rows):
     with pytest.raises((IndexError, RuntimeError)):
         filled(4).reorder(torch.tensor(rows))
 
 
 @needs_cpp
 @pytest.mark.parametrize("rows", [[0, 1, 2, 4], [-1, 1, 2, 3], [0, 1, 2, 1 << 40], [9], [0] * 5 + [4]])
-def test_rows_that_are_not_there_are_refused_in_cpp_too(rows):
+def test_reorder_refuses_missing_rows_in_cpp(rows):
     cache = KVCache()
     cache.make_room(4, 3, (1, 2, 4)).zero_()
     cache.advance(3)
@@ -51,7 +51,7 @@ def test_rows_that_are_not_there_are_refused_in_cpp_too(rows):
 
 
 @needs_cpp
-def test_states_of_linear_attention_are_reordered_too(rng):
+def test_linear_attention_states_are_reordered(rng):
     """Also with one key head and one row, where their memory layout is that of keys."""
     config = replace(BASE, decoder=replace(DECODER, n_layers=1), attention="linear", n_heads=2, n_kv_heads=1)
     model = contract.random_model(config, rng).float()
@@ -67,7 +67,7 @@ def test_states_of_linear_attention_are_reordered_too(rng):
 
 @pytest.mark.parametrize("name", ["decoder-window", "tokens-tokens-grouped-window"])
 @pytest.mark.parametrize("kind", [lambda model: model, pytest.param(CPUEngine, marks=needs_cpp)])
-def test_a_window_bounds_the_cache_of_every_kind_of_model(name, kind, rng):
+def test_a_window_bounds_the_cache_in_pytorch_and_cpp(name, kind, rng):
     """100 positions with windows of 5, by a prompt and one by one: the states are those without a cache."""
     plain = contract.random_model(replace(CASES[name], max_positions=200), rng).float()
     model, memory = kind(deepcopy(plain)), None

@@ -74,7 +74,7 @@ def theirs_of(layer: ConformerLayer) -> nn.Module:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 20])
-def test_layers_are_those_of_torchaudio(rng, steps):
+def test_layers_equal_those_of_torchaudio(rng, steps):
     """Values and gradients of the input, through three layers with weights of their own."""
     layers = random_model(CONFIG, rng).encoder.layers
     x = torch.randn(4, steps, D, generator=rng, dtype=torch.float64, requires_grad=True)
@@ -89,7 +89,7 @@ def test_layers_are_those_of_torchaudio(rng, steps):
     torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
 
 
-def test_training_computes_what_decoding_does_whatever_the_batch(rng):
+def test_training_mode_and_batch_do_not_change_outputs(rng):
     """With BatchNorm it would not."""
     model = random_model(CONFIG, rng)
     source, lengths = torch.randn(3, 9, D, generator=rng, dtype=torch.float64), torch.tensor([9, 4, 7])
@@ -110,7 +110,7 @@ def test_the_decoder_has_plain_layers():
 
 
 @pytest.mark.parametrize("init", ["xavier", "gpt2"])
-def test_it_begins_as_xavier_or_gpt2_has_it(init):
+def test_initial_weights_follow_xavier_or_gpt2(init):
     torch.manual_seed(0)
     model = Transformer(replace(CONFIG, d_model=120, conformer_kernel=31, init=init))
     layer = model.encoder.layers[0].convolution
@@ -127,13 +127,13 @@ def test_it_begins_as_xavier_or_gpt2_has_it(init):
     assert not any(part.bias.any() for part in (layer.pointwise, layer.depthwise, layer.output))
 
 
-def test_a_configuration_from_before_it_existed_has_none():
+def test_old_configurations_have_no_conformer_layers():
     plain = to_dict(replace(CONFIG, conformer_kernel=0))
     del plain["conformer_kernel"]
     assert from_dict(TransformerConfig, plain, "config.json") == replace(CONFIG, conformer_kernel=0)
 
 
-def test_ctranslate2_has_no_such_layer():
+def test_ctranslate2_refuses_conformer_layers():
     text = replace(CONFIG, encoder=StackConfig(input=Tokens(vocab_size=11), n_layers=1), positions="sinusoidal")
     with pytest.raises(
         ValueError, match="CTranslate2 supports only conformer_kernel=0, but this model has conformer_kernel=5"
@@ -146,7 +146,7 @@ def test_ctranslate2_has_no_such_layer():
     [{"conformer_kernel": 4}, {"norm_position": "post"}, {"n_experts": 2}, {"encoder": None}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_what_does_not_go_with_it_is_refused(changes):
+def test_incompatible_settings_are_refused(changes):
     got = {name: getattr(CONFIG, name) for name in ("encoder", "norm_position", "n_experts", "conformer_kernel")}
     got |= changes
     message = (
@@ -170,7 +170,7 @@ print((module(x.bfloat16()).float() - module.float()(x)).abs().max().item())
 
 
 @pytest.mark.process
-def test_few_channels_in_bf16_come_to_an_end():
+def test_bf16_convolution_with_few_channels_does_not_hang():
     """oneDNN's kernel for planes does not, for so many positions."""
     done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, timeout=60, check=True)
     assert float(done.stdout) < 0.05

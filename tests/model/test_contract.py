@@ -153,12 +153,12 @@ def test_a_model_keeps_the_contract(name, rng):
 
 
 @pytest.mark.parametrize("name", CONVOLVED)
-def test_an_encoder_with_convolutions_does(name, rng):
+def test_convolutional_encoders_keep_the_contract(name, rng):
     contract.encodes_alike(contract.random_model(CASES[name], rng), rng)
 
 
 @pytest.mark.long
-def test_every_other_one_does_too(rng):
+def test_all_other_models_keep_the_contract(rng):
     for name in [name for name in CASES if name not in BETWEEN]:
         print(name)
         contract.keeps_it(contract.random_model(CASES[name], rng), rng)

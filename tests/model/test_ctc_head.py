@@ -27,12 +27,12 @@ def size(config: TransformerConfig) -> int:
 
 
 @pytest.mark.parametrize("tie", ["output", "none"])
-def test_it_is_one_matrix_and_a_bias(tie):
+def test_ctc_head_is_one_matrix_and_a_bias(tie):
     config = replace(CONFIG, tie=tie)
     assert size(config) - size(replace(config, ctc=False)) == 14 * 31 + 31
 
 
-def test_logits_are_the_map_written_out(rng):
+def test_ctc_logits_are_the_linear_map_written_out(rng):
     model = random_model(CONFIG, rng)
     states = random_example(CONFIG, rng).memory(model).states
     got = model.ctc_logits(states)
@@ -42,7 +42,7 @@ def test_logits_are_the_map_written_out(rng):
         assert got[b, s, v].item() == pytest.approx(want + model.ctc.bias[v].item(), rel=1e-12)
 
 
-def test_it_begins_as_xavier_uniform_with_a_bias_of_zero():
+def test_initial_weights_are_xavier_uniform_and_biases_zero():
     torch.manual_seed(0)
     model = Transformer(replace(CONFIG, d_model=64))
     bound = math.sqrt(6 / (64 + 31))
@@ -51,21 +51,21 @@ def test_it_begins_as_xavier_uniform_with_a_bias_of_zero():
     assert torch.all(model.ctc.bias == 0)
 
 
-def test_the_decoder_does_not_see_it(rng):
+def test_ctc_head_does_not_change_decoder_logits(rng):
     model, example = random_model(CONFIG, rng), random_example(CONFIG, rng)
     without = Transformer(replace(CONFIG, ctc=False)).double().eval()
     without.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("ctc.")})
     assert torch.equal(example.logits(without), example.logits(model))
 
 
-def test_decoder_states_are_what_decode_projects(rng):
+def test_decode_equals_projected_decoder_states(rng):
     model, example = random_model(CONFIG, rng), random_example(CONFIG, rng)
     memory = example.memory(model)
     states = model.decoder_states(example.target, memory=memory)
     assert torch.equal(model.project(states), model.decode(example.target, memory=memory))
 
 
-def test_a_configuration_from_before_it_existed_has_none():
+def test_old_configurations_have_no_ctc_head():
     plain = to_dict(replace(CONFIG, ctc=False))
     del plain["ctc"]
     assert from_dict(TransformerConfig, plain, "config.json") == replace(CONFIG, ctc=False)
@@ -79,13 +79,13 @@ def test_a_configuration_from_before_it_existed_has_none():
     ],
     ids=["encoder", "decoder"],
 )
-def test_both_halves_are_needed(halves, got):
+def test_ctc_needs_an_encoder_and_a_decoder(halves, got):
     message = f"ctc=True maps the encoder's memory to the decoder's vocabulary and needs both, but {got}; use ctc=False"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         TransformerConfig(**halves, ctc=True)
 
 
-def test_a_model_without_it_says_so(rng):
+def test_ctc_logits_without_a_head_is_an_error(rng):
     model = random_model(replace(CONFIG, ctc=False), rng)
     message = "ctc_logits() needs a CTC head, but this model was built with ctc=False"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -49,7 +49,7 @@ def layer_by_layer(model: Transformer, source: Tensor, lengths: Tensor) -> tuple
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("conditioning", [False, True])
-def test_the_encoder_is_its_layers_one_after_the_other(rng, norm, conditioning):
+def test_intermediate_ctc_equals_a_loop_over_layers(rng, norm, conditioning):
     config = replace(CONFIG, norm_position=norm, ctc_conditioning=conditioning)
     model, example = random_model(config, rng), random_example(config, rng)
     want, inside = layer_by_layer(model, example.source, example.source_lengths)
@@ -69,7 +69,7 @@ def test_the_encoder_is_its_layers_one_after_the_other(rng, norm, conditioning):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_gradients_come_from_inside(rng, recompute):
+def test_intermediate_loss_has_gradients_only_below_its_layer(rng, recompute):
     """A loss after layer 1 has a gradient in layer 1 and in no later one, also with recomputation."""
     model = random_model(replace(CONFIG, recompute=recompute, dropout=0.0), rng).train()
     example, taps = random_example(CONFIG, rng), Taps(ctc_logits=[])
@@ -82,14 +82,14 @@ def test_gradients_come_from_inside(rng, recompute):
     assert all(gradient is None or not gradient.count_nonzero() for gradient in above)
 
 
-def test_a_configuration_from_before_it_existed_has_none():
+def test_old_configurations_have_no_intermediate_ctc():
     plain = to_dict(replace(CONFIG, ctc_layers=()))
     del plain["ctc_layers"], plain["ctc_conditioning"]
     assert from_dict(TransformerConfig, plain, "config.json") == replace(CONFIG, ctc_layers=())
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)], ids=str)
-def test_a_run_that_is_conditioned_is_saved_loaded_and_transcribes(tmp_path, rng, dtype, close):
+def test_self_conditioned_run_is_saved_loaded_and_transcribes(tmp_path, rng, dtype, close):
     """Transcribed by the engine that searches use; without the map, the output differs."""
     directory = random_speech_run(tmp_path / "run")
     run = load_run(directory)
@@ -110,7 +110,7 @@ def test_a_run_that_is_conditioned_is_saved_loaded_and_transcribes(tmp_path, rng
     assert (got - want).abs().max() < close < (got - without).abs().max()
 
 
-def test_ctranslate2_has_no_such_encoder():
+def test_ctranslate2_refuses_ctc():
     text = StackConfig(input=Tokens(vocab_size=31), n_layers=2)
     config = replace(CONFIG, encoder=text, ctc_layers=(1,), ctc_conditioning=True)
     with pytest.raises(ValueError, match="CTranslate2 supports only ctc=False, but this model has ctc=True"):
@@ -118,12 +118,12 @@ def test_ctranslate2_has_no_such_encoder():
 
 
 @pytest.mark.parametrize("layers", [(0,), (4,), (2, 1), (1, 1), (-1,)])
-def test_layers_must_be_below_the_last_in_order(layers):
+def test_ctc_layers_must_be_ordered_and_below_the_last(layers):
     with pytest.raises(ValueError, match=re.escape(f"ctc_layers={', '.join(map(str, layers))}, ctc=True")):
         replace(CONFIG, ctc_layers=layers)
 
 
-def test_what_is_missing_is_named():
+def test_ctc_layers_need_ctc_and_conditioning_needs_layers():
     with pytest.raises(ValueError) as error:
         replace(CONFIG, ctc=False)
     assert str(error.value) == (

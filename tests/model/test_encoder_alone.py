@@ -21,7 +21,7 @@ def config(**fields) -> TransformerConfig:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("tie", ["output", "none"])
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
-def test_logits_are_those_of_torch_nn_transformer_encoder(norm_position, tie, rng):
+def test_logits_equal_torch_nn_transformer_encoder(norm_position, tie, rng):
     ours = random_model(config(norm_position=norm_position, activation="gelu", tie=tie), rng)
     layer = nn.TransformerEncoderLayer(
         14, 2, 23, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_position == "pre"
@@ -43,7 +43,7 @@ def test_logits_are_those_of_torch_nn_transformer_encoder(norm_position, tie, rn
         torch.testing.assert_close(got[row, :length], states[row, :length] @ table.T, rtol=0, atol=1e-10)
 
 
-def test_states_are_those_of_bert(rng):
+def test_states_equal_those_of_bert(rng):
     """Post-norm, GELU, learned positions; BERT's norm and segments before the stack are not part of ours."""
     ours = random_model(
         config(activation="gelu", positions="learned", max_positions=31, norm_eps=1e-12, scale_embeddings=False), rng

@@ -25,7 +25,7 @@ def test_attention_weights_are_dropped_with_and_without_a_gradient(n_queries, gr
 
 @pytest.mark.parametrize("n_keys", [3, 700])
 @pytest.mark.parametrize("masked", [False, True])
-def test_in_bf16_a_row_is_the_same_alone_and_among_others(rng, n_keys, masked):
+def test_bf16_rows_are_equal_alone_and_in_a_batch(rng, n_keys, masked):
     """64 rows with 700 keys are more numbers than are converted at a time."""
     query = torch.randn(64, 4, 2, 32, generator=rng).bfloat16()
     key, value = (torch.randn(64, 4, n_keys, 32, generator=rng).bfloat16() for _ in range(2))
@@ -41,7 +41,7 @@ def test_in_bf16_a_row_is_the_same_alone_and_among_others(rng, n_keys, masked):
 
 
 @pytest.mark.parametrize("n", [5, 16, 20])
-def test_in_bf16_padding_changes_no_row(rng, n):
+def test_padding_barely_changes_bf16_rows(rng, n):
     """Longer neighbours cause padding, which needs another kernel; some float32 sums have another order."""
     rows = [torch.randn(64, 4, 40, 32, generator=rng).bfloat16() for _ in range(3)]
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_in_bf16_padding_changes_no_row(rng, n):
     assert float((alone != padded).float().mean()) < 1e-3
 
 
-def test_no_row_gives_no_row():
+def test_empty_batch_gives_an_empty_result():
     none = torch.zeros(0, 4, 1, 8, dtype=torch.bfloat16)
     with torch.no_grad():
         assert attend(none, none, none).shape == attend(none, none, none, key_lengths=torch.zeros(0).long()).shape

@@ -28,7 +28,7 @@ SOURCE, TARGET = torch.arange(10).view(2, 5), torch.arange(6).view(2, 3)
     ],
     ids=str,
 )
-def test_it_is_the_model_whose_weights_they_are(changes):
+def test_filled_model_equals_the_built_model(changes):
     model = Transformer(replace(CONFIG, **changes)).eval()
     state = torch.get_rng_state()
     filled = filled_transformer(model.config, weights_of(model), "here", CPU)
@@ -47,7 +47,7 @@ def test_it_is_the_model_whose_weights_they_are(changes):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_weights_of_another_type_become_float32_and_are_copies(dtype):
+def test_weights_of_other_dtypes_become_float32_copies(dtype):
     model = Transformer(CONFIG).to(dtype)
     filled = filled_transformer(CONFIG, weights_of(model), "here", CPU)
     again = filled_transformer(CONFIG, weights_of(filled), "here", CPU)
@@ -56,7 +56,7 @@ def test_weights_of_another_type_become_float32_and_are_copies(dtype):
         assert same.data_ptr() != weight.data_ptr()
 
 
-def test_the_default_type_of_the_host_rounds_no_weight():
+def test_default_dtype_does_not_round_weights():
     model = Transformer(CONFIG)
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -78,7 +78,7 @@ def test_weights_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_a_blank_model_has_identities_as_norms_and_zeros_elsewhere(norm):
+def test_blank_model_has_identity_norms_and_zeros_elsewhere(norm):
     model = blank_transformer(replace(CONFIG, norm=norm, qk_norm=True))
     assert model.output is model.target_input.weight
     for name, weight in weights_of(model).items():
@@ -87,7 +87,7 @@ def test_a_blank_model_has_identities_as_norms_and_zeros_elsewhere(norm):
 
 
 @pytest.mark.process
-def test_a_model_without_memory_needs_no_slow_import():
+def test_counting_and_blank_models_do_not_import_sympy():
     """Random numbers and arithmetic on the device meta import sympy and 900 other modules, which takes a second."""
     code = """
 import sys

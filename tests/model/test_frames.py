@@ -39,7 +39,7 @@ def model_of(frames: Frames, **settings) -> Transformer:
     return Transformer(config).eval()
 
 
-def reached(model: Transformer, frames: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def encoder_input(model: Transformer, frames: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The input of the encoder's first layer."""
     seen = []
     handle = model.encoder.layers[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -70,11 +70,11 @@ def test_frames_that_fit_reach_the_encoder_bit_for_bit(batch):
     model = model_of(Frames(n_features=4, stack=3), positions="none")
     assert list(model.source_input.parameters()) == []
     want = stacked(batch[0].numpy(), batch[1].tolist(), 3)
-    assert np.array_equal(reached(model, *batch).numpy(), want)
+    assert np.array_equal(encoder_input(model, *batch).numpy(), want)
 
 
-def test_positions_are_all_that_is_added(batch):
-    got = reached(model_of(Frames(n_features=4, stack=3)), *batch).numpy()
+def test_only_positions_are_added_to_fitting_frames(batch):
+    got = encoder_input(model_of(Frames(n_features=4, stack=3)), *batch).numpy()
     p, i = np.mgrid[:4, :12]
     angle = p / 10000 ** (2 * (i // 2) / 12)
     want = stacked(batch[0].numpy(), batch[1].tolist(), 3) + np.where(i % 2, np.cos(angle), np.sin(angle))
@@ -84,17 +84,17 @@ def test_positions_are_all_that_is_added(batch):
 @pytest.mark.parametrize(
     "frames", [Frames(n_features=4, stack=2), Frames(n_features=4, stack=3, project=True)], ids=str
 )
-def test_otherwise_there_is_one_linear_map(batch, frames):
+def test_other_frames_pass_one_linear_map(batch, frames):
     model = model_of(frames, positions="none")
     assert {name: tuple(p.shape) for name, p in model.source_input.named_parameters()} == {
         "projection.weight": (12, frames.width), "projection.bias": (12,),
     }  # fmt: skip
     weight, bias = (p.detach().double().numpy() for p in model.source_input.parameters())
     want = stacked(batch[0].double().numpy(), batch[1].tolist(), frames.stack) @ weight.T + bias
-    np.testing.assert_allclose(reached(model, *batch).numpy(), want, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(encoder_input(model, *batch).numpy(), want, rtol=0, atol=1e-4)
 
 
-def test_projected_frames_have_one_linear_map_more():
+def test_project_adds_one_linear_map():
     straight = speech_tiny()
     projected = replace(straight, encoder=replace(straight.encoder, input=replace(straight.frames, project=True)))
     sizes = [sum(p.numel() for p in Transformer(config).parameters()) for config in (straight, projected)]
@@ -107,7 +107,7 @@ def test_projected_frames_have_one_linear_map_more():
     )
 
 
-def test_flow_says_which_d_model_would_need_no_map():
+def test_input_description_names_the_d_model_without_a_map():
     config = with_frames(speech_tiny(), 13, 300)
     assert config.input_description == (
         "13 features x 4 frames = 52 numbers per position, one linear map to d_model=160; d_model=52 would need none"
@@ -117,7 +117,7 @@ def test_flow_says_which_d_model_would_need_no_map():
     assert isinstance(Transformer(fits).source_input.projection, torch.nn.Identity)
 
 
-def test_a_model_of_text_is_no_model_of_speech():
+def test_text_models_are_refused_for_speech():
     with pytest.raises(ValueError) as error:
         with_frames(transformer_tiny(), 40, 300)
     assert str(error.value).startswith("speech needs an encoder that takes Frames, but this model's takes tokens")
@@ -125,7 +125,7 @@ def test_a_model_of_text_is_no_model_of_speech():
 
 @pytest.mark.parametrize("n", [1, 2, 7, 23])
 @pytest.mark.parametrize("kind", ["whisper", "speech2text"])
-def test_convolutions_are_those_of_whisper_and_of_speech2text(rng, kind, n):
+def test_convolutions_equal_those_of_whisper_and_speech2text(rng, kind, n):
     """And garbage after a shorter row, which their models would see, changes nothing."""
     if kind == "whisper":
         config = WhisperConfig(d_model=12, num_mel_bins=5, encoder_layers=1, encoder_attention_heads=2)
@@ -152,7 +152,7 @@ def test_convolutions_are_those_of_whisper_and_of_speech2text(rng, kind, n):
             torch.testing.assert_close(got[row, : len(want)], want, rtol=1e-5, atol=1e-4)
 
 
-def test_convolutions_begin_as_maps_of_their_size():
+def test_initial_convolutions_follow_xavier_or_gpt2():
     """Xavier's bounds, sqrt(6 / (what comes in + what goes out)), and no bias; all smaller in GPT-2's way."""
     for init, bound in (("xavier", (6 / (3 * 4 + 3 * 12)) ** 0.5), ("gpt2", 6 * 0.02)):
         model = model_of(Frames(n_features=4, conv_strides=(2, 2)), init=init, positions="none")
@@ -181,7 +181,7 @@ def copy_encoder(rival: nn.Module, ours: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_the_encoder_is_that_of_speech2text(batch, rng, activation):
+def test_encoder_equals_that_of_speech2text(batch, rng, activation):
     """Without its convolutions and its positions, which are laid out differently."""
     config = Speech2TextConfig(
         vocab_size=11, d_model=12, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=17, decoder_layers=1,

@@ -69,7 +69,7 @@ def trained(rng) -> Transformer:
 
 
 @torch.no_grad()
-def test_padding_is_invisible_behind_a_convolution(trained, rng):
+def test_padding_does_not_change_outputs_of_convolutions(trained, rng):
     frames = torch.randn(3, 23, 5, generator=rng, dtype=torch.float64)
     for row, length in enumerate(LENGTHS.tolist()):
         frames[row, length:] = GARBAGE
@@ -83,7 +83,7 @@ def test_padding_is_invisible_behind_a_convolution(trained, rng):
 
 
 @torch.no_grad()
-def test_what_batch_normalization_counted_is_saved_with_the_weights(trained, rng, tmp_path):
+def test_batch_norm_statistics_are_saved_with_the_weights(trained, rng, tmp_path):
     frames = torch.randn(3, 23, 5, generator=rng, dtype=torch.float64)
     save_weights(tmp_path / "model.safetensors", trained)
     weights = read_weights(tmp_path / "model.safetensors")
@@ -101,7 +101,7 @@ def test_what_batch_normalization_counted_is_saved_with_the_weights(trained, rng
     [*(Frames(n_features=2, stack=stack) for stack in (1, 3, 4)), Frames(n_features=2, conv_strides=(2, 1, 3))],
     ids=str,
 )
-def test_frames_say_the_lengths_that_their_input_gives(frames):
+def test_out_lengths_equal_the_lengths_of_the_input_layer(frames):
     """For one number, an array and a tensor, equal to the lengths that the encoder gets."""
     stack = frames.per_position
     config = TransformerConfig(encoder=StackConfig(input=frames, n_layers=1), d_model=2 * stack * 4, n_heads=1)

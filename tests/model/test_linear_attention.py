@@ -57,7 +57,7 @@ def test_linear_attention_sums_in_float32(dtype, rng):
     torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=1e-4)
 
 
-def test_linear_attention_to_nothing_is_zeros_and_gives_no_gradient(rng):
+def test_fully_masked_linear_attention_is_zero_without_gradients(rng):
     """An empty row, and queries that are far below zero, whose weights are smaller than float32 has numbers."""
     query, key, value = (randn(rng, 2, 3, 7, 5).float() for _ in range(3))
     query[0, :, 3] = key[0] = -1e4
@@ -71,7 +71,7 @@ def test_linear_attention_to_nothing_is_zeros_and_gives_no_gradient(rng):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_what_linear_attention_keeps_for_its_gradients_is_linear_in_the_length(causal, rng):
+def test_saved_tensors_grow_linearly_with_the_length(causal, rng):
     """Twice the length: twice the numbers, where the quadratic form would keep four times as many."""
     kept = []
     for n in (4 * CHUNK, 8 * CHUNK):

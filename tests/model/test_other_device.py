@@ -30,7 +30,7 @@ def on_gpu(value: Tensor | None) -> Tensor | None:
 
 
 @pytest.mark.parametrize("name", FAKE)
-def test_whole_and_step_by_step(name):
+def test_outputs_and_loss_are_on_the_models_device(name):
     config = one_layer(CASES[name])
     with FakeTensorMode():
         with GPU:
@@ -50,7 +50,7 @@ def test_whole_and_step_by_step(name):
         assert loss.device == GPU
 
 
-def test_rows_that_go_on_stay_where_they_are():
+def test_reordered_caches_stay_on_their_device():
     with FakeTensorMode():
         with GPU:
             model = Transformer(one_layer(CASES["tokens-tokens-rotary"])).eval()
@@ -63,6 +63,6 @@ def test_rows_that_go_on_stay_where_they_are():
         assert model.decode(target[:, :1][rows], cache=cache).device == GPU
 
 
-def test_a_mix_is_noticed():
+def test_fake_tensors_detect_mixed_devices():
     with FakeTensorMode(), pytest.raises(RuntimeError, match=r"two (different )?devices"):
         torch.ones(3, device=GPU) + torch.arange(3)

@@ -44,7 +44,7 @@ CONFIGS = {
 }
 
 
-def filled_up(config: TransformerConfig) -> TransformerConfig:
+def with_padded_tables(config: TransformerConfig) -> TransformerConfig:
     """The same configuration with tables of ROWS rows."""
     halves = {
         name: replace(stack, input=replace(stack.input, multiple=8))
@@ -57,7 +57,7 @@ def filled_up(config: TransformerConfig) -> TransformerConfig:
 def pair(name: str) -> tuple[Transformer, Transformer]:
     """The model, and the same with padded tables: rows of the same seed, then rows of garbage."""
     models = []
-    for config in (CONFIGS[name], filled_up(CONFIGS[name])):
+    for config in (CONFIGS[name], with_padded_tables(CONFIGS[name])):
         torch.manual_seed(5)
         models.append(Transformer(config).double())
     plain, padded = models
@@ -86,7 +86,7 @@ def batch_for(model: Transformer):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_and_gradients_are_the_same_and_zero_where_the_table_is_filled_up(name, smoothing):
+def test_loss_and_gradients_are_equal_and_zero_in_padded_rows(name, smoothing):
     gradients, losses = [], []
     for model in pair(name):
         speech = name == "speech"
@@ -103,7 +103,7 @@ def test_loss_and_gradients_are_the_same_and_zero_where_the_table_is_filled_up(n
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_the_same_bit_by_bit(name):
+def test_logits_are_bitwise_equal(name):
     plain, padded = pair(name)
     batch = batch_for(plain)
     inputs = {"source": batch.source, "source_lengths": batch.source_lengths} if plain.encoder is not None else {}
@@ -116,7 +116,7 @@ def test_logits_are_the_same_bit_by_bit(name):
         assert torch.equal(padded.ctc_logits(memory), plain.ctc_logits(memory))
 
 
-def test_the_loss_is_that_of_torch_over_the_classes_alone(rng):
+def test_loss_equals_torch_over_the_real_classes(rng):
     states = torch.randn(9, 8, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(ROWS, 8, generator=rng, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(V, (9,), generator=rng)
@@ -129,7 +129,7 @@ def test_the_loss_is_that_of_torch_over_the_classes_alone(rng):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
 
 
-def test_beam_search_finds_the_same():
+def test_beam_search_is_the_same_with_padded_tables():
     got = []
     for model in pair("translation"):
         source = torch.randint(3, V, (3, 5), generator=torch.Generator().manual_seed(4))
@@ -142,7 +142,7 @@ def test_beam_search_finds_the_same():
 
 
 @pytest.mark.parametrize("name", ["language", "untied"])
-def test_gpt2_is_exported_without_them(tmp_path, name):
+def test_gpt2_export_drops_padded_rows(tmp_path, name):
     plain, padded = pair(name)
     export_language_model(untokenized(plain.float()), tmp_path / "plain", "gpt2")
     export_language_model(untokenized(padded.float()), tmp_path / "padded", "gpt2")
@@ -155,7 +155,7 @@ def test_gpt2_is_exported_without_them(tmp_path, name):
     assert torch.equal(again(target_in=ids), padded.eval()(target_in=ids))
 
 
-def test_rows_are_the_next_multiple():
+def test_padded_size_is_the_next_multiple():
     assert [Tokens(vocab_size=n, multiple=128).padded_size for n in (1, 127, 128, 129, 50257)] == [
         128,
         128,
@@ -166,14 +166,14 @@ def test_rows_are_the_next_multiple():
     assert Tokens(vocab_size=50257).padded_size == 50257
 
 
-def test_a_configuration_from_before_has_none():
+def test_old_configurations_have_no_padded_tables():
     plain = to_dict(TRANSLATION)
     for half in ("encoder", "decoder"):
         del plain[half]["input"]["multiple"]
     assert from_dict(TransformerConfig, plain, "config.json") == TRANSLATION
 
 
-def test_a_shared_table_has_one_size():
+def test_tied_tables_must_have_one_size():
     other = replace(STACK, input=Tokens(vocab_size=V, multiple=8))
     message = (
         "tie='all' needs one vocabulary on both sides, but encoder.input=Tokens(vocab_size=13, multiple=1) and "

@@ -45,7 +45,7 @@ def test_sinusoids_of_an_odd_width_end_with_a_sine():
 
 
 @pytest.mark.parametrize("d_model", [2, 7, 14])
-def test_those_of_tensor2tensor_are_its_formula(d_model):
+def test_tensor2tensor_sinusoids_are_their_formula(d_model):
     """n = d_model // 2 angles position * exp(-i ln(10000) / (n - 1)); an odd width has a 0 behind them."""
     n = d_model // 2
     angles = [[t * math.exp(-i * math.log(10000) / max(1, n - 1)) for i in range(n)] for t in range(5, 9)]
@@ -55,7 +55,7 @@ def test_those_of_tensor2tensor_are_its_formula(d_model):
 
 
 @pytest.mark.parametrize(("start", "steps"), [(0, 5), (0, 7), (3, 4), (3, 5), (6, 1), (7, 1), (5, 13), (101, 2)])
-def test_sinusoidal_has_no_end(start, steps, rng):
+def test_sinusoids_continue_beyond_the_table(start, steps, rng):
     """Inside the table of seven rows, over its end, and beyond it."""
     x = torch.randn(2, steps, 14, generator=rng)
     got = positions("sinusoidal", 7)(x, start)
@@ -77,7 +77,7 @@ def test_learned_adds_its_rows(start, steps, rng):
 
 
 @pytest.mark.parametrize(("start", "steps", "end"), [(0, 8, 8), (7, 1, 8), (5, 11, 16)])
-def test_learned_says_where_it_ends(start, steps, end):
+def test_learned_positions_end_at_max_positions(start, steps, end):
     message = rf"^learned positions end at max_positions=7, but the sequence has {end}; leave out "
     with pytest.raises(ValueError, match=message):
         positions("learned", 7)(torch.zeros(2, steps, 14), start)
@@ -96,7 +96,7 @@ def angles(start: int, stop: int, d_head: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("start", "stop"), [(0, 700), (698, 703), (700, 900)])
-def test_rotation_is_exact_whatever_the_type_of_the_weights(start, stop, dtype):
+def test_rotation_is_exact_for_every_dtype(start, stop, dtype):
     """Inside the table of 700 positions, over its end, and beyond it."""
     layer = rotary_positions(700).to(dtype)
     got = layer.distances(start, stop).rotation
@@ -107,7 +107,7 @@ def test_rotation_is_exact_whatever_the_type_of_the_weights(start, stop, dtype):
     assert torch.equal(back, rotary_positions(700).distances(start, stop).rotation)
 
 
-def test_a_bf16_query_is_rotated_to_the_nearest_bf16_number(rng):
+def test_bf16_rotation_is_rounded_once(rng):
     """Not to one that a rounded cosine moves it to: the formula in float64, rounded once."""
     x = torch.randn(1, 2, 600, 14, generator=rng).to(torch.bfloat16)
     first, second = x.double().chunk(2, dim=-1)

@@ -77,7 +77,7 @@ MASKED = replace(TRANSLATION, decoder=None)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_config_checks_itself(monkeypatch, make, message):
+def test_invalid_configurations_are_refused(monkeypatch, make, message):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # some types are wrong on purpose
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
@@ -133,13 +133,13 @@ IDS = torch.zeros(1, 5, dtype=torch.long)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_says_what_it_needs(config, use, message):
+def test_wrong_or_missing_inputs_are_refused(config, use, message):
     model = Transformer(config)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         use(model)
 
 
-def test_learned_positions_end_in_the_middle_of_a_cached_sequence_too():
+def test_learned_positions_end_within_a_cached_sequence():
     model = Transformer(replace(LANGUAGE, positions="learned", max_positions=7))
     cache = model.new_cache()
     model.decode(IDS, cache=cache)
@@ -150,7 +150,7 @@ def test_learned_positions_end_in_the_middle_of_a_cached_sequence_too():
 
 
 @pytest.mark.parametrize("field", ["activation", "norm", "norm_position", "positions", "tie", "init"])
-def test_a_word_that_is_no_choice_is_refused(field):
+def test_unknown_choices_are_refused(field):
     config = TransformerConfig(decoder=TOKENS)
     vars(config)[field] = "outptu"  # where shapes are checked, the type checker would refuse it as an argument
     with pytest.raises(ValueError, match=f"{field}='outptu'"):

@@ -51,7 +51,7 @@ BASE = TransformerConfig(encoder=TEXT, decoder=TEXT, d_model=12, n_heads=2, d_ff
     ],
     ids=str,
 )
-def test_parameters_are_as_many_as_the_model_has(changes):
+def test_parameter_count_equals_the_models(changes):
     config = replace(BASE, **changes)
     assert n_parameters(config) == sum(parameter.numel() for parameter in Transformer(config).parameters())
 
@@ -73,13 +73,13 @@ def test_parameters_are_as_many_as_the_model_has(changes):
     ],
     ids=str,
 )
-def test_a_model_that_cannot_fit_is_refused_with_its_size(changes):
+def test_models_larger_than_memory_are_refused(changes):
     with pytest.raises(ValueError, match=r"a model must fit into memory, but this one has [\d,]+ parameters and its "):
         check_fits(replace(BASE, **changes), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("changes", [{"d_model": 10**15}, {"n_heads": 1, "head_width": 2**62 - 1}], ids=str)
-def test_a_weight_that_no_memory_can_have_is_refused(changes):
+def test_impossibly_large_weights_are_refused(changes):
     with pytest.raises(ValueError) as caught:
         check_fits(replace(BASE, **changes), torch.device("cpu"))
     assert str(caught.value) == (
@@ -87,7 +87,7 @@ def test_a_weight_that_no_memory_can_have_is_refused(changes):
     )
 
 
-def test_the_message_tells_the_size_and_the_memory(monkeypatch):
+def test_memory_error_names_the_size_and_the_memory(monkeypatch):
     monkeypatch.setattr("transduce.model.meta.memory", lambda device: 3 * 2**30 // 2)
     config = TransformerConfig(encoder=None, decoder=TEXT, d_model=4096, n_heads=8, d_ff=16384, positions="none")
     layer = 4 * (4096 * 4096 + 4096) + 2 * 4096 * 16384 + 16384 + 4096 + 2 * 2 * 4096  # attention, feed-forward, norms
@@ -104,7 +104,7 @@ def test_the_message_tells_the_size_and_the_memory(monkeypatch):
     check_fits(config, torch.device("cpu"), bytes_each=TRAINING)
 
 
-def test_the_memory_of_a_machine_is_what_its_kernel_tells():
+def test_memory_is_at_most_that_of_proc_meminfo():
     with open("/proc/meminfo") as file:
         (total,) = (int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:"))
     assert 0 < memory(torch.device("cpu")) <= total

@@ -31,18 +31,18 @@ MASKED = replace(TRANSLATION, decoder=None)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_logits_are_those_of_the_paper_in_loops(name, rng):
-    logits_are_those_of_the_paper_in_loops(CASES[name], rng, rows=[1])
+def test_logits_equal_the_paper_in_loops(name, rng):
+    check_logits_against_the_paper(CASES[name], rng, rows=[1])
 
 
 @pytest.mark.long
-def test_those_of_every_other_model_too(rng):
+def test_logits_of_all_other_models_equal_the_paper_in_loops(rng):
     for name in OTHERS:
         print(name)
-        logits_are_those_of_the_paper_in_loops(CASES[name], rng, rows=[0, 1])
+        check_logits_against_the_paper(CASES[name], rng, rows=[0, 1])
 
 
-def logits_are_those_of_the_paper_in_loops(config, rng, rows):
+def check_logits_against_the_paper(config, rng, rows):
     """Row 0 of a batch is whole, and row 1 ends before."""
     model, example = random_model(config, rng), random_example(config, rng, rows=2)
     with torch.no_grad():
@@ -99,7 +99,7 @@ def _stacked(frames, stack):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # torch says that pre-norm takes its slower path
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
-def test_logits_are_those_of_torch_nn_transformer(norm_position, activation, rng):
+def test_logits_equal_torch_nn_transformer(norm_position, activation, rng):
     config = replace(TRANSLATION, norm_position=norm_position, activation=activation, dropout=0.0, tie="none")
     config = replace(config, decoder=replace(config.decoder, n_layers=2))
     model, example = random_model(config, rng), random_example(config, rng)
@@ -195,7 +195,7 @@ def test_sizes_by_formula():
     assert size(MASKED) == size_by_formula(14, 23, 2, 0, 29)
 
 
-def test_tie_says_which_tables_are_one():
+def test_tie_shares_embedding_tables():
     shared = replace(TRANSLATION, encoder=replace(TRANSLATION.encoder, input=TRANSLATION.decoder.input))
     for tie, tables in (("all", 1), ("output", 2), ("none", 3)):
         assert size(replace(shared, tie=tie)) == size_by_formula(14, 23, 2, 3, tables * 31)
@@ -217,7 +217,7 @@ def test_frames_of_the_models_width_have_no_weights():
 
 
 @pytest.mark.parametrize(("init", "gain"), [("xavier", 1.0), ("xavier", 0.5), ("he", 1.0), ("he", 0.5)])
-def test_matrices_begin_as_xavier_or_he_each_fused_part_on_its_own(init, gain):
+def test_initial_matrices_are_xavier_or_he_per_fused_part(init, gain):
     """Glorot and Bengio (2010), equation 16: uniform within sqrt(6 / (fan_in + fan_out)); He et al. (2015), equation 10: the
     variance 2 / fan_in, which is within sqrt(6 / fan_in); in the layers, times a gain."""
     torch.manual_seed(0)
@@ -251,7 +251,7 @@ def test_matrices_begin_as_xavier_or_he_each_fused_part_on_its_own(init, gain):
         assert abs(matrix.std() / (bound / math.sqrt(3)) - 1) < 0.05, name
 
 
-def test_biases_begin_at_zero_norms_at_one_and_embeddings_as_unit_vectors_once_scaled():
+def test_initial_biases_norms_and_embeddings():
     torch.manual_seed(0)
     config = replace(TRANSLATION, d_model=64, positions="learned", max_positions=97, tie="none", norm_position="pre")
     config = replace(config, encoder=StackConfig(input=Tokens(vocab_size=211), n_layers=1))
@@ -274,7 +274,7 @@ def test_biases_begin_at_zero_norms_at_one_and_embeddings_as_unit_vectors_once_s
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.99, 0.999, 0.9999])
-def test_dropout_keeps_the_mean_however_much_is_dropped(p):
+def test_dropout_keeps_the_mean_at_every_rate(p):
     """Within five standard deviations: with a share k kept, scaled by 1 / k, the variance of ones is (1 - k) / k."""
     torch.manual_seed(7)
     n, kept = 400_000, 1 - min(max(1, round(p * 256)), 255) / 256

@@ -54,7 +54,7 @@ def test_rotated_products_depend_on_the_distance_alone(rng):
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 5), (3, 7), (5, 11), (7, 8), (101, 103)])
-def test_rotary_has_no_end(start, stop):
+def test_rotary_angles_continue_beyond_the_table(start, stop):
     """Inside the table of seven rows, over its end, and beyond it."""
     layer = Positions(replace(LANGUAGE, positions="rotary", head_width=6, max_positions=7, rotary_theta=50.0))
     got = layer.distances(start, stop).rotation
@@ -72,7 +72,7 @@ def test_only_rotary_positions_rotate():
     assert Positions(LANGUAGE).distances(0, 5).rotation is None
 
 
-def test_maps_of_attention_follow_every_variant(rng):
+def test_attention_maps_support_every_variant(rng):
     """The weights that maps.py finds, times the values, are what cross-attention gives in the model itself."""
     model = random_model(replace(CASES["tokens-tokens-everything"]), rng)
     example, seen = random_example(model.config, rng), []
@@ -91,7 +91,7 @@ def test_maps_of_attention_follow_every_variant(rng):
 # Experts
 
 
-def test_balance_is_the_formula_written_out(rng):
+def test_balance_loss_is_the_formula_written_out(rng):
     """Fedus et al. (2021), equations 4 to 6, one position at a time; the second row has 7 of 11."""
     scores, lengths = torch.randn(2, 11, 5, generator=rng, dtype=torch.float64), torch.tensor([11, 7])
     shares, means, n = [0.0] * 5, [0.0] * 5, 18
@@ -107,13 +107,13 @@ def test_balance_is_the_formula_written_out(rng):
     assert balance_loss(scores, 2, lengths).item() == pytest.approx(want, abs=1e-12)
 
 
-def test_balance_is_least_where_experts_are_equally_busy():
+def test_balance_loss_is_least_for_equally_used_experts():
     """Section 2.2: with one expert per token, it is 1 if all are used equally, and X if one does everything."""
     assert balance_loss(20 * torch.eye(5)[None], 1).item() == pytest.approx(1.0, abs=1e-6)
     assert balance_loss(20 * torch.eye(5)[[2] * 5][None], 1).item() == pytest.approx(5.0, abs=1e-6)
 
 
-def test_all_experts_alike_are_one_feed_forward(rng):
+def test_identical_experts_equal_one_feed_forward(rng):
     config = replace(LANGUAGE, **EXPERTS)
     one, many = FeedForward(config), Experts(config)
     for expert in many.experts:
@@ -122,7 +122,7 @@ def test_all_experts_alike_are_one_feed_forward(rng):
     torch.testing.assert_close(many(x), one(x), rtol=0, atol=1e-6)
 
 
-def test_an_expert_that_nobody_chose_has_a_gradient_of_zero(rng):
+def test_unused_experts_have_zero_gradients(rng):
     """And not None: DistributedDataParallel waits for the gradient of every parameter."""
     layer = Experts(replace(LANGUAGE, **EXPERTS))
     nn.init.zeros_(layer.router.weight)
@@ -160,7 +160,7 @@ def rows(rng: torch.Generator) -> Rows:
 
 
 @pytest.mark.parametrize("ctc", [False, True])
-def test_the_balance_reaches_the_loss_in_training_only(ctc, rng):
+def test_balance_loss_is_added_in_training_only(ctc, rng):
     """Per token, so 12 times; four layers' losses, two of them over the source."""
     config = replace(TRANSLATION, **EXPERTS, ctc=ctc, balance_weight=0.25)
     model, batch = Transformer(config), rows(rng)
@@ -208,7 +208,7 @@ def test_recomputed_layers_have_the_same_loss_and_gradients_with_dropout(fields,
 # Initial values
 
 
-def test_gpt2_begins_as_in_its_paper():
+def test_initial_gpt2_weights_follow_the_paper():
     """Normal with 0.02; residual maps with 0.02 / sqrt(2 n_layers), or sqrt(3 n_layers) with cross-attention."""
     torch.manual_seed(0)
     small = replace(gpt2(211), d_model=96, d_ff=384, n_heads=4)
@@ -225,7 +225,7 @@ def test_gpt2_begins_as_in_its_paper():
         assert abs(model.output.std().item() / 0.02 - 1) < 0.05
 
 
-def test_gated_halves_and_shared_keys_begin_as_xavier_each_on_its_own():
+def test_initial_gated_and_grouped_matrices_are_xavier_per_part():
     """Glorot and Bengio (2010), equation 16."""
     torch.manual_seed(0)
     layer = Transformer(replace(TRANSLATION, d_model=64, n_heads=4, n_kv_heads=2, d_ff=192, gated=True)).decoder.layers[
@@ -281,7 +281,7 @@ def test_sizes_of_the_variants_by_formula():
 # Configurations
 
 
-def test_a_configuration_from_before_the_variants_is_the_paper():
+def test_old_configurations_load_with_the_papers_defaults():
     """Files without the new fields load, and mean what they meant."""
     old = to_dict(TRANSLATION)
     new = set(EVERYTHING) - {"positions", "max_positions", "activation", "n_heads"}
@@ -330,16 +330,16 @@ def test_a_configuration_from_before_the_variants_is_the_paper():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_variant_checks_itself(fields, message):
+def test_invalid_variants_are_refused(fields, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         replace(LANGUAGE, **fields)
 
 
-def test_heads_of_their_own_width_need_not_divide_the_model():
+def test_head_width_need_not_divide_d_model():
     assert replace(LANGUAGE, n_heads=3, head_width=8).d_head == 8
 
 
-def test_bfloat16_training_takes_every_variant_in_silence(rng):
+def test_bf16_training_of_all_variants_has_no_warnings(rng):
     """Warnings are errors here: PyTorch would warn once about a kernel that is not fused, and stay slow."""
     config = replace(CASES["decoder-everything"], d_model=32, d_ff=48, dropout=0.0)
     # rounding would choose another expert where two are nearly as good

@@ -14,23 +14,23 @@ pytestmark = pytest.mark.skipif("TRANSDUCE_DATA" in os.environ, reason="settings
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
-def test_files_are_what_print_config_prints(recipe):
+def test_config_files_equal_print_config(recipe):
     folder = FOLDER / recipe.__name__.removeprefix("recipes.")
     files = {path: path.read_text("utf-8") for path in folder.glob("*")}
     assert files == dict(configs([recipe])), "python scripts/ops/configs.py writes them anew"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_comment_says_what_a_field_is_and_not_what_one_of_its_values_does(path):
+def test_comments_describe_fields_instead_of_single_values(path):
     assert not re.findall(r"(?m)^.* # (?:None|True|False|[a-z0-9_]+): .*$", path.read_text("utf-8"))
 
 
-def test_each_recipe_has_a_folder_and_no_other_is_there():
+def test_config_folders_match_the_recipes():
     assert {path.name for path in FOLDER.iterdir()} == {each.__name__.removeprefix("recipes.") for each in RECIPES}
 
 
 @pytest.mark.parametrize(("recipe", "setting"), CASES, ids=[f"{each.__name__}-{name}" for each, name in CASES])
-def test_a_file_makes_any_setting_of_the_recipe_its_own(recipe, setting, tmp_path):
+def test_config_files_override_every_setting(recipe, setting, tmp_path):
     text = (FOLDER / recipe.__name__.removeprefix("recipes.") / f"{setting}.yaml").read_text("utf-8")
     path = tmp_path / "config.yaml"
     path.write_text(text.replace("recipes/", f"{ROOT}/recipes/"), "utf-8")

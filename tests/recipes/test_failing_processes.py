@@ -139,7 +139,7 @@ SHARDED = (
 @pytest.mark.parametrize(
     ("fault", "shard"), [*((fault, False) for fault in FAULTS), *((fault, True) for fault in SHARDED)]
 )
-def test_one_says_why_and_the_others_end_quietly(tmp_path, running_text, fault, shard):
+def test_one_process_reports_the_failure_and_all_exit(tmp_path, running_text, fault, shard):
     codes, said = outcome(tmp_path, running_text, *["--training.shard"] * shard, fault=fault)
     which, _, instead, reason = FAULTS[fault]
     assert said.count("\n") == 0 and reason in said and said.startswith("transduce: ")
@@ -150,7 +150,7 @@ def test_one_says_why_and_the_others_end_quietly(tmp_path, running_text, fault, 
         )
 
 
-def test_without_a_fault_nothing_is_said(tmp_path, running_text):
+def test_successful_runs_print_no_errors(tmp_path, running_text):
     assert outcome(tmp_path, running_text) == ([0, 0], "")
 
 
@@ -165,13 +165,13 @@ def test_without_a_fault_nothing_is_said(tmp_path, running_text):
         (["--config", "none.json"], "none.json"),
     ],
 )
-def test_what_only_the_second_is_given_is_refused_in_a_line(tmp_path, running_text, monkeypatch, own, reason):
+def test_arguments_that_differ_between_processes_are_refused(tmp_path, running_text, monkeypatch, own, reason):
     monkeypatch.chdir(tmp_path)
     codes, said = outcome(tmp_path, running_text, own=tuple(own))
     assert codes == [2, 2] and said.count("\n") == 0 and said.startswith("transduce: ") and reason in said
 
 
-def test_what_all_are_given_is_refused_once(tmp_path, running_text):
+def test_invalid_arguments_are_reported_once(tmp_path, running_text):
     codes, said = outcome(tmp_path, running_text, "--training.accumulate", "1")
     assert codes == [2, 2] and said.count("\n") == 0
     assert said.startswith("transduce: an update must have a batch for every process, but accumulate=1")

@@ -21,7 +21,7 @@ from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
 from transduce.experiment.config import with_vocabularies
 
 
-def test_a_run_directory_is_whole_and_its_parts_agree(language_run, running_text, tmp_path, capsys):
+def test_run_directory_is_complete_and_consistent(language_run, running_text, tmp_path, capsys):
     directory, scores = language_run.run, language_run.scores
     kept = json.loads((directory / "validation.json").read_text())
     text = (running_text / "input.txt").read_text()
@@ -56,7 +56,7 @@ def test_a_run_directory_is_whole_and_its_parts_agree(language_run, running_text
     assert capsys.readouterr().out == f"To be{want}\n" and len(want) == 6
 
 
-def test_the_samples_of_validations_are_short_whatever_texts_must_have(running_text, tmp_path, untrained):
+def test_validation_samples_ignore_min_length(running_text, tmp_path, untrained):
     """Half of the positions, which are the decoder's."""
     x = small(tmp_path / "run", running_text, generation=td.GenerationConfig(min_length=50))
     trainer = untrained(run, with_fields(x, model={"decoder": {"max_positions": 8}}))
@@ -64,14 +64,14 @@ def test_the_samples_of_validations_are_short_whatever_texts_must_have(running_t
     assert {len(drawn.replace("\\n", "\n")) for *_, drawn in trainer.validation().samples} == {4}
 
 
-def test_texts_that_cannot_be_generated_are_refused_before_the_training(running_text, tmp_path):
+def test_invalid_generation_settings_are_refused_before_training(running_text, tmp_path):
     x = small(tmp_path / "run", running_text, generation=td.GenerationConfig(suppress=(999,)))
     with pytest.raises(ValueError, match=r"^suppress and logit_bias take ids from 0 to \d+ .*, but one has 999; leave"):
         run(x)
     assert not x.run.exists()
 
 
-def test_another_text_is_another_experiment(language_run, running_text, tmp_path):
+def test_resume_with_other_data_is_refused(language_run, running_text, tmp_path):
     data = shutil.copytree(running_text, tmp_path / "data")
     (data / "input.txt").write_text("".join(f"{line}\n" for line in LINES * 7))
     copy = shutil.copytree(language_run.run, tmp_path / "run")
@@ -79,7 +79,7 @@ def test_another_text_is_another_experiment(language_run, running_text, tmp_path
         run(small(copy, data))
 
 
-def test_two_passes_of_a_batch_may_be_compared(running_text, tmp_path, untrained):
+def test_consistency_loss_is_added(running_text, tmp_path, untrained):
     """Dropout makes their predictions differ."""
     x = small(tmp_path / "run", running_text)
     parts = loss_parts(untrained(run, replace(x, training=replace(x.training, consistency=2.0))))
@@ -146,7 +146,7 @@ def test_shards(tmp_path, running_text, untrained):
     assert scores["loss"] == pytest.approx(want.item(), abs=1e-4)
 
 
-def test_lines_are_texts_where_a_tokenizer_marks_both_ends(running_text):
+def test_tokenizers_with_bos_and_eos_encode_line_by_line(running_text):
     text = (running_text / "input.txt").read_text()
     kinds = {
         kind: train_tokenizer(kind, [text], vocab_size=300) for kind in ("characters", "byte_bpe", "sentencepiece")
@@ -159,7 +159,7 @@ def test_lines_are_texts_where_a_tokenizer_marks_both_ends(running_text):
     assert kinds["sentencepiece"].decode([[ord(c) for c in row[:-1]] for row in rows]) == [LINES[0], LINES[2]] * 6
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_data_and_tokenizers_are_errors(tmp_path):
     with pytest.raises(ValueError) as error:
         TextFiles(train=(tmp_path,)).read("characters", 0)
     assert str(error.value) == (
@@ -181,7 +181,7 @@ def test_what_is_missing_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_describes_a_model_that_can_be_built(name):
+def test_every_setting_builds_a_model(name):
     config = with_vocabularies(SETTINGS[name][1].model, 300, 300, joint=True)
     assert config.encoder is None and config.norm_position == "pre"
     assert config.positions == ("rotary" if name.startswith("shakespeare") else "learned")
@@ -193,7 +193,7 @@ def test_every_setting_describes_a_model_that_can_be_built(name):
     ("setting", "n_layers", "d_model", "n_heads", "context", "n_tables"),
     [(SHAKESPEARE, 6, 384, 6, 256, 1), (SHAKESPEARE_CPU, 4, 128, 4, 64, 2)],
 )
-def test_characters_are_learned_by_models_of_nanogpts_sizes(setting, n_layers, d_model, n_heads, context, n_tables):
+def test_shakespeare_models_have_the_sizes_of_nanogpt(setting, n_layers, d_model, n_heads, context, n_tables):
     """Without its table of positions, but in the small size with an output table, and with a gate in the feed-forward, as
     many parameters but for a percent."""
     nanogpt = decoder(n_layers=n_layers, d_model=d_model, n_heads=n_heads, context=context, dropout=0.0)
@@ -204,7 +204,7 @@ def test_characters_are_learned_by_models_of_nanogpts_sizes(setting, n_layers, d
     assert ours == pytest.approx(theirs + (65 * (n_tables - 1) - context) * d_model, rel=0.01)
 
 
-def test_gpt2_has_the_size_of_its_paper_and_47_rows_that_make_its_table_a_multiple_of_128():
+def test_gpt2_has_its_papers_size_and_47_padded_rows():
     with torch.device("meta"):
         model = td.Transformer(GPT2.model)
     d, v, t = 768, 50257, 1024
@@ -213,7 +213,7 @@ def test_gpt2_has_the_size_of_its_paper_and_47_rows_that_make_its_table_a_multip
     assert sum(p.numel() for p in model.parameters()) == 124_439_808 + 47 * d
 
 
-def test_a_named_tokenizer_is_used_and_symbols_are_tokens(tmp_path, running_text, untrained):
+def test_given_tokenizer_and_symbols_are_used(tmp_path, running_text, untrained):
     data = running_text
     tokenizer = train_tokenizer("byte_bpe", [(data / "input.txt").read_text()], vocab_size=280)
     tokenizer.save(tmp_path / "mine.json")

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.train, pytest.mark.usefixtures("no_pictures")]
     ("run", "experiment"), [(language_model.run, small.generator), (masked_language_model.run, small.fill_mask)],
     ids=["language", "masked"],
 )  # fmt: skip
-def test_an_interrupted_run_ends_with_the_same_bits(running_text, tmp_path, monkeypatch, run, experiment):
+def test_resumed_run_equals_an_uninterrupted_one(running_text, tmp_path, monkeypatch, run, experiment):
     training = replace(experiment(tmp_path, running_text).training, max_updates=4, validate_every=2)
     straight, x = (experiment(tmp_path / name, running_text, training=training) for name in ("straight", "again"))
     scores = run(straight)
@@ -34,9 +34,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(running_text, tmp_path, monk
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
 
 
-def test_more_updates_have_the_schedule_of_their_number_or_one_of_their_own(
-    running_text, tmp_path, capsys, monkeypatch
-):
+def test_resume_with_more_updates_extends_the_schedule(running_text, tmp_path, capsys, monkeypatch):
     """A cosine that has ended goes up to where a longer one would be; in a run that starts from it, it begins anew."""
     monkeypatch.setattr("transduce.train.log.EVERY", 1)
     peak, last, warmup = 2e-3, 1e-4, 2

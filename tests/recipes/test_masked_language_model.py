@@ -35,7 +35,7 @@ def scores_by_hand(fill_mask, text):
     return nats / n, 100 * right / n, n
 
 
-def test_a_run_directory_is_whole_and_its_parts_agree(masked_run, running_text, tmp_path):
+def test_run_directory_is_complete_and_consistent(masked_run, running_text, tmp_path):
     directory, scores, printed = masked_run.run, masked_run.scores, masked_run.printed
     kept = json.loads((directory / "validation.json").read_text())
     assert {path.name for path in directory.glob("[!.]*")} == {
@@ -65,7 +65,7 @@ def test_a_run_directory_is_whole_and_its_parts_agree(masked_run, running_text, 
     assert outputs[0][:3] == "To " and len(outputs[0]) == 5 and outputs[0] != "To _e"
 
 
-def test_another_test_is_the_same_experiment_and_other_masking_is_not(masked_run, running_text, tmp_path):
+def test_resume_allows_another_test_file_but_no_other_masking(masked_run, running_text, tmp_path):
     x = replace(masked_run.x, run=shutil.copytree(masked_run.run, tmp_path / "run"))
     tested = run(replace(x, test=(running_text / "input.txt",)))
     assert tested.keys() == masked_run.scores.keys()
@@ -73,7 +73,7 @@ def test_another_test_is_the_same_experiment_and_other_masking_is_not(masked_run
         run(replace(x, masking=MaskingConfig(mask_probability=0.3)))
 
 
-def test_two_passes_of_a_batch_may_be_compared(running_text, tmp_path, untrained):
+def test_consistency_loss_is_added(running_text, tmp_path, untrained):
     """Dropout makes their predictions differ."""
     x = small(tmp_path / "run", running_text)
     parts = loss_parts(untrained(run, replace(x, training=replace(x.training, consistency=2.0))))
@@ -82,7 +82,7 @@ def test_two_passes_of_a_batch_may_be_compared(running_text, tmp_path, untrained
 
 
 @pytest.mark.parametrize(("setting", "kind"), [(TEXT, "byte_bpe"), (COMMANDS, "sentencepiece")])
-def test_text_files_with_bpe_and_a_test(tmp_path, running_text, untrained, setting, kind, capsys):
+def test_text_files_with_bpe_and_a_test_file(tmp_path, running_text, untrained, setting, kind, capsys):
     path, scores = running_text / "input.txt", {}
     x = small(tmp_path / "run", running_text, setting, corpus=TextFiles(train=(path,), valid=(path,)), vocab_size=300)
     x = replace(x, test=(path,), neighbour_tokens=50)
@@ -97,7 +97,7 @@ def test_text_files_with_bpe_and_a_test(tmp_path, running_text, untrained, setti
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_describes_a_model_that_can_be_built(name):
+def test_every_setting_builds_a_model(name):
     config = with_vocabularies(SETTINGS[name][1].model, 300, 300, joint=True)
     assert config.decoder is None and config.encoder.input.vocab_size == 300
     assert SETTINGS[name][1].masking == MaskingConfig(

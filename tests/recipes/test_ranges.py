@@ -36,7 +36,7 @@ def with_value(config: Any, path: tuple[str, ...], value: float) -> Any:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
-def test_absurd_numbers_are_refused_by_name(recipe):
+def test_invalid_numbers_are_refused_by_field_name(recipe):
     got = {path: (setting, kind) for _, setting in recipe.SETTINGS.values() for path, kind in numbers(setting)}
     for path, (setting, kind) in got.items():
         for value in (-1,) if kind is int else (-1.0, math.nan, math.inf, -math.inf):
@@ -57,20 +57,20 @@ def test_absurd_numbers_are_refused_by_name(recipe):
         (("augmentation", "n_time_masks"), 10**30),
     ],
 )
-def test_numbers_that_no_machine_bears_are_refused_by_name(path, value):
+def test_huge_numbers_are_refused_by_field_name(path, value):
     with pytest.raises(InputError) as error:
         with_value(speech_to_text.COMMANDS, path, value)
     assert path[-1] in str(error.value)
 
 
-def test_the_test_looks_at_every_recipe_and_deep():
+def test_nested_fields_of_every_recipe_are_covered():
     got = {recipe: {".".join(p) for _, x in recipe.SETTINGS.values() for p, _ in numbers(x)} for recipe in RECIPES}
     assert {"training.optim.peak_rate", "max_length"} <= got[translation]
     assert "model.dropout" in got[language_model] and "augmentation.vtlp" in got[speech_to_text]
     assert "masking.mask_probability" in got[masked_language_model]
 
 
-def test_the_command_line_says_the_rule_and_nothing_of_its_parser(monkeypatch):
+def test_command_line_errors_state_only_the_rule(monkeypatch):
     with pytest.raises(ValueError) as error:
         choose(translation.SETTINGS, ["files", "--training.patience", "0"], default="commands")
     assert str(error.value) == "patience must be at least 1, but patience=0"

@@ -53,7 +53,7 @@ def test_two_processes_train_and_the_first_one_reports(name, tmp_path, request):
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_where_the_first_process_is_refused_the_others_end_quietly(tmp_path, running_text):
+def test_an_error_of_process_0_is_reported_once(tmp_path, running_text):
     done = subprocess.run(
         command("language", tmp_path / "run", tmp_path / "none", "--training.accumulate", "2"),
         cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300,

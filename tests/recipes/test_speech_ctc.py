@@ -15,7 +15,7 @@ from transduce.data.tokenizer_files import train_tokenizer
 from transduce.experiment.command import choose
 
 
-def test_ctc_has_taught_its_head(speech_run):
+def test_ctc_head_is_trained(speech_run):
     """Without its loss no gradient would reach it."""
     model = td.load_model(speech_run.run)
     torch.manual_seed(speech_run.x.training.seed)
@@ -23,7 +23,7 @@ def test_ctc_has_taught_its_head(speech_run):
 
 
 @pytest.mark.parametrize("ctc_weight", [0.5, 0.0])
-def test_ctc_needs_padding_that_the_tokenizer_may_lack(recordings, tmp_path, untrained, ctc_weight):
+def test_ctc_needs_a_tokenizer_with_padding(recordings, tmp_path, untrained, ctc_weight):
     """As GPT-2's does. Without CTC, its one special token begins and ends every text."""
     train_tokenizer("byte_bpe", sentences(24), vocab_size=270).save(tmp_path / "my.json")
     x = small(tmp_path / "run", recordings, tokenizer=tmp_path / "my.json", ctc_weight=ctc_weight)
@@ -37,7 +37,7 @@ def test_ctc_needs_padding_that_the_tokenizer_may_lack(recordings, tmp_path, unt
     assert len(td.load(x.run)([recordings / "test00.wav"])) == 1
 
 
-def test_two_views_are_compared_where_they_have_a_weight(recordings, tmp_path, untrained):
+def test_consistency_losses_follow_their_weights(recordings, tmp_path, untrained):
     """In what the decoder gives, in what CTC gives, or in both; the views have other masks and vocal tracts."""
     for name, alpha, ctc_alpha in (("decoder", 0.5, 0.0), ("ctc", 0.0, 0.2)):
         x = small(tmp_path / name, recordings, ctc_consistency=ctc_alpha, model=replace(SPEECH, dropout=0.0))
@@ -50,9 +50,7 @@ def test_two_views_are_compared_where_they_have_a_weight(recordings, tmp_path, u
     assert str(error.value) == "ctc_consistency is for CTC, but ctc_weight=0; leave one of them out"
 
 
-def test_ctc_inside_the_encoder_is_learned_and_conditions_what_is_transcribed(
-    recordings, tmp_path, monkeypatch, untrained
-):
+def test_intermediate_ctc_is_trained_and_conditions_transcripts(recordings, tmp_path, monkeypatch, untrained):
     flags = ["--model.ctc-layers", "1", "3"]
     chosen = choose(SETTINGS, ["commands", *flags], default="commands").model
     assert chosen == replace(SETTINGS["commands"][1].model, ctc_layers=(1, 3))
@@ -71,7 +69,7 @@ def test_ctc_inside_the_encoder_is_learned_and_conditions_what_is_transcribed(
     assert not config.ctc_conditioning and not config.ctc_layers, "nobody learns what they would say"
 
 
-def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(recordings, tmp_path, untrained):
+def test_ctc_learns_transcripts_beside_a_translating_decoder(recordings, tmp_path, untrained):
     """The head serves training alone: a search with it would weigh one language by the other."""
     german = Manifests(data=recordings, valid=Path("valid.tsv"), target_column="german")
     # the column text, by itself; inside the encoder, too

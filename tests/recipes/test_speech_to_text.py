@@ -27,7 +27,7 @@ def is_picture(path: Path) -> bool:
     return path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and matplotlib.image.imread(path).std() > 0
 
 
-def test_a_run_directory_is_whole(speech_run, recordings):
+def test_run_directory_is_complete(speech_run, recordings):
     directory, printed = speech_run.run, speech_run.printed
     searches = ("greedy", "beam2", "beam2.ctc")
     assert set(speech_run.scores) == {f"{measure}.{search}" for measure in ("wer", "cer") for search in searches}
@@ -51,7 +51,7 @@ def test_a_run_directory_is_whole(speech_run, recordings):
     assert [line.split("\t")[0] for line in samples] == ["valid00", "valid01", "valid02"]
 
 
-def test_the_directory_alone_transcribes_as_the_report_did(speech_run, recordings, tmp_path):
+def test_moved_run_transcribes_like_its_report(speech_run, recordings, tmp_path):
     moved = tmp_path / "moved"
     moved.mkdir()
     for name in ("config.json", "model.safetensors", "target.model"):
@@ -69,13 +69,13 @@ def test_the_directory_alone_transcribes_as_the_report_did(speech_run, recording
     assert torch.equal(transcriber.feature_extractor(waveform), FeatureExtractor(FEATURES)(waveform))
 
 
-def test_another_feature_is_refused(speech_run, recordings, tmp_path):
+def test_resume_with_other_features_is_refused(speech_run, recordings, tmp_path):
     x = replace(speech_run.x, run=shutil.copytree(speech_run.run, tmp_path / "run"))
     with pytest.raises(ValueError, match=r"features\.n_mels: 20 -> 21; features\.normalize: utterance -> none\. Name"):
         run(replace(x, features=replace(FEATURES, n_mels=21, normalize="none")))
 
 
-def test_speeds_masks_and_warped_vocal_tracts_reach_the_batches(recordings, tmp_path, untrained):
+def test_augmentation_changes_the_batches(recordings, tmp_path, untrained):
     plain = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
     first = {}
     for name, changes in (
@@ -92,7 +92,7 @@ def test_speeds_masks_and_warped_vocal_tracts_reach_the_batches(recordings, tmp_
         assert frames.shape != first["none"].shape or torch.equal(frames, first["none"]) == (name == "none"), name
 
 
-def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(recordings, tmp_path, untrained):
+def test_tokenizers_json_instead_of_sentencepiece(recordings, tmp_path, untrained):
     """The batches hold its ids, CTC's blank is its padding, and the run directory transcribes with it alone.
 
     How the ids come out of the search is proved in tests/tasks/test_search.py.
@@ -121,7 +121,7 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(recordings, tm
     assert not {unk, eos, pad, bos} & {i for o in outputs for i in o.tokens}
 
 
-def test_with_pronunciations_tokens_are_phones_and_words_come_out(speech_run, recordings, tmp_path, untrained):
+def test_pronunciations_make_phone_tokens_and_known_words(speech_run, recordings, tmp_path, untrained):
     """The directory alone transcribes, goes on and says when words are said; every word is one of the training's."""
     said = {word for r in read_manifest(recordings / "train.tsv") for word in r.text.split()}
     dictionary = tmp_path / "words.dict"
@@ -159,7 +159,7 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(speech_run, re
         )
 
 
-def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(recordings, tmp_path, untrained, capsys):
+def test_recordings_too_long_or_with_too_many_tokens_are_left_out(recordings, tmp_path, untrained, capsys):
     """With 2 frames to a position; alone they would be enough."""
     got = Manifests(data=recordings, valid=Path("valid.tsv")).read(1)[0][:4]
     frames = len(FeatureExtractor(FEATURES)(read_audio(got[0].audio, RATE)))
@@ -178,7 +178,7 @@ def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(recordi
     assert "left out: 1 longer than 7 s, 1 fewer positions than tokens" in capsys.readouterr().out
 
 
-def test_another_column_makes_it_speech_translation(recordings, tmp_path, untrained):
+def test_target_column_trains_speech_translation(recordings, tmp_path, untrained):
     """And normalization by all training data, which the run directory keeps."""
     x = small(
         tmp_path / "run",
@@ -212,7 +212,7 @@ def test_another_column_makes_it_speech_translation(recordings, tmp_path, untrai
         run(replace(x, corpus=replace(x.corpus, target_column="text"), ctc_weight=0.0))
 
 
-def test_the_german_setting_has_the_same_sound_with_the_other_column():
+def test_german_setting_has_the_same_audio_with_german_text():
     commands, german = (SETTINGS[name][1].corpus.read(1) for name in ("commands", "commands_german"))
     for english, written in zip(commands, german, strict=True):
         assert [r.audio for r in english] == [r.audio for r in written]
@@ -223,9 +223,7 @@ def test_the_german_setting_has_the_same_sound_with_the_other_column():
 @pytest.mark.parametrize(
     ("named", "where"), [(None, "runs/speech_german"), (Path("runs/speech"), "runs/speech")], ids=["by itself", "named"]
 )
-def test_another_column_has_a_directory_of_its_own_unless_one_is_named(
-    recordings, tmp_path, monkeypatch, untrained, named, where
-):
+def test_default_run_directory_follows_the_target_column(recordings, tmp_path, monkeypatch, untrained, named, where):
     """So that one flag is enough after the setting's own run, and --run is taken at its word."""
     monkeypatch.chdir(tmp_path)
     german = Manifests(data=recordings, valid=Path("valid.tsv"), test=None, target_column="german")
@@ -233,7 +231,7 @@ def test_another_column_has_a_directory_of_its_own_unless_one_is_named(
     assert [str(path.parent) for path in Path("runs").glob("*/model.safetensors")] == [where]
 
 
-def test_vectors_flow_in_where_sound_did(tmp_path, untrained):
+def test_training_on_precomputed_vectors(tmp_path, untrained):
     """A .npy of floats (frames, features) for every line of the manifest: here 5 features, 4 of them stacked."""
     rng = np.random.default_rng(1)
     for split, n in (("train", 8), ("valid", 2), ("test", 2)):
@@ -262,7 +260,7 @@ def test_vectors_flow_in_where_sound_did(tmp_path, untrained):
     assert not x.cache.exists()
 
 
-def test_convolutions_before_the_encoder_are_one_flag(recordings, tmp_path, monkeypatch, untrained, capsys):
+def test_convolutional_front_end_by_flags(recordings, tmp_path, monkeypatch, untrained, capsys):
     """They have gradients, and the run hears a position for every four frames."""
     flags = ["--model.encoder.input.stack", "1", "--model.encoder.input.conv-strides", "2", "2"]
     frames = choose(SETTINGS, ["commands", *flags], default="commands").model.frames
@@ -281,7 +279,7 @@ def test_convolutions_before_the_encoder_are_one_flag(recordings, tmp_path, monk
     )
 
 
-def test_an_encoder_of_conformer_layers_is_a_flag(monkeypatch):
+def test_conformer_encoder_by_flags(monkeypatch):
     """With rotary positions in this half alone; that it trains and transcribes is in test_speech_training.py."""
     flags = "--model.conformer-kernel 5 --model.activation silu --model.encoder.positions rotary"
     model, plain = (
@@ -293,7 +291,7 @@ def test_an_encoder_of_conformer_layers_is_a_flag(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_describes_a_model_that_can_be_built(name):
+def test_every_setting_builds_a_model(name):
     x = SETTINGS[name][1]
     config = with_frames(x.model, x.features.n_features, x.vocab_size)
     with torch.device("meta"):
@@ -303,7 +301,7 @@ def test_every_setting_describes_a_model_that_can_be_built(name):
         assert not config.encoder.input.project  # straight in
 
 
-def test_the_setting_paper_has_the_layers_of_the_paper_in_both_halves(monkeypatch):
+def test_paper_setting_has_the_papers_layers_in_both_stacks(monkeypatch):
     """Those of translation: post-norm, sinusoids, ReLU, nothing between frames and encoder; a field reaches both halves."""
     model = SETTINGS["paper"][1].model
     plain = td.transformer_base(n_layers=model.encoder.n_layers)
@@ -318,6 +316,6 @@ def test_the_setting_paper_has_the_layers_of_the_paper_in_both_halves(monkeypatc
     assert {chosen.for_stack(half).positions for half in (chosen.encoder, chosen.decoder)} == {"learned"}
 
 
-def test_the_positions_of_a_model_reach_the_encoder_of_every_setting(monkeypatch):
+def test_positions_flag_sets_both_stacks(monkeypatch):
     model = choose(SETTINGS, ["commands", "--model.positions", "sinusoidal"], default="commands").model
     assert {model.for_stack(half).positions for half in (model.encoder, model.decoder)} == {"sinusoidal"}

@@ -15,7 +15,7 @@ from tests.runs import SPEECH
 pytestmark = [pytest.mark.train, pytest.mark.usefixtures("no_pictures")]
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_bits(recordings, tmp_path, monkeypatch):
+def test_resumed_run_equals_an_uninterrupted_one(recordings, tmp_path, monkeypatch):
     """Stopped between two validations, and again right at one; dropout, speeds, masks, and another cache."""
     training = replace(small(None, recordings).training, max_updates=6, validate_every=3, keep_last=2)
     straight, x = (small(tmp_path / name, recordings, training=training) for name in ("straight", "run"))

@@ -32,7 +32,7 @@ from transduce.run import load_run
 from transduce.serve import ServeConfig
 
 
-def test_a_run_directory_is_whole(translation_run, parallel_text, tmp_path):
+def test_run_directory_is_complete(translation_run, parallel_text, tmp_path):
     directory, scores = translation_run.run, translation_run.scores
     assert set(scores) == {f"{m}.{s}" for m in ("bleu", "bleu.lowercase", "chrf") for s in ("greedy", "beam2")}
     assert {path.name for path in directory.glob("[!.]*")} == {
@@ -54,7 +54,7 @@ def test_a_run_directory_is_whole(translation_run, parallel_text, tmp_path):
     assert min(lengths) < translator.decoding.split_length <= max(lengths)
 
 
-def test_the_finished_model_is_one_of_the_candidates(translation_run):
+def test_finished_model_is_a_checkpoint_or_their_mean(translation_run):
     """Of three: both checkpoints, and their mean, which is that of the best and that of the last."""
     folder = translation_run.run
     one, two = (load_file(folder / "checkpoints" / f"{u:08d}" / "model.safetensors") for u in (1, 2))
@@ -63,7 +63,7 @@ def test_the_finished_model_is_one_of_the_candidates(translation_run):
     assert sum(all(abs(got[name] - each[name]).max() < 1e-6 for name in got) for each in candidates) == 1
 
 
-def test_the_card_of_a_run_has_its_scores_and_makes_it_again(translation_run, monkeypatch):
+def test_model_card_has_scores_and_reproduces_the_experiment(translation_run, monkeypatch):
     directory = translation_run.run
     card = (directory / "MODEL_CARD.md").read_text()
     assert all(f": {each['score']}\n" in card for each in json.loads((directory / "test.json").read_text()))
@@ -78,16 +78,14 @@ def test_the_card_of_a_run_has_its_scores_and_makes_it_again(translation_run, mo
     assert changed == {"data", "decoding.split_length", *sizes}
 
 
-def no_tokenizer(*_, **__):
+def fail_on_tokenizer_training(*_, **__):
     pytest.fail("a tokenizer was trained anew")
 
 
-def test_the_same_command_again_changes_nothing_and_another_is_refused(
-    translation_run, parallel_text, tmp_path, monkeypatch
-):
+def test_repeated_command_changes_nothing_and_others_are_refused(translation_run, parallel_text, tmp_path, monkeypatch):
     """Nor is a tokenizer trained: it takes minutes for a large corpus, and another library may learn another one."""
     copy = shutil.copytree(translation_run.run, tmp_path / "run")
-    monkeypatch.setattr(SentencePieceTokenizer, "train", no_tokenizer)
+    monkeypatch.setattr(SentencePieceTokenizer, "train", fail_on_tokenizer_training)
     first = small(copy, parallel_text)
     assert run(first) == translation_run.scores
     assert (copy / "model.safetensors").read_bytes() == (translation_run.run / "model.safetensors").read_bytes()
@@ -99,7 +97,7 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(
         run(replace(first, max_length=255))
 
 
-def test_the_same_command_keeps_a_model_that_is_newer_than_the_checkpoints(translation_run, parallel_text, tmp_path):
+def test_a_model_newer_than_its_checkpoints_is_kept(translation_run, parallel_text, tmp_path):
     copy = shutil.copytree(translation_run.run, tmp_path / "run")
     first = small(copy, parallel_text)
     (copy / "model.safetensors").write_bytes(b"an average that somebody has made")  # and is newer than the checkpoints
@@ -110,7 +108,7 @@ def test_the_same_command_keeps_a_model_that_is_newer_than_the_checkpoints(trans
     assert run(first) == translation_run.scores
 
 
-def test_a_picture_that_a_kill_left_out_is_drawn_by_the_same_command(translation_run, parallel_text, tmp_path):
+def test_missing_attention_map_is_drawn_on_resume(translation_run, parallel_text, tmp_path):
     copy = shutil.copytree(translation_run.run, tmp_path / "run")
     (picture,) = copy.glob("samples/*.attention.png")
     picture.unlink()
@@ -136,7 +134,7 @@ def brief(folder, train="valid"):
     return Files(**dict(zip(names, sides, strict=True)))
 
 
-def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_path, untrained):
+def test_lowercase_ignores_capitals(translation_run, parallel_text, tmp_path, untrained):
     """Capitals change nothing, and validation does not count those of the references."""
     x = small(tmp_path / "run", parallel_text, lowercase=True, corpus=brief(parallel_text))
     untrained(run, x)
@@ -165,7 +163,7 @@ def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_pa
         saved_tokenizers(tmp_path / "other", None, tokenizers[::-1], lowercase=False)
 
 
-def test_transcripts_are_trained_on_beside_the_text(parallel_text, tmp_path, untrained, capsys):
+def test_transcripts_are_added_to_the_training_data(parallel_text, tmp_path, untrained, capsys):
     x = small(tmp_path / "run", parallel_text, transcripts=True, corpus=brief(parallel_text))
     untrained(run, x)
     n = len((parallel_text / "valid.en").read_text().splitlines())
@@ -173,7 +171,7 @@ def test_transcripts_are_trained_on_beside_the_text(parallel_text, tmp_path, unt
     assert load_run(x.run).experiment["transcripts"]
 
 
-def test_a_corpus_that_memory_need_not_hold_is_read_in_pools(parallel_text, tmp_path, monkeypatch, untrained, capsys):
+def test_large_corpora_are_read_in_pools(parallel_text, tmp_path, monkeypatch, untrained, capsys):
     for name in ("parallel_text", "text_batches"):
         monkeypatch.setattr(f"transduce.data.{name}.POOL", 60)
     x = small(tmp_path / "run", parallel_text, cache=tmp_path / "cache", corpus=brief(parallel_text, "train"))
@@ -184,10 +182,10 @@ def test_a_corpus_that_memory_need_not_hold_is_read_in_pools(parallel_text, tmp_
     untrained(run, replace(x, run=tmp_path / "other"))
 
 
-def test_a_run_that_starts_from_another_one_has_its_weights_and_tokenizer(
+def test_start_from_copies_weights_and_tokenizer(
     translation_run, parallel_text, tmp_path, monkeypatch, untrained, capsys
 ):
-    monkeypatch.setattr(SentencePieceTokenizer, "train", no_tokenizer)
+    monkeypatch.setattr(SentencePieceTokenizer, "train", fail_on_tokenizer_training)
     source = translation_run.run
     x = small(tmp_path / "tuned", parallel_text, start_from=source, corpus=brief(parallel_text))
     trainer = untrained(run, replace(x, training=replace(x.training, freeze=("encoder", "target_input"))))
@@ -201,7 +199,7 @@ def test_a_run_that_starts_from_another_one_has_its_weights_and_tokenizer(
     assert trainer.pretrained
 
 
-def test_a_tokenizer_of_a_file_keeps_vectors_of_another_run(
+def test_given_tokenizer_keeps_matching_embeddings_of_start_from(
     translation_run, parallel_text, tmp_path, untrained, capsys
 ):
     """Unigram with T5's special ids; the same command goes on without the file, and symbols are pieces."""
@@ -221,9 +219,7 @@ def test_a_tokenizer_of_a_file_keeps_vectors_of_another_run(
 
 
 @pytest.mark.parametrize("kinds", [("unigram",), ("bpe", "sentencepiece")])
-def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(
-    translation_run, parallel_text, tmp_path, kinds, untrained, capsys
-):
+def test_tokenizers_json_instead_of_sentencepiece(translation_run, parallel_text, tmp_path, kinds, untrained, capsys):
     """Its ids are what the model reads and writes, whatever its special tokens are, and it lies in the run directory.
 
     A greedy search with the library itself says what the translation is.
@@ -266,7 +262,7 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(
         torch.testing.assert_close(score.log_probs, -cross_entropy(logits, wanted, reduction="none"))
 
 
-def test_two_passes_of_a_batch_may_be_compared(parallel_text, tmp_path, untrained):
+def test_consistency_loss_is_added(parallel_text, tmp_path, untrained):
     """Dropout makes their predictions differ."""
     x = small(tmp_path / "run", parallel_text, corpus=brief(parallel_text))
     parts = loss_parts(untrained(run, replace(x, training=replace(x.training, consistency=2.0))))
@@ -274,7 +270,7 @@ def test_two_passes_of_a_batch_may_be_compared(parallel_text, tmp_path, untraine
     assert parts["loss"] == pytest.approx(parts["cross_entropy"] + 2 * parts["consistency"], rel=1e-4)
 
 
-def test_another_run_teaches(translation_run, parallel_text, tmp_path, untrained):
+def test_distillation_from_another_run(translation_run, parallel_text, tmp_path, untrained):
     """A run of other tokens is refused, and so is what is no run."""
     teacher, tokens = translation_run.run, (translation_run.run / "tokenizer.model",)
     x = small(tmp_path / "run", parallel_text, tokenizer=tokens, corpus=brief(parallel_text))
@@ -304,14 +300,14 @@ def test_another_run_teaches(translation_run, parallel_text, tmp_path, untrained
         ({"timestamps": True}, "timestamps need timestamp tokens"),
     ],
 )
-def test_a_search_that_cannot_be_is_refused_before_the_training(parallel_text, tmp_path, decoding, message):
+def test_invalid_search_settings_are_refused_before_training(parallel_text, tmp_path, decoding, message):
     x = small(tmp_path / "run", parallel_text, corpus=brief(parallel_text))
     with pytest.raises(ValueError, match=message):
         run(replace(x, decoding=replace(x.decoding, **decoding)))
     assert not x.run.exists()
 
 
-def test_another_measure_decides(parallel_text, tmp_path, untrained):
+def test_validate_by_another_measure(parallel_text, tmp_path, untrained):
     """Of the validation data, as is the loss."""
     x = small(tmp_path / "run", parallel_text, validate_by="chrf", corpus=brief(parallel_text))
     got = untrained(run, replace(x, training=replace(x.training, precision="fp32"))).validation()
@@ -325,7 +321,7 @@ def test_another_measure_decides(parallel_text, tmp_path, untrained):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_describes_a_model_that_can_be_built(name):
+def test_every_setting_builds_a_model(name):
     config = with_vocabularies(SETTINGS[name][1].model, 300, 320, joint=False)
     assert config.tie == "output"
     with torch.device("meta"):

@@ -20,7 +20,7 @@ def newest(directory):
     return load_file(max(directory.glob("checkpoints/*")) / "model.safetensors")
 
 
-def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(parallel_text, tmp_path, monkeypatch):
+def test_training_from_pools_resumes_bitwise(parallel_text, tmp_path, monkeypatch):
     """Pools of sixty pairs; the power goes in the second one, and nobody reads the text again."""
     for name in ("parallel_text", "text_batches"):
         monkeypatch.setattr(f"transduce.data.{name}.POOL", 60)
@@ -49,7 +49,7 @@ def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(para
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_run_starts_from_another_one(translation_run, parallel_text, tmp_path):
+def test_start_from_keeps_frozen_weights_and_the_source_run(translation_run, parallel_text, tmp_path):
     """What is frozen stays, the rest goes on, and the source is left alone."""
     source = translation_run.run
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
@@ -62,7 +62,7 @@ def test_a_run_starts_from_another_one(translation_run, parallel_text, tmp_path)
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
 
 
-def test_low_rank_changes_are_merged_into_the_finished_model(translation_run, parallel_text, tmp_path, capsys):
+def test_lora_is_merged_into_the_finished_model(translation_run, parallel_text, tmp_path, capsys):
     """It loads like any other; the same command again finds it finished, and a third run starts from it."""
     source = translation_run.run
     x = small(tmp_path / "tuned", parallel_text, start_from=source)

@@ -32,9 +32,7 @@ def masked(directory):
     ],
     ids=["translation", "speech", "language", "masked"],
 )
-def test_a_card_has_the_hubs_header_and_says_of_every_kind_of_run_what_describe_says(
-    tmp_path, make, task, command, capsys
-):
+def test_model_card_has_the_hub_header_and_all_of_describe(tmp_path, make, task, command, capsys):
     run = make(tmp_path / "run")
     plain = json.loads((run / "config.json").read_text())
     corpus = {"data": "/home/anna/texts", "source": "no", "target": "de", "train": ["/home/anna/a.txt"], "valid": ""}
@@ -66,7 +64,7 @@ def test_a_card_has_the_hubs_header_and_says_of_every_kind_of_run_what_describe_
     )
 
 
-def test_a_card_follows_the_scores_until_somebody_changes_it(tmp_path):
+def test_model_card_is_updated_until_edited_by_hand(tmp_path):
     run = random_run(tmp_path / "run", model=LITTLE)
     assert "None were measured." in write_card(run).read_text()
     (run / "validation.json").write_text('{"loss": 1.25}')

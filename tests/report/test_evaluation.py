@@ -52,7 +52,7 @@ def recordings(tmp_path_factory):
     ],
     ids=["beam", "ctc", "greedy", "greedy and ctc"],
 )
-def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypatch, capsys, decoding, searches):
+def test_every_search_runs_once_and_reads_the_audio(run, recordings, monkeypatch, capsys, decoding, searches):
     opened, made, read, search = [], [], sounds.audio_blocks, td.Transcriber._search
     monkeypatch.setattr(
         sounds, "audio_blocks", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
@@ -90,7 +90,7 @@ def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypa
     assert all(f"\n{r.id}: " in errors for r, output in zip(spoken, outputs, strict=True) if r.text != output)
 
 
-def test_samples_are_not_called_those_of_a_beam(run, recordings):
+def test_sampled_outputs_are_named_sampled(run, recordings):
     sampled = replace(PLAIN, n_best=1, sample=True)
     scores = speech_report(run, recordings[:2], sampled, "cpu")
     assert set(scores) == {f"{measure}.{name}" for measure in ("wer", "cer") for name in ("greedy", "sampled")}
@@ -98,7 +98,7 @@ def test_samples_are_not_called_those_of_a_beam(run, recordings):
     assert (run / "test.sampled.txt").read_text() == "".join(line + "\n" for line in outputs)
 
 
-def test_a_canary_has_scores_beside_those_of_the_test_whose_files_stay_as_they_were(run, recordings, capsys):
+def test_canary_scores_do_not_change_the_test_files(run, recordings, capsys):
     test, canary = [recordings[i] for i in (0, 2)], [recordings[i] for i in (1, 3)]
     files = [run / name for name in ("test.greedy.txt", "test.beam3.txt", "test.errors.txt")]
     alone = speech_report(run, test, PLAIN, "cpu"), [path.read_text() for path in files]
@@ -111,7 +111,7 @@ def test_a_canary_has_scores_beside_those_of_the_test_whose_files_stay_as_they_w
     assert "  canary: WER " in capsys.readouterr().out
 
 
-def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch, capsys):
+def test_search_time_includes_reading_the_audio(run, recordings, monkeypatch, capsys):
     """Seven seconds of greedy search, six of the beam's."""
     clock = iter([0.0, 7.0, 7.0, 13.0])
     monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -124,7 +124,7 @@ def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch,
     ]
 
 
-def test_no_more_features_are_in_memory_than_a_chunk_has(run, recordings, monkeypatch):
+def test_features_in_memory_are_bounded_by_chunks(run, recordings, monkeypatch):
     """However many recordings are tested: the chunk that is searched, and what completes the next one."""
     features, alive, search = [], [], td.Transcriber._search
 
@@ -143,7 +143,7 @@ def test_no_more_features_are_in_memory_than_a_chunk_has(run, recordings, monkey
     assert len(features) == 40 and len(alive) == 20 and max(alive) <= 4
 
 
-def test_the_errors_of_translations_are_the_worst_lines_by_sacrebleu_first(run, capsys):
+def test_translation_errors_are_sorted_by_sentence_chrf(run, capsys):
     rng = random.Random(1)
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "no", "dog"]
     pairs = [(f"source {i}", " ".join(rng.choices(words, k=6))) for i in range(30)]

@@ -52,7 +52,7 @@ class Reader(HTMLParser):
             self.cells[-1] += data
 
 
-def filled(run):
+def write_full_run(run):
     """A run with all that a training leaves to show, where every text would do harm if it were obeyed."""
     losses = {50: 4.25, 100: 2.5, 150: None, 200: 1.125}
     lines = [{"update": u, "epoch": 0, "kind": "train", "seconds": u / 8, "loss": x} for u, x in losses.items()]
@@ -90,7 +90,7 @@ def filled(run):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return filled(random_speech_run(tmp_path_factory.mktemp("page") / "a <b> & c"))
+    return write_full_run(random_speech_run(tmp_path_factory.mktemp("page") / "a <b> & c"))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_every_score_sample_error_and_field_is_on_the_page(run, read):
     assert "/home" not in read.text
 
 
-def test_the_page_stands_alone_and_obeys_nothing(read):
+def test_page_is_self_contained_and_runs_no_scripts(read):
     names = {name for name, _ in read.tags}
     assert not read.open and not names & {"script", "link", "iframe", "object", "base", "form", "a"}
     attributes = [(key, value or "") for _, got in read.tags for key, value in got.items()]
@@ -135,7 +135,7 @@ def test_the_picture_is_that_of_the_last_validation(run, read):
     assert b64decode(picture.partition(",")[2]) == (run / "samples" / "00000200.attention.png").read_bytes()
 
 
-def test_the_points_of_the_curves_are_those_of_the_metrics_by_the_scale_beside_them(run):
+def test_plotted_points_equal_the_metrics(run):
     """Two labels of an axis give its scale; whatever is drawn, read by it, is a number of metrics.jsonl."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:-1]]
     charts = {}
@@ -171,7 +171,7 @@ def test_the_points_of_the_curves_are_those_of_the_metrics_by_the_scale_beside_t
                 assert got == pytest.approx(point, rel=2e-3, abs=2e-3)
 
 
-def test_a_page_is_below_a_megabyte_however_much_there_is(tmp_path):
+def test_page_stays_below_a_megabyte(tmp_path):
     run = random_run(tmp_path / "run", model=LITTLE)
     values = [math.sin(i) * 10.0 ** (i % 30) for i in range(3_000)]
     lines = [{"update": i, "kind": "train", "loss": x} for i, x in enumerate(values)]
@@ -190,15 +190,15 @@ def test_a_page_is_below_a_megabyte_however_much_there_is(tmp_path):
     assert "update 0 c" in text and "update 59 c" in text
 
 
-def test_a_run_of_which_nothing_is_known_yet_has_a_page_too(tmp_path):
+def test_page_of_a_run_without_metrics(tmp_path):
     run = random_run(tmp_path / "run", model=LITTLE)
     read = Reader(page(run))
     assert not {name for name, _ in read.tags} & {"img", "table"} and "model.d_model" in read.text
 
 
-def test_reports_differ_by_the_clock_alone(tmp_path):
+def test_fault_comparison_ignores_only_times_in_reports(tmp_path):
     """What scripts/ops/faults.py compares of two trainings does not see the time, and sees everything else."""
-    runs = [filled(random_run(tmp_path / "a" / "run", model=LITTLE)), tmp_path / "b" / "run"]
+    runs = [write_full_run(random_run(tmp_path / "a" / "run", model=LITTLE)), tmp_path / "b" / "run"]
     (runs[0] / "test.json").unlink()  # a list, as the trainings of the comparison have none
     shutil.copytree(runs[0], runs[1])
     for i, run in enumerate(runs):

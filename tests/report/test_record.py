@@ -23,7 +23,7 @@ def write(folder, **files: str) -> None:
     "text", ["", "\udcff", "[1]", '{"update": 1}', "null", "[" * 5000, '{"update": 1e999}', "\0\t\t\t\t"]
 )
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples/00000005.tsv", "test.json"])
-def test_what_is_damaged_is_left_out_and_the_rest_is_told(tmp_path, name, text):
+def test_damaged_files_are_skipped_and_the_rest_is_read(tmp_path, name, text):
     write(tmp_path, **{name: text})
     got = record(tmp_path)
     assert ([each.validation for each in got.curves] == [[(5, 2.0)]]) == (name != "metrics.jsonl")
@@ -31,7 +31,7 @@ def test_what_is_damaged_is_left_out_and_the_rest_is_told(tmp_path, name, text):
     assert (got.scores.get("test") == [HeldOutScore(**SCORE)]) == (name != "test.json")
 
 
-def test_values_that_json_lacks_are_left_out(tmp_path):
+def test_non_finite_and_non_numeric_values_are_left_out(tmp_path):
     lines = '{"update": 5, "kind": "train", "loss": NaN}\n{"update": "x", "kind": "train", "loss": 1}\n'
     lines += '{"update": 7, "kind": "train", "loss": 3}\n{"update": 8, "kind": "train", "loss": "1"}\n'
     lines += f'{{"update": 9, "kind": "train", "loss": {10**400}}}\n'
@@ -41,7 +41,7 @@ def test_values_that_json_lacks_are_left_out(tmp_path):
     assert [(each.measure, each.value) for each in got.scores["validation"]] == [("loss", 1.5)]
 
 
-def test_the_curves_of_training_and_validation_are_of_one_loss(tmp_path):
+def test_training_curve_is_the_cross_entropy(tmp_path):
     """Cross-entropy; CTC and divergences, of which a training minimizes the sum, are in no validation."""
     lines = '{"update": 4, "kind": "train", "loss": 20.5, "cross_entropy": 3.5, "ctc": 37.5}\n'
     write(tmp_path, **{"metrics.jsonl": lines + '{"update": 5, "kind": "valid", "loss": 3.0}\n'})
@@ -49,7 +49,7 @@ def test_the_curves_of_training_and_validation_are_of_one_loss(tmp_path):
     assert (curve.name, curve.training, curve.validation) == ("loss", [(4, 3.5)], [(5, 3.0)])
 
 
-def test_an_empty_directory_has_none(tmp_path):
+def test_empty_directory_has_an_empty_record(tmp_path):
     assert record(tmp_path) == Record("", [], [], {})
 
 
@@ -64,7 +64,7 @@ def test_a_long_training_is_thinned(tmp_path):
 
 
 @pytest.mark.parametrize(("n", "most"), [(0, 3), (3, 3), (4, 3), (100, 7)])
-def test_steps_are_equal(n, most):
+def test_spread_has_equal_steps(n, most):
     got = spread(range(n), most)
     steps = [b - a for a, b in pairwise(got)]
     assert len(got) == min(n, most) and got[:1] + got[-1:] == [0, n - 1][: 2 * bool(n)]

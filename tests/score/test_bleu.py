@@ -129,7 +129,7 @@ def test_case_counts_unless_lowercase(measure):
     [(bleu, "bleu", "--lowercase"), (chrf, "chrf", "--chrf-lowercase"), (ter, "ter", "--ter-case-sensitive")],
     ids=["bleu", "chrf", "ter"],
 )
-def test_score_interval_and_signature_are_those_of_the_sacrebleu_command(
+def test_score_interval_and_signature_equal_those_of_sacrebleu(
     tmp_path, monkeypatch, sacrebleu_command, references, measure, name, switch, lowercase
 ):
     hypotheses = [line.replace("a", "A") for line in system(references, 0.2, seed=1)]
@@ -172,7 +172,7 @@ def test_a_score_prints_value_interval_and_signature():
 
 
 @pytest.mark.parametrize("measure", [bleu, chrf, ter])
-def test_comparison_tells_equal_systems_from_a_worse_one(measure, references):
+def test_comparison_distinguishes_equal_and_worse_systems(measure, references):
     good, bad = system(references, 0.1, seed=4), system(references, 0.3, seed=5)
     same = measure.compare(good, good, references)
     assert (same.difference, same.p_value) == (0, 1)
@@ -182,7 +182,7 @@ def test_comparison_tells_equal_systems_from_a_worse_one(measure, references):
     assert (worse.system, worse.other) == (measure(bad, references), measure(good, references))
 
 
-def test_comparison_finds_nothing_between_two_draws_of_one_system(references):
+def test_comparison_of_equally_good_systems_is_not_significant(references):
     """The same noise spoils either half of the lines, so neither system is better."""
     spoiled, half = system(references, 0.2, seed=6), len(references) // 2
     first, second = spoiled[:half] + references[half:], references[:half] + spoiled[half:]
@@ -202,7 +202,7 @@ def test_comparison_finds_nothing_between_two_draws_of_one_system(references):
         (["a"], ["a"], "references is one string, 'a'"),
     ],
 )
-def test_lines_that_cannot_belong_together_are_refused(hypotheses, references, message):
+def test_mismatched_or_empty_lines_are_refused(hypotheses, references, message):
     for measure in (bleu, chrf, ter):
         with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
             measure(hypotheses, *references)

@@ -62,14 +62,14 @@ def test_the_score_is_the_mean_judgement_times_100(judge):
     assert data[2] == {"src": "d e f", "mt": "u", "ref": "u v w"} and how["progress_bar"] is False
 
 
-def test_a_validation_in_bf16_judges_in_float32(judge, monkeypatch):
+def test_comet_computes_in_float32_under_autocast(judge, monkeypatch):
     monkeypatch.setattr("transduce.device.default_device", lambda: "cpu")
     with torch.autocast("cpu", torch.bfloat16):
         comet.with_sources(SOURCES)(REFERENCES, REFERENCES, resamples=0)
     assert judge.dtype == torch.float32
 
 
-def test_the_interval_holds_the_means_of_most_draws(judge):
+def test_interval_equals_the_quantiles_of_all_draws(judge):
     """All 4^4 draws of four lines, instead of a thousand random ones."""
     score = comet.with_sources(SOURCES)(["x y", "", "u", "q"], REFERENCES, resamples=4000)
     judged = np.array([100.0, 0.0, 25.0, 100.0])
@@ -85,7 +85,7 @@ def test_two_systems_are_compared_on_the_same_draws(judge):
     assert measure.compare(right, right, right, resamples=200).p_value == 1.0
 
 
-def test_what_is_missing_is_told(judge, monkeypatch):
+def test_missing_sources_and_library_are_errors(judge, monkeypatch):
     with pytest.raises(ValueError, match="the sources are sound"):
         comet.with_sources(None)
     with pytest.raises(ValueError, match="sources has none"):
@@ -96,7 +96,7 @@ def test_what_is_missing_is_told(judge, monkeypatch):
     assert str(error.value) == MISSING
 
 
-def test_it_decides_which_checkpoint_is_best(judge, tmp_path, monkeypatch):
+def test_validation_by_comet(judge, tmp_path, monkeypatch):
     """With the held-out sources."""
     monkeypatch.setattr(validation, "held_out_loss", lambda model, batches: 2.0)
     monkeypatch.setattr(td.Translator, "__call__", lambda self, lines, how: ["x y", "", "u", "q"])

@@ -24,7 +24,7 @@ WRITTEN = [
 
 
 @pytest.mark.long
-def test_words_are_those_of_transformers(tmp_path, capsys):
+def test_normalization_equals_that_of_transformers(tmp_path, capsys):
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
     spelling = json.loads(files("whisper_normalizer").joinpath("normalizers/english.json").read_text())
@@ -39,13 +39,13 @@ def test_words_are_those_of_transformers(tmp_path, capsys):
     assert "|norm:whisper-en-" in printed
 
 
-def test_text_is_normalized_in_one_way(tmp_path, capsys):
+def test_normalize_and_english_exclude_each_other(tmp_path, capsys):
     (tmp_path / "a").write_text("one\n")
     assert main(["score", "wer", *[str(tmp_path / "a")] * 2, "--english", "--normalize"]) == 2
     assert "normalize=True and english=True" in capsys.readouterr().err
 
 
-def test_the_library_is_named_where_it_is_missing(monkeypatch):
+def test_missing_library_is_named(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "whisper_normalizer.english", None)
     with pytest.raises(ValueError, match="pip install whisper-normalizer"):

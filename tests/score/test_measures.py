@@ -23,7 +23,7 @@ THEIRS = {
 }
 
 
-def test_every_measure_is_that_of_its_library():
+def test_every_measure_equals_that_of_its_library():
     assert set(MEASURES) == {*THEIRS, "comet"}  # test_comet.py has that one
     for name, theirs in THEIRS.items():
         measure = get_measure(name)
@@ -33,7 +33,7 @@ def test_every_measure_is_that_of_its_library():
         assert (measure.name, measure.title.split(",")[0]) == (name, score.name)
 
 
-def test_the_better_system_is_the_higher_or_the_lower_one():
+def test_higher_is_better_matches_comparisons():
     for measure in (get_measure(name) for name in THEIRS):
         got = measure.compare(REFERENCES, HYPOTHESES, REFERENCES)
         assert got.difference != 0 and (got.difference > 0) == measure.higher_is_better

@@ -11,7 +11,7 @@ from transduce.score.score import p_value, resampled_sums
 from transduce.score.wer import wer
 
 
-def test_it_is_that_of_sacrebleu():
+def test_p_value_equals_that_of_sacrebleu():
     rng = np.random.default_rng(1)
     for difference, spread in ((0.3, 1.0), (-2.0, 1.0), (0.01, 0.2)):
         leads = rng.normal(difference, spread, size=200)
@@ -24,7 +24,7 @@ def test_two_equal_systems_do_not_differ():
 
 
 @pytest.mark.parametrize("measure", [bleu, wer])
-def test_measures_take_it_of_their_scores_on_the_same_draws(measure):
+def test_measures_compute_p_values_from_shared_draws(measure):
     """Worked out from scores of drawn lists of lines."""
     rng = random.Random(2)
     references = [" ".join(rng.choices("abcdef", k=9)) for _ in range(25)]

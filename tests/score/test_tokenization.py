@@ -20,14 +20,14 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_script_of_the_references_decides(monkeypatch, name):
+def test_script_of_the_references_selects_the_tokenization(monkeypatch, name):
     monkeypatch.setattr("transduce.score.measures.find_spec", lambda module: module)
     assert all(tokenization([text]) == name for text in TEXTS[name]) and tokenization(TEXTS[name]) == name
     assert tokenization([*TEXTS[name], *TEXTS["13a"] * 5]) == "13a", "the majority of the letters"
 
 
 @pytest.mark.parametrize("name", ["zh", "char", "13a", "ja-mecab", "ko-mecab"])
-def test_scores_are_those_of_sacrebleu_with_that_tokenization(name):
+def test_scores_equal_sacrebleu_with_that_tokenization(name):
     references = TEXTS[name]
     hypotheses = [text[:2] + text[3:] for text in references]
     score = bleu(hypotheses, references, resamples=0)
@@ -38,7 +38,7 @@ def test_scores_are_those_of_sacrebleu_with_that_tokenization(name):
 
 
 @pytest.mark.parametrize("name", ["ja-mecab", "ko-mecab"])
-def test_without_the_library_characters_are_counted_and_the_library_is_named_where_it_was_asked_for(monkeypatch, name):
+def test_missing_tokenizer_library_falls_back_to_characters(monkeypatch, name):
     monkeypatch.setattr("transduce.score.measures.find_spec", lambda module: None)
     (value, _, signature) = (score := bleu(TEXTS[name], TEXTS[name], resamples=0)).value, score.n, score.signature
     assert value == pytest.approx(100) and "|tok:char|" in signature
@@ -57,7 +57,7 @@ def test_the_command_takes_a_tokenization(tmp_path, capsys):
         assert printed.startswith(f"BLEU {want:.2f} ") and f"|tok:{name}|" in printed
 
 
-def test_references_that_are_too_short_are_warned_of(caplog):
+def test_too_short_references_cause_a_warning(caplog):
     assert bleu(["good morning all"], ["good morning all"], resamples=0).value == 0
     (record,) = caplog.records
     assert "no reference has that many (tok:13a)" in record.getMessage()
@@ -66,7 +66,7 @@ def test_references_that_are_too_short_are_warned_of(caplog):
     assert not caplog.records
 
 
-def test_chrf_with_words_is_that_of_sacrebleu(tmp_path, capsys):
+def test_chrf_with_words_equals_that_of_sacrebleu(tmp_path, capsys):
     hypotheses, references = ["The cat sat on a mat.", "Yes"], ["The cat sat on the mat.", "Yes, it did."]
     want = sacrebleu.corpus_chrf(hypotheses, [references], word_order=2)
     score = chrf_words(hypotheses, references, resamples=0)

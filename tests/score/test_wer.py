@@ -53,7 +53,7 @@ def spoiled(lines, rate, seed):
     ("measure", "split"), [(wer, str.split), (cer, list), (per, str.split)], ids=["wer", "cer", "per"]
 )
 @pytest.mark.parametrize("seed", range(5))
-def test_rate_and_counts_are_levenshtein_s(measure, split, seed):
+def test_rates_and_counts_equal_levenshtein(measure, split, seed):
     references, hypotheses = random_lines(seed), random_lines(seed + 100)
     edits = [distance(split(h), split(r)) for h, r in zip(hypotheses, references, strict=True)]
     n_reference, n_hypothesis = (sum(len(split(line)) for line in lines) for lines in (references, hypotheses))
@@ -66,7 +66,7 @@ def test_rate_and_counts_are_levenshtein_s(measure, split, seed):
     assert [errors.total for errors in rate.utterances] == edits
 
 
-def test_every_pair_of_short_lines_takes_the_fewest_edits():
+def test_short_lines_take_the_fewest_edits():
     lines = [""]
     for length in (1, 2, 3):
         lines += [" ".join(format(i, f"0{length}b")) for i in range(2**length)]
@@ -94,7 +94,7 @@ def test_cases_counted_by_hand(reference, hypothesis, errors):
     assert wer([hypothesis, "a"], [reference, "a"], resamples=0).utterances == [errors, Errors(hits=1)]
 
 
-def test_characters_are_counted_by_hand_and_a_space_is_one():
+def test_spaces_count_as_characters():
     assert cer(["ab  c"], [" a bc "], resamples=0).errors == Errors(insertions=1, deletions=1, hits=3)
     kitten = cer(["sitting"], ["kitten"], resamples=0)
     assert (kitten.errors, kitten.value) == (Errors(substitutions=2, insertions=1, hits=4), 50.0)
@@ -102,7 +102,7 @@ def test_characters_are_counted_by_hand_and_a_space_is_one():
     assert cer(["ab"], ["a b"], resamples=0).value == pytest.approx(100 / 3)
 
 
-def test_phones_are_what_white_space_separates_and_the_signature_says_so():
+def test_phones_are_separated_by_white_space():
     rate = per(["DH AH0 K AE1 T"], ["DH AH0  K AA1 R T"], resamples=0)  # AA1 R became AE1
     assert (rate.errors, rate.name) == (Errors(substitutions=1, deletions=1, hits=4), "PER")
     assert rate.value == pytest.approx(100 * 2 / 6)
@@ -116,7 +116,7 @@ def test_blank_lines_count_as_deletions_and_insertions():
     assert (rate.value, rate.n_right, rate.n) == (100.0, 2, 4)
 
 
-def test_white_space_of_every_kind_separates_words_once():
+def test_any_white_space_separates_words():
     assert wer(["a  b\tc\u3000d\u2028e "], ["a b c d e"], resamples=0).value == 0
     assert cer(["a \t b"], ["a b"], resamples=0).value == 0
 
@@ -140,7 +140,7 @@ def test_white_space_of_every_kind_separates_words_once():
         ("?!", ""),
     ],
 )
-def test_normalization_keeps_what_can_be_heard(text, want):
+def test_normalization_of_punctuation_case_and_unicode(text, want):
     assert normalized(text) == want
 
 
@@ -159,7 +159,7 @@ def test_normalization_keeps_what_can_be_heard(text, want):
         ("", False),
     ],
 )
-def test_a_rate_by_words_of_text_without_spaces_is_warned_of(line, warned, caplog):
+def test_word_rates_of_text_without_spaces_cause_a_warning(line, warned, caplog):
     for measure in ("wer", "ter", "cer", "bleu"):
         warn_without_words(measure, [line])
     assert ("WER counts words between spaces" in caplog.text, "--validate-by cer" in caplog.text) == (warned, warned)
@@ -167,7 +167,7 @@ def test_a_rate_by_words_of_text_without_spaces_is_warned_of(line, warned, caplo
     assert len(caplog.records) == 2 * warned
 
 
-def test_normalizing_twice_is_normalizing_once_for_every_letter():
+def test_normalization_is_idempotent():
     """Of the Basic Multilingual Plane, without the great blocks of ideographs and Hangul, and without surrogates."""
     letters = map(chr, [*range(0x3400), *range(0xA000, 0xAC00), *range(0xF900, 0x10000)])
     once = {normalized(f"a{letter}b {letter}") for letter in letters}
@@ -184,7 +184,7 @@ def test_normalize_acts_on_both_sides_and_is_in_the_signature():
     assert re.fullmatch(r"case:mixed\|norm:no\|unit:char\|space:yes\|jiwer:[\d.]+", plain.signature)
 
 
-def test_a_rate_prints_as_every_score():
+def test_rates_print_like_other_scores():
     rate = wer(["a x"], ["a b"], resamples=0)
     assert isinstance(rate, Score)
     assert str(rate) == f"WER 50.00 {rate.signature}"
@@ -213,7 +213,7 @@ def test_the_interval_is_the_bootstrap_written_out():
     assert rate.high == pytest.approx(percentile(rates, 0.975), abs=1e-9)
 
 
-def test_the_interval_has_the_width_that_statistics_expects_and_narrows_with_more_lines():
+def test_interval_has_the_binomial_width():
     references = random_lines(23, n=401)
     hypotheses = spoiled(references, 0.2, seed=24)
     few, many = wer(hypotheses[:101], references[:101]), wer(hypotheses, references)
@@ -230,7 +230,7 @@ def test_draws_without_a_word_in_the_reference_are_left_out():
     assert (rate.value, rate.low, rate.high) == (100.0, 50.0, 100.0)
 
 
-def test_interval_and_p_value_are_those_of_sacrebleu_where_errors_are_substitutions():
+def test_interval_and_p_value_equal_sacrebleu_for_substitutions():
     """There TER is WER: no shift can help, for the spoiled words stand nowhere in the reference."""
     references = [line for line in random_lines(31, n=131) if line]
     first, second = spoiled(references, 0.20, seed=32), spoiled(references, 0.30, seed=33)
@@ -247,7 +247,7 @@ def test_interval_and_p_value_are_those_of_sacrebleu_where_errors_are_substituti
     assert wer.compare(second, first, references).p_value == ours.p_value
 
 
-def test_comparison_tells_equal_systems_from_a_better_one():
+def test_comparison_distinguishes_equal_and_better_systems():
     references = random_lines(41, n=101)
     good, bad = (spoiled(references, rate, seed=42) for rate in (0.1, 0.3))
     same, better, worse = (wer.compare(*pair, references) for pair in ((good, good), (good, bad), (bad, good)))
@@ -257,21 +257,21 @@ def test_comparison_tells_equal_systems_from_a_better_one():
     assert (better.system.value, better.other.value) == (wer(good, references).value, wer(bad, references).value)
 
 
-def test_comparison_finds_nothing_between_two_draws_of_one_system():
+def test_comparison_of_equally_good_systems_is_not_significant():
     references = random_lines(43, n=200)
     noisy = spoiled(references, 0.2, seed=44)
     first, second = noisy[:100] + references[100:], references[:100] + noisy[100:]
     assert wer.compare(first, second, references).p_value > 0.05
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_invalid_comparisons_are_refused():
     with pytest.raises(ValueError, match="resamples=10"):
         wer.compare(["a"], ["a"], ["a"], resamples=10)
     with pytest.raises(ValueError, match="hypotheses has 1 and other has 2"):
         wer.compare(["a"], ["a", "b"], ["a"])
 
 
-def test_groups_add_up_to_the_whole_and_the_worst_stands_first():
+def test_group_table_is_sorted_and_adds_up():
     rate = wer(["a", "x y", "", "uh", "d e"], ["a", "b c", "c", "", "d e f g"], resamples=0)
     table = rate.table("speaker", ["ann", "bob", "ann", "silence", "eve"])
     assert [line.split() for line in table.splitlines()] == [
@@ -316,7 +316,7 @@ there = 1x
 """
 
 
-def test_a_report_is_what_one_would_write_by_hand():
+def test_report_equals_one_written_by_hand():
     hypotheses = ["my cart sat", "right", "uh", "a cart is a cat"]
     references = ["my cat sat there", "right", "", "a cat is a cat"]
     report = wer(hypotheses, references, resamples=0).report(["first", "second", "third", "fourth"])
@@ -325,7 +325,7 @@ def test_a_report_is_what_one_would_write_by_hand():
 
 
 @pytest.mark.parametrize("unit", ["word", "char"])
-def test_a_report_has_jiwer_s_lines_of_every_utterance_and_jiwer_s_frequent_errors(unit):
+def test_report_has_the_alignments_and_error_counts_of_jiwer(unit):
     references, hypotheses = random_lines(51, n=17, longest=40), random_lines(52, n=17, longest=40)
     rate = {"word": wer, "char": cer}[unit](hypotheses, references, resamples=0)
     process = {"word": jiwer.process_words, "char": jiwer.process_characters}[unit]
@@ -358,7 +358,7 @@ def test_a_report_of_characters_shows_spaces():
         (["a"], ["a"], 10, "resamples=10"),
     ],
 )
-def test_lines_that_cannot_be_scored_are_refused(hypotheses, references, resamples, message):
+def test_mismatched_or_empty_lines_are_refused(hypotheses, references, resamples, message):
     for measure in (wer, cer):
         with pytest.raises(ValueError, match=re.escape(message)):
             measure(hypotheses, references, resamples=resamples)

@@ -58,7 +58,7 @@ def gpu(tmp_path):
         (["--device"], "--device must be followed by cpu, cuda or cuda:N"),
     ],
 )
-def test_a_wrong_word_is_refused_before_anything_is_made(tmp_path, gpu, words, message):
+def test_wrong_arguments_are_refused_before_any_work(tmp_path, gpu, words, message):
     status, printed, commands = gpu(*words)
     assert status == 2 and printed.startswith("transduce: ") and printed.endswith(f"{message}\n") and not commands
     assert not (tmp_path / "runs").exists()
@@ -72,7 +72,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path, gpu):
     )
 
 
-def test_rows_say_which_commit_trained(gpu):
+def test_rows_name_the_commits_that_trained(gpu):
     words = "--device", "cpu", "--tiny", "shakespeare"
     _, printed, (command,) = gpu(*words)
     assert f"\ncommand  python {command}\n" in printed and " --training.seed 1 " in command
@@ -91,7 +91,7 @@ def test_a_part_stops_where_a_command_fails(gpu):
     ]  # fmt: skip
 
 
-def test_on_a_gpu_the_compiled_training_is_timed_too(gpu):
+def test_compiled_training_is_timed_on_a_gpu(gpu):
     *_, text, sound = gpu("training_speed")[2]
     assert text == "scripts/bench training --device cuda --compile"
     assert sound == "scripts/bench speech_training --device cuda"
@@ -107,7 +107,7 @@ def test_speeds_are_shown_as_the_benchmarks_print_them(gpu, capsys):
     assert printed.count(row) == len(commands) == 1
 
 
-def test_a_package_that_is_not_installed_has_its_version(tmp_path, gpu):
+def test_uninstalled_package_has_its_version(tmp_path, gpu):
     gpu("--device", "cpu", "training_speed")
     (got,) = metadata.distributions(path=[str(tmp_path / "runs" / "package")])
     assert (got.metadata["Name"], got.version) == ("transduce", metadata.version("transduce"))

@@ -24,6 +24,6 @@ def test_every_figure_is_listed_with_its_command():
         assert line.endswith(f"  {figure.command}")
 
 
-def test_another_name_is_refused():
+def test_unknown_figure_is_refused():
     done = reproduce("commandz")
     assert done.returncode == 2 and "'commandz'" in done.stderr

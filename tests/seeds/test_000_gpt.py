@@ -81,6 +81,6 @@ def test_1_logits_loss_and_gradients_are_those_of_the_80_lines(direction, dtype,
             torch.testing.assert_close(parameter.grad, gradients[names(LAYERS)[name]].grad, rtol=0, atol=within)
 
 
-def test_1_as_many_parameters():
+def test_1_same_number_of_parameters():
     """Seed 000, chapter 1: no weight more, and none less."""
     assert sum(p.numel() for p in ours().parameters()) == sum(p.numel() for p in reference().parameters())

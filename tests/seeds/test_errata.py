@@ -45,7 +45,7 @@ def test_003_a_residual_may_weaken_a_gradient():
     torch.testing.assert_close(slope, torch.full_like(slope, 0.5))
 
 
-def test_004_a_product_masks_nothing():
+def test_004_scores_times_zero_are_not_masked():
     """Scores times 0 leave softmax a weight for the future; scores replaced by -inf do not."""
     scores = torch.tensor([[1.0, 2.0], [0.5, 0.3]])
     assert (scores * torch.ones(2, 2).tril()).softmax(-1)[0, 1] > 0.2

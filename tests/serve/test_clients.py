@@ -48,14 +48,14 @@ def test_libretranslate(url, offline):
     assert api.detect("Hello") == [{"confidence": 100.0, "language": "en"}]
 
 
-def test_a_text_has_the_lines_of_a_file(http, offline, tmp_path):
+def test_request_text_is_split_into_lines_like_a_file(http, offline, tmp_path):
     text = "\ufeffPrint it.\r\nOpen the\rold letter.\u2028Print\x85it.\n\n"
     (path := tmp_path / "in").write_bytes(text.encode())
     answer = http.post("/translate", json={"q": text, "source": "en", "target": "de"}).json()
     assert answer["translatedText"] == "\n".join([*offline["mt"](read_lines(path)), ""])
 
 
-def test_libretranslate_as_pages_ask(http, offline):
+def test_libretranslate_requests_of_its_web_page(http, offline):
     asked = {"q": ["Print it.", "Close the green folder, please."], "source": "auto", "target": "de", "alternatives": 2}
     answer = http.post("/translate", json={**asked, "format": "text", "api_key": ""}).json()
     got = [[output.text for output in each] for each in offline["mt"].translate(asked["q"], n_best=3)]
@@ -69,7 +69,7 @@ def test_libretranslate_as_pages_ask(http, offline):
     assert http.get("/health").json() == {"status": "ok"}
 
 
-def test_many_at_once_get_what_each_would_get_alone(http, offline):
+def test_concurrent_requests_equal_single_ones(http, offline):
     lines = [f"{line} {i}" for i, line in enumerate(ENGLISH[:12])]
     with ThreadPoolExecutor(8) as pool:
         asked = [{"q": line, "source": "en", "target": "de"} for line in lines]
@@ -80,7 +80,7 @@ def test_many_at_once_get_what_each_would_get_alone(http, offline):
     assert counts[-1] > counts[0], "some batch had more than one input"
 
 
-def test_samples_of_a_request_depend_on_no_neighbour(runs, tmp_path):
+def test_samples_do_not_depend_on_other_lines(runs, tmp_path):
     """What is drawn for a line is the same alone and beside others."""
     translator = load(runs["mt"])
     translator.decoding = translator.decoding.changed(sample=True, temperature=1.5, max_length=12)
@@ -124,7 +124,7 @@ def test_transcriptions(client, offline, raw):
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
-def test_a_run_that_cannot_tell_of_speech_says_null(client, runs):
+def test_no_speech_prob_is_null_without_a_ctc_head(client, runs):
     """The openai client takes it; of digital silence every run can tell."""
     served, silence = served_of({"asr": runs["asr"]}), io.BytesIO()
     task = served[0].task
@@ -163,7 +163,7 @@ def test_clients_of_whisper_cpp(http, offline):
     assert [got["text"]] == offline["asr"]([io.BytesIO(raw)])
 
 
-def test_a_form_is_utf_8_however_it_is_sent(http):
+def test_forms_of_every_content_type_are_utf_8(http):
     """As curl sends it with -d, with --data-urlencode and with -F."""
     text = "Öffne den grünen Ordner, Zoë."
     plain = http.post("/translate", json={"q": text, "source": "en", "target": "de"}).json()
@@ -178,7 +178,7 @@ def test_a_form_is_utf_8_however_it_is_sent(http):
     assert latin.status_code == 400 and "utf-8" in latin.text
 
 
-def test_a_glossary_of_a_request(http, offline):
+def test_request_with_a_glossary(http, offline):
     asked = {"q": "Print it.\nOpen the old letter.", "source": "en", "target": "de"}
     plain = http.post("/translate", json=asked).json()["translatedText"].split("\n")
     given = (
@@ -189,7 +189,7 @@ def test_a_glossary_of_a_request(http, offline):
     assert refused.status_code == 400 and "one is blank" in refused.text
 
 
-def test_markup_of_a_request(http, offline):
+def test_request_with_markup(http, offline):
     """Several texts with alternatives; one without any text."""
     texts = ["<p>Print <b>it</b>.</p><p>Open the <a href='x'>old</a> letter.</p>", "<br>", "Print it. &amp; go"]
     asked = {"q": texts, "source": "en", "target": "de", "format": "html", "alternatives": 1}
@@ -215,7 +215,7 @@ def test_completions(client, offline):
     ]
 
 
-def test_completions_draw_as_the_run_does_but_for_what_is_named(runs):
+def test_completions_use_the_runs_sampling_settings_by_default(runs):
     """Temperature and top_p are OpenAI's, and no beam is searched."""
     (served,) = served_of({"lm": runs["lm"]})
     plain = GenerationConfig(max_length=12, seed=5)
@@ -249,7 +249,7 @@ def completion(client: httpx.Client, asked: dict[str, object]) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_text_ends_where_a_stop_string_comes(client, offline, temperature):
+def test_completions_end_at_stop_strings(client, offline, temperature):
     """Which may span tokens, and is not searched beyond; the usage has the tokens up to it, as llama.cpp counts."""
     lm, config = (
         offline["lm"],
@@ -277,7 +277,7 @@ def test_a_text_ends_where_a_stop_string_comes(client, offline, temperature):
         assert "".join(event.choices[0].text for event in events if event.choices[0].index == index) == text
 
 
-def test_no_token_is_searched_beyond_a_stop(http, monkeypatch):
+def test_decoding_ends_at_a_stop_string(http, monkeypatch):
     steps, step = [], Sampler.step
     monkeypatch.setattr(Sampler, "step", lambda self: steps.append(1) or step(self))
     asked = {"model": "lm", "prompt": "a", "max_tokens": 1000, "temperature": 0}
@@ -288,7 +288,7 @@ def test_no_token_is_searched_beyond_a_stop(http, monkeypatch):
         assert 1 <= len(steps) <= 3
 
 
-def test_many_texts_are_those_that_one_request_draws_at_once(client, offline):
+def test_many_completions_equal_those_of_one_call(client, offline):
     """n texts are made in several parts, so that others have their turn in between."""
     got = client.completions.create(
         model="lm", prompt=["a", "e"], max_tokens=4, n=40, seed=1, extra_body={"best_of": 40}
@@ -314,7 +314,7 @@ def test_completions_stream(client, offline, stop):
     assert reasons[0] == ("stop" if stop else "length")
 
 
-def test_the_api_is_described(http):
+def test_openapi_description(http):
     plain = http.get("/openapi.json").json()
     assert {"/translate", "/inference", "/v1/audio/transcriptions", "/v1/completions"} <= set(plain["paths"])
     assert "$defs" not in json.dumps(plain)
@@ -322,7 +322,7 @@ def test_the_api_is_described(http):
     assert http.get("/docs").status_code == 200
 
 
-def test_silence_is_a_blank_text(client):
+def test_silence_is_transcribed_as_blank_text(client):
     file = io.BytesIO()
     soundfile.write(file, np.zeros(RATE), RATE, format="WAV")
     assert client.audio.transcriptions.create(file=("a.wav", file.getvalue()), model="asr").text == ""

@@ -72,14 +72,14 @@ def server(runs) -> Iterator[Process]:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def marked(test):
+def process_test(test):
     """A test that starts a process."""
     return pytest.mark.process(pytest.mark.long(test))
 
 
-@marked
+@process_test
 @pytest.mark.parametrize("line", [b"X-A: " + NAME + b"\r\n", NAME, b"A: b\r\n" * 20_000])
-def test_a_head_without_end_is_cut(server, line):
+def test_endless_request_headers_are_cut_off(server, line):
     before, sent = server.memory(), 0
     head = b"GET /" if line == NAME else b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     with server.connect(head) as endless, suppress(OSError):
@@ -91,10 +91,10 @@ def test_a_head_without_end_is_cut(server, line):
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-@marked
+@process_test
 @pytest.mark.parametrize("raw", [b"", b"GET / HT", b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
                                  b"Content-Type: application/json\r\n\r\n{"], ids=["idle", "head", "body"])  # fmt: skip
-def test_many_connections_lock_nobody_out(server, raw):
+def test_many_open_connections_do_not_block_requests(server, raw):
     with ExitStack() as stack:
         for _ in range(3 * DESCRIPTORS):
             with suppress(ConnectionError):
@@ -105,8 +105,8 @@ def test_many_connections_lock_nobody_out(server, raw):
             assert client.post("/inference", **upload(wav(100.0))).status_code == 200
 
 
-@marked
-def test_a_slow_head_ends(server):
+@process_test
+def test_slow_request_headers_time_out(server):
     began = time.monotonic()
     with server.connect(b"GET / HTTP/1.1\r\nX: ") as slow, suppress(OSError):
         while time.monotonic() < began + 30:
@@ -115,8 +115,8 @@ def test_a_slow_head_ends(server):
     assert HEAD_SECONDS - 1 < time.monotonic() - began < HEAD_SECONDS + 10
 
 
-@marked
-def test_many_large_uploads_at_once_take_the_memory_of_a_few(server):
+@process_test
+def test_memory_of_concurrent_large_uploads_is_bounded(server):
     """Thirty of 24 MB would be 720 MB before any is decoded, and 2 GB then; the features of one sound take 300."""
     raw, most, statuses = wav(590.0, rate=20_000), server.memory(), list[int]()
     before = most
@@ -135,8 +135,8 @@ def test_many_large_uploads_at_once_take_the_memory_of_a_few(server):
     assert most < before + 1000
 
 
-@marked
-def test_whoever_reads_nothing_of_an_answer_is_cut_off(runs):
+@process_test
+def test_clients_that_do_not_read_are_disconnected(runs):
     body = b'{"model": "lm", "prompt": "a", "max_tokens": 1000, "n": 100, "stream": true}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with Process([runs["lm"]], "--deadline", "2") as server, socket.socket() as deaf:
@@ -150,8 +150,8 @@ def test_whoever_reads_nothing_of_an_answer_is_cut_off(runs):
                 time.sleep(0.2)
 
 
-@marked
-def test_sighup_ends_as_sigterm_does(runs):
+@process_test
+def test_sighup_ends_the_server_like_sigterm(runs):
     with Process([runs["lm"]]) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         evil = httpx.get(f"{server.url}/health", headers={"Host": "evil.example"})
@@ -161,7 +161,7 @@ def test_sighup_ends_as_sigterm_does(runs):
         assert server.process.stderr.read() == ""
 
 
-def test_the_log_has_so_many_lines_in_a_period(monkeypatch, caplog):
+def test_log_lines_per_period_are_limited(monkeypatch, caplog):
     clock = [0.0]
     monkeypatch.setattr(serve, "monotonic", lambda: clock[0])
     rate = LogRate()
@@ -175,7 +175,7 @@ def test_the_log_has_so_many_lines_in_a_period(monkeypatch, caplog):
     caplog.handler.removeFilter(rate)
 
 
-def test_connections_leave_descriptors_for_the_rest():
+def test_connection_limit_leaves_file_descriptors():
     limit = connection_limit()
     assert limit < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert limit <= serve.MAX_CONNECTIONS

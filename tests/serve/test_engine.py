@@ -56,17 +56,17 @@ def running(work: Upper, **config: Any) -> Iterator[Engine]:
         assert not engine.is_alive()
 
 
-async def _asked(engine: Engine, texts: Sequence[str], **how: Any) -> list[Any]:
+async def _outputs_of(engine: Engine, texts: Sequence[str], **how: Any) -> list[Any]:
     """What every input of a request gets: its pieces."""
     return await engine.outputs(Request(texts, **how))
 
 
-def test_inputs_of_a_kind_are_worked_on_together():
+def test_inputs_of_one_kind_are_batched():
     async def run(engine: Engine) -> list[Any]:
-        first = asyncio.create_task(_asked(engine, "x"))
+        first = asyncio.create_task(_outputs_of(engine, "x"))
         await asyncio.to_thread(work.began.wait, 20)
         kinds = zip("abcdefg", (1, 2, 1, 1, 2, 1, 1), strict=True)
-        others = [asyncio.create_task(_asked(engine, text, kind=kind)) for text, kind in kinds]
+        others = [asyncio.create_task(_outputs_of(engine, text, kind=kind)) for text, kind in kinds]
         await asyncio.sleep(0)
         work.gate.set()
         return await asyncio.gather(first, *others)
@@ -78,11 +78,11 @@ def test_inputs_of_a_kind_are_worked_on_together():
     assert work.batches == [(None, ["x"]), (1, ["a", "c", "d"]), (2, ["b", "e"]), (1, ["f", "g"])]
 
 
-def test_what_comes_while_a_batch_waits_joins_it(monkeypatch):
+def test_requests_join_a_waiting_batch(monkeypatch):
     async def run(engine: Engine) -> None:
-        first = asyncio.create_task(_asked(engine, "a"))
+        first = asyncio.create_task(_outputs_of(engine, "a"))
         assert await asyncio.to_thread(waits.wait, 20)
-        await _asked(engine, "b")
+        await _outputs_of(engine, "b")
         await first
 
     work, waits = Upper(), threading.Event()
@@ -93,11 +93,11 @@ def test_what_comes_while_a_batch_waits_joins_it(monkeypatch):
     assert work.batches == [(None, ["a", "b"])]
 
 
-def test_an_input_at_fault_fails_alone():
+def test_invalid_input_fails_alone():
     async def run(engine: Engine) -> list[Any]:
-        first = asyncio.create_task(_asked(engine, "x"))
+        first = asyncio.create_task(_outputs_of(engine, "x"))
         await asyncio.to_thread(work.began.wait, 20)
-        others = [asyncio.create_task(_asked(engine, [text])) for text in ("a", "bad", "b")]
+        others = [asyncio.create_task(_outputs_of(engine, [text])) for text in ("a", "bad", "b")]
         await asyncio.sleep(0)
         work.gate.set()
         return await asyncio.gather(first, *others, return_exceptions=True)
@@ -111,15 +111,15 @@ def test_an_input_at_fault_fails_alone():
     assert isinstance(got[2], ValueError) and str(got[2]) == "bad cannot be used"
 
 
-def test_a_full_queue_refuses_and_forgets_nothing():
+def test_full_queue_refuses_requests_and_keeps_the_others():
     async def run(engine: Engine) -> None:
-        working = asyncio.create_task(_asked(engine, ["a", "b"]))
+        working = asyncio.create_task(_outputs_of(engine, ["a", "b"]))
         await asyncio.to_thread(work.began.wait, 20)
-        waiting = asyncio.create_task(_asked(engine, ["c", "d", "e"]))
+        waiting = asyncio.create_task(_outputs_of(engine, ["c", "d", "e"]))
         await asyncio.sleep(0)
         with pytest.raises(Busy, match="too many requests wait for this model; try again in a second"):
             engine.submit(Request("fg"))
-        last = asyncio.create_task(_asked(engine, ["h"]))
+        last = asyncio.create_task(_outputs_of(engine, ["h"]))
         await asyncio.sleep(0)
         work.gate.set()
         assert [*await working, *await waiting, *await last] == [[each] for each in "ABCDEH"]
@@ -130,17 +130,17 @@ def test_a_full_queue_refuses_and_forgets_nothing():
         asyncio.run(run(engine))
 
 
-def test_a_client_that_leaves_makes_room_before_the_next_batch():
+def test_cancelled_requests_free_the_queue_at_once():
     async def run(engine: Engine) -> None:
-        working = asyncio.create_task(_asked(engine, ["a"]))
+        working = asyncio.create_task(_outputs_of(engine, ["a"]))
         await asyncio.to_thread(work.began.wait, 20)
-        leaving = asyncio.create_task(_asked(engine, ["b", "c"]))
+        leaving = asyncio.create_task(_outputs_of(engine, ["b", "c"]))
         await asyncio.sleep(0)
         assert engine.is_full()
         leaving.cancel()
         await asyncio.sleep(2 * COUNTED_FOR)
         assert engine.waiting == 0 and not engine.is_full()
-        last = asyncio.create_task(_asked(engine, ["d"]))
+        last = asyncio.create_task(_outputs_of(engine, ["d"]))
         await asyncio.sleep(0)
         work.gate.set()
         assert [*await working, *await last] == [["A"], ["D"]]
@@ -152,29 +152,29 @@ def test_a_client_that_leaves_makes_room_before_the_next_batch():
     assert [texts for _, texts in work.batches] == [["a"], ["d"]]
 
 
-def test_a_request_larger_than_the_queue_is_done_when_nothing_waits():
+def test_request_larger_than_an_empty_queue_is_accepted():
     with running(Upper(), batch=1, queue=1) as engine:
-        assert asyncio.run(_asked(engine, ["a", "b", "c"])) == [["A"], ["B"], ["C"]]
+        assert asyncio.run(_outputs_of(engine, ["a", "b", "c"])) == [["A"], ["B"], ["C"]]
 
 
-def test_a_request_of_nothing_ends_nobody_else():
+def test_empty_request_does_not_affect_others():
     async def run(engine: Engine) -> list[Any]:
         engine.submit(Request([]))
-        assert await _asked(engine, []) == []
-        return await _asked(engine, ["a"])
+        assert await _outputs_of(engine, []) == []
+        return await _outputs_of(engine, ["a"])
 
     with running(Upper()) as engine:
         assert asyncio.run(run(engine)) == [["A"]]
 
 
-def test_what_is_too_late_is_dropped_before_it_is_begun():
+def test_expired_requests_are_dropped_before_work_begins():
     async def run(engine: Engine) -> list[Any]:
-        working = asyncio.create_task(_asked(engine, ["a"]))
+        working = asyncio.create_task(_outputs_of(engine, ["a"]))
         await asyncio.to_thread(work.began.wait, 20)
-        got = await asyncio.gather(_asked(engine, ["b"]), working, return_exceptions=True)
+        got = await asyncio.gather(_outputs_of(engine, ["b"]), working, return_exceptions=True)
         work.gate.set()
         engine.config = ServeConfig()
-        return [*got, *await _asked(engine, ["c"])]
+        return [*got, *await _outputs_of(engine, ["c"])]
 
     work = Upper()
     work.gate.clear()
@@ -184,11 +184,11 @@ def test_what_is_too_late_is_dropped_before_it_is_begun():
     assert [texts for _, texts in work.batches] == [["a"], ["c"]]
 
 
-def test_a_stream_holds_no_batch_up_and_ends_when_nobody_listens():
+def test_streams_do_not_block_batches_and_end_when_closed():
     async def run(engine: Engine) -> None:
         pieces = engine.submit(Request(["endless"], stream=True))
         assert await anext(pieces) == (0, "ENDLESS")
-        assert await _asked(engine, ["a"]) == [["A"]]
+        assert await _outputs_of(engine, ["a"]) == [["A"]]
         assert await anext(pieces) == (0, "endless")
         assert not work.left.is_set()
         await pieces.aclose()
@@ -199,18 +199,18 @@ def test_a_stream_holds_no_batch_up_and_ends_when_nobody_listens():
         asyncio.run(run(engine))
 
 
-def test_a_stream_that_has_begun_goes_on_beyond_the_deadline():
+def test_started_streams_continue_beyond_the_deadline():
     """It takes 0.25 s, with a piece every 0.05 s; and its second input waits longer than the deadline, but the stream goes on."""
 
     async def run(engine: Engine) -> list[Any]:
-        return await _asked(engine, ["paused", "paused too"], stream=True)
+        return await _outputs_of(engine, ["paused", "paused too"], stream=True)
 
     with running(Upper(), deadline=0.15) as engine:
         first, second = asyncio.run(run(engine))
     assert first == ["PAUSED", *["paused"] * 5] and second == ["PAUSED TOO", *["paused too"] * 5]
 
 
-def test_pieces_that_are_there_are_read_however_late():
+def test_finished_outputs_can_be_read_after_the_deadline():
     async def run(engine: Engine) -> list[Any]:
         pieces = engine.submit(Request("a"))
         await asyncio.sleep(0.3)
@@ -220,7 +220,7 @@ def test_pieces_that_are_there_are_read_however_late():
         assert asyncio.run(run(engine)) == [(0, "A")]
 
 
-def test_a_stream_that_stands_still_ends():
+def test_stalled_streams_time_out():
     async def run(engine: Engine) -> None:
         pieces = engine.submit(Request(["endless"], stream=True))
         await anext(pieces)
@@ -234,13 +234,13 @@ def test_a_stream_that_stands_still_ends():
         asyncio.run(run(engine))
 
 
-def test_a_large_request_lets_others_have_their_turn():
+def test_large_requests_do_not_block_small_ones():
     """Twenty inputs wait in a queue of four batches: a small request is let in, and done with the next batch."""
 
     async def run(engine: Engine) -> None:
-        large = asyncio.create_task(_asked(engine, [f"large {i}" for i in range(20)]))
+        large = asyncio.create_task(_outputs_of(engine, [f"large {i}" for i in range(20)]))
         assert await asyncio.to_thread(work.began.wait, 20)
-        small = asyncio.create_task(_asked(engine, ["small"]))
+        small = asyncio.create_task(_outputs_of(engine, ["small"]))
         await asyncio.sleep(0)
         work.gate.set()
         assert await small == [["SMALL"]] and len(await large) == 20
@@ -252,13 +252,13 @@ def test_a_large_request_lets_others_have_their_turn():
     assert ["small" in texts for _, texts in work.batches][:3].count(True) == 1
 
 
-def test_a_request_of_many_streams_has_one_at_a_time():
+def test_one_request_runs_one_stream_at_a_time():
     """Each takes six turns; were all of the large one worked on, the small one would wait for a free place."""
 
     async def run(engine: Engine) -> None:
-        large = asyncio.create_task(_asked(engine, ["endless"] * 10, stream=True))
+        large = asyncio.create_task(_outputs_of(engine, ["endless"] * 10, stream=True))
         assert await asyncio.to_thread(work.began.wait, 20)
-        assert await _asked(engine, ["small"], stream=True) == [["SMALL"]]
+        assert await _outputs_of(engine, ["small"], stream=True) == [["SMALL"]]
         large.cancel()
         with suppress(asyncio.CancelledError):
             await large
@@ -269,9 +269,9 @@ def test_a_request_of_many_streams_has_one_at_a_time():
     assert [texts for _, texts in work.batches][:2] == [["endless"], ["small"]]
 
 
-def test_what_waits_at_the_end_is_done():
+def test_waiting_requests_are_finished_on_stop():
     async def run(engine: Engine) -> list[Any]:
-        asked = asyncio.create_task(_asked(engine, ["a", "b", "c"]))
+        asked = asyncio.create_task(_outputs_of(engine, ["a", "b", "c"]))
         await asyncio.to_thread(work.began.wait, 20)
         engine.stop()
         work.gate.set()

@@ -42,7 +42,7 @@ class Links(HTMLParser):
         self.inline += [tag] * (tag == "style" or (tag == "script" and "src" not in dict(attrs)))
 
 
-def test_the_page_is_whole_and_asks_nobody_else(http):
+def test_page_is_complete_and_self_contained(http):
     answer = http.get("/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     rules = answer.headers["content-security-policy"].split("; ")
@@ -59,7 +59,7 @@ def test_the_page_is_whole_and_asks_nobody_else(http):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_translations_come_with_scores_and_looks(http, offline, n):
+def test_translations_have_scores_and_attention(http, offline, n):
     answer = http.post("/page/translate", json={"model": "mt", "line": LINE, "n_best": n}).json()["outputs"]
     (outputs,) = offline["mt"].translate([LINE], n_best=n)
     looks = offline["mt"].align([LINE] * n, outputs)
@@ -74,12 +74,12 @@ def test_translations_come_with_scores_and_looks(http, offline, n):
 
 
 @pytest.mark.parametrize("line", ["a b c " * 1000, " "], ids=["long", "blank"])
-def test_what_cannot_be_drawn_has_no_picture(http, line):
+def test_long_and_blank_lines_have_no_attention_map(http, line):
     (output,) = http.post("/page/translate", json={"model": "mt", "line": line}).json()["outputs"]
     assert output["attention"] is None
 
 
-def test_an_ensemble_has_the_record_of_its_first_run_and_no_picture(runs, tmp_path):
+def test_ensembles_have_the_first_runs_record_and_no_attention(runs, tmp_path):
     other = shutil.copytree(runs["mt"], tmp_path / "other")
     pair = Path(f"{runs['mt']},{other}")
     served = load_served((pair,), ("en-de",), None, ServeConfig(), Machine(device="cpu"))
@@ -98,12 +98,12 @@ def test_an_ensemble_has_the_record_of_its_first_run_and_no_picture(runs, tmp_pa
         ({"n_best": 11}, 400, "n_best: Input should be less than or equal to 10, but it is 11; correct it"),
     ],
 )
-def test_what_is_refused_is_told(http, fields, status, message):
+def test_invalid_requests_are_refused(http, fields, status, message):
     answer = http.post("/page/translate", json={"model": "mt", "line": "a", **fields})
     assert (answer.status_code, answer.json()) == (status, {"error": message})
 
 
-def test_the_page_learns_what_each_run_does(http):
+def test_page_lists_the_task_of_each_run(http):
     got = http.get("/page/runs").json()
     does = {"mt": "translate", "asr": "transcribe", "lm": "generate"}
     assert {each["name"]: each["does"] for each in got["runs"]} == does
@@ -114,7 +114,7 @@ def test_the_page_learns_what_each_run_does(http):
     assert bounds == (limits.seconds, limits.upload_mb, limits.max_tokens)
 
 
-def test_a_run_tells_how_it_was_trained(http):
+def test_training_record_of_a_run(http):
     got = http.get("/page/runs/mt").json()
     loss, bleu = got["curves"]
     assert (loss["name"], loss["training"]) == ("loss", [[50, 4.5], [100, 4.0], [150, 3.5], [200, 3.0]])
@@ -128,7 +128,7 @@ def test_a_run_tells_how_it_was_trained(http):
         assert http.get(f"/page/runs/{name}").status_code == 404
 
 
-def test_a_token_lets_the_page_in_and_nobody_else(runs):
+def test_page_data_requires_the_token(runs):
     with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, client_of(url) as client:
         assert client.get("/").status_code == client.get("/page/page.js").status_code == 200
         for method, path in [("GET", "/page/runs"), ("GET", "/page/runs/mt"), ("POST", "/page/translate")]:
@@ -138,7 +138,7 @@ def test_a_token_lets_the_page_in_and_nobody_else(runs):
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/inference"])
-def test_a_strangers_upload_is_refused_by_its_header(runs, path):
+def test_uploads_without_the_token_are_refused_by_their_header(runs, path):
     """The body never comes, and the answer does not wait for it."""
     with serving(served_of({"asr": runs["asr"]}), token="sesame") as url:
         place = urlsplit(url)
@@ -170,7 +170,7 @@ def page(browser, url, request):
     assert wrong == []
 
 
-def said(page, name: str) -> object:
+def status_of(page, name: str) -> object:
     """What a panel tells of its work."""
     return page.locator(f"#{name} .status")
 
@@ -187,11 +187,11 @@ def translate(page, text: str) -> None:
     page.get_by_role("tab", name="Translate").click()
     page.get_by_label("Text (lines are translated one by one)").fill(text)
     page.get_by_role("button", name="Translate").click()
-    expect(said(page, "translate")).to_contain_text("Translated:")
+    expect(status_of(page, "translate")).to_contain_text("Translated:")
 
 
 @pytest.mark.long
-def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
+def test_page_translates_and_shows_attention(page, offline):
     translate(page, f"{LINE}\n\nPrint it.")
     first, second = (offline["mt"].translate([line], n_best=3)[0] for line in (LINE, "Print it."))
     got = page.locator("#translate .ranked").first.get_by_role("button")
@@ -224,7 +224,7 @@ def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
 
 
 @pytest.mark.long
-def test_texts_begin_on_the_side_of_their_letters(page):
+def test_text_direction_follows_the_script(page):
     translate(page, LINE)
     expect(page.locator("#translate .source")).to_have_attribute("dir", "auto")
     for place in ("textarea", ".best", ".ranked button"):
@@ -233,7 +233,7 @@ def test_texts_begin_on_the_side_of_their_letters(page):
 
 
 @pytest.mark.long
-def test_what_one_types_is_translated_in_the_next_pause(page, offline):
+def test_typed_text_is_translated_after_a_pause(page, offline):
     """And again when one goes on; nothing is said aloud, as nobody has asked."""
     page.get_by_role("tab", name="Translate").click()
     text, got = page.get_by_label("Text (lines are translated one by one)"), page.locator("#translate .ranked")
@@ -245,7 +245,7 @@ def test_what_one_types_is_translated_in_the_next_pause(page, offline):
     expect(got.get_by_role("button").first).to_have_text(
         offline["mt"].translate(["Print it now."], n_best=3)[0][0].text
     )
-    expect(said(page, "translate")).to_have_text("")
+    expect(status_of(page, "translate")).to_have_text("")
     assert got.count() == 1
 
 
@@ -268,11 +268,11 @@ def test_an_example_is_translated_and_copied(page, offline):
     expect(page.get_by_role("group", name="Translation")).to_be_empty()
     text.fill(" ")
     page.get_by_role("button", name="Translate").click()
-    expect(said(page, "translate")).to_have_text("There is no text to translate.")
+    expect(status_of(page, "translate")).to_have_text("There is no text to translate.")
 
 
 @pytest.mark.long
-def test_errors_name_the_file_and_the_server_that_has_ended(browser, runs):
+def test_page_errors_for_bad_files_and_a_stopped_server(browser, runs):
     limits = ServeConfig(upload_mb=1.0)
     with browser.new_context() as context:
         page = context.new_page()
@@ -285,16 +285,18 @@ def test_errors_name_the_file_and_the_server_that_has_ended(browser, runs):
             ]:
                 notes = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"a" * size}
                 page.get_by_label("or choose a sound file").set_input_files(notes)
-                expect(said(page, "transcribe")).to_contain_text(message)
+                expect(status_of(page, "transcribe")).to_contain_text(message)
         for tab in ("Translate", "Training"):
             page.get_by_role("tab", name=tab).click()
             if tab == "Translate":
                 page.get_by_label("Text (lines are translated one by one)").fill("Print it.")
-            expect(said(page, tab.lower().replace("training", "runs"))).to_contain_text("The server cannot be reached")
+            expect(status_of(page, tab.lower().replace("training", "runs"))).to_contain_text(
+                "The server cannot be reached"
+            )
 
 
 @pytest.mark.long
-def test_one_drops_a_sound_and_hears_its_words(page, offline):
+def test_dropped_audio_is_transcribed_and_words_are_played(page, offline):
     page.get_by_role("tab", name="Transcribe").click()
     raw = wav("red blue")
     dropped = page.evaluate_handle(
@@ -307,7 +309,7 @@ def test_one_drops_a_sound_and_hears_its_words(page, offline):
         base64.b64encode(raw).decode(),
     )
     page.locator("#transcribe .drop").dispatch_event("drop", {"dataTransfer": dropped})
-    expect(said(page, "transcribe")).to_contain_text("Translated:")
+    expect(status_of(page, "transcribe")).to_contain_text("Translated:")
     (transcript,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True)
     words = [word for segment in transcript.segments for word in segment.outputs[0].words]
     buttons = page.get_by_role("toolbar", name="What was said").get_by_role("button")
@@ -323,11 +325,11 @@ def test_one_drops_a_sound_and_hears_its_words(page, offline):
 
 
 @pytest.mark.long
-def test_one_records(page):
+def test_page_records_audio(page):
     """What a browser records is sent as a WAV file of 16 bits."""
     page.get_by_role("tab", name="Transcribe").click()
     page.get_by_role("button", name="Record").click()
-    expect(said(page, "transcribe")).to_contain_text("Recording")
+    expect(status_of(page, "transcribe")).to_contain_text("Recording")
     page.wait_for_timeout(500)
     page.evaluate(
         "() => { const ask = fetch; window.fetch = (...how) => { window.sent ??= how[1].body; return ask(...how); }; }"
@@ -339,24 +341,24 @@ def test_one_records(page):
     sound = soundfile.info(io.BytesIO(bytes(sent)))
     assert (sound.format, sound.subtype, sound.samplerate, sound.channels) == ("WAV", "PCM_16", 16000, 1)
     assert sound.duration > 0.3
-    expect(said(page, "transcribe")).to_have_text(re.compile("Transcript: .* Translated: |There are no words"))
+    expect(status_of(page, "transcribe")).to_have_text(re.compile("Transcript: .* Translated: |There are no words"))
     expect(page.get_by_role("img", name="Waveform")).to_be_visible()
 
 
 @pytest.mark.long
-def test_one_has_a_text_written(page, offline):
+def test_page_generates_text(page, offline):
     page.get_by_role("tab", name="Generate").click()
     page.get_by_label("Prompt").fill("ROMEO:")
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Tokens").fill("12")
     page.get_by_label("Prompt").press("Control+Enter")
     (text,) = offline["lm"](["ROMEO:"], GenerationConfig(max_length=12, temperature=0.0))
-    expect(said(page, "generate")).to_have_text("Stopped at the token limit.")
+    expect(status_of(page, "generate")).to_have_text("Stopped at the token limit.")
     assert page.locator(".written").text_content() == f"ROMEO:{text}"
 
 
 @pytest.mark.long
-def test_one_sees_how_a_run_was_trained(page):
+def test_page_shows_the_training_record(page):
     page.get_by_role("tab", name="Training").click()
     loss = page.get_by_role("img", name="loss (nats per token): validation from 3 to 2")
     assert loss.locator("polyline.training").get_attribute("points").count(",") == 4
@@ -371,11 +373,11 @@ def test_one_sees_how_a_run_was_trained(page):
         ["test, beam5", "bleu", "20.5", "19 to 22"]
     )
     page.get_by_role("tabpanel").get_by_label("Run").select_option("asr")
-    expect(said(page, "runs")).to_have_text("The directory of this run has no record of its training.")
+    expect(status_of(page, "runs")).to_have_text("The directory of this run has no record of its training.")
 
 
 @pytest.mark.long
-def test_a_training_is_followed_while_it_goes_on(browser, runs, tmp_path):
+def test_page_follows_a_running_training(browser, runs, tmp_path):
     """In the one tab of `transduce watch`."""
     run = shutil.copytree(runs["mt"], tmp_path / "mt")
     with serving([], records={"mt": run}) as url, browser.new_context() as context:
@@ -391,7 +393,7 @@ def test_a_training_is_followed_while_it_goes_on(browser, runs, tmp_path):
 
 
 @pytest.mark.long
-def test_a_token_is_asked_for_in_the_page(browser, runs):
+def test_page_asks_for_the_token(browser, runs):
     with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, browser.new_context() as context:
         page = context.new_page()
         page.goto(url)
@@ -412,16 +414,16 @@ def test_a_token_is_asked_for_in_the_page(browser, runs):
     indirect=True,
     ids=["light, phone", "dark"],
 )
-def test_everybody_can_use_it(page):
+def test_page_is_accessible(page):
     """axe finds nothing serious in any tab, and nothing is wider than the screen."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     translate(page, "Close the green folder, please.")
     page.get_by_role("tab", name="Transcribe").click()
     page.get_by_label("or choose a sound file").set_input_files({"name": "a.wav", "mimeType": "", "buffer": wav("red")})
-    expect(said(page, "transcribe")).to_contain_text("Translated:")
+    expect(status_of(page, "transcribe")).to_contain_text("Translated:")
     page.get_by_role("tab", name="Generate").click()
     page.get_by_role("button", name="Continue").click()
-    expect(said(page, "generate")).to_have_text(re.compile("Stopped at|The text ended"))
+    expect(status_of(page, "generate")).to_have_text(re.compile("Stopped at|The text ended"))
     page.get_by_role("tab", name="Training").click()
     page.get_by_role("group", name="Scores").wait_for()
     for tab in page.get_by_role("tab").all():

@@ -121,13 +121,13 @@ def prompts(**fields: object) -> dict[str, object]:
          "Too many files. Maximum number of files is 1."),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_told(http, path, how, status, message):
+def test_invalid_requests_are_refused(http, path, how, status, message):
     answer = http.post(path, **how)
     error = answer.json()["error"]
     assert (answer.status_code, error["message"] if path.startswith("/v1/") else error) == (status, message)
 
 
-def test_a_prompt_beyond_the_positions_of_the_model_is_refused_and_not_cut(tmp_path):
+def test_prompts_beyond_learned_positions_are_refused(tmp_path):
     run = language_run(tmp_path / "lm", positions="learned", max_positions=40)
     with serving(served_of({"lm": run})) as url, httpx.Client(base_url=url) as client:
         for fields in ({"prompt": ["a", "a" * 41]}, {"prompt": "a" * 41, "stream": True}):
@@ -138,7 +138,7 @@ def test_a_prompt_beyond_the_positions_of_the_model_is_refused_and_not_cut(tmp_p
         assert answer["usage"]["prompt_tokens"] == 40
 
 
-def test_sound_of_less_than_a_window_is_refused(http):
+def test_audio_shorter_than_a_window_is_refused(http):
     answer = http.post("/inference", **upload(wav(0.001)))
     assert answer.status_code == 400
     assert re.match(r"file 'a.wav' .* 200 samples \(0.025 s at 8000 Hz\), but it has 8;", answer.json()["error"])
@@ -173,7 +173,7 @@ def malformed(rng: np.random.Generator) -> dict[str, object]:
 @pytest.mark.parametrize(
     "n", [30, pytest.param(300, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.nightly)]
 )
-def test_malformed_uploads_are_the_clients_fault(http, caplog, n):
+def test_malformed_uploads_are_client_errors(http, caplog, n):
     rng, statuses = np.random.default_rng(n), set()
     for _ in range(n):
         answer = http.post("/inference", **malformed(rng))
@@ -184,7 +184,7 @@ def test_malformed_uploads_are_the_clients_fault(http, caplog, n):
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_a_token_is_asked_for(runs, http):
+def test_requests_require_the_token(runs, http):
     with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, client_of(url) as client:
         for path in ("/languages", "/v1/models", "/metrics", "/frontend/settings"):
             assert client.get(path).status_code == 401
@@ -235,7 +235,7 @@ def holding(
             held.gate.set()
 
 
-def test_too_many_wait(runs):
+def test_requests_beyond_the_queue_get_status_429(runs):
     """One is worked on and one waits: the third is refused at once, the others are done, and health never waits."""
     with holding(runs["mt"]) as (held, client), ThreadPoolExecutor() as pool:
         first = pool.submit(client.post, "/translate", json=ASKED)
@@ -258,7 +258,7 @@ def test_too_many_wait(runs):
         assert client.get("/health").status_code == 503
 
 
-def test_a_full_queue_is_no_answer_to_who_lacks_the_token(runs):
+def test_full_queue_is_not_revealed_without_the_token(runs):
     shown = {"headers": {"Authorization": "Bearer sesame"}}
     with holding(runs["mt"], token="sesame") as (held, client), ThreadPoolExecutor() as pool:
         for _ in range(2):
@@ -269,19 +269,19 @@ def test_a_full_queue_is_no_answer_to_who_lacks_the_token(runs):
         held.gate.set()
 
 
-def test_a_server_of_records_alone_has_no_queue_that_is_full():
+def test_server_of_records_alone_refuses_translation():
     with serving([], records={}) as url, client_of(url) as client:
         answer = client.post("/translate", json=ASKED)
         assert answer.status_code == 400 and "this server translates nothing" in answer.json()["error"]
 
 
-def test_an_offer_of_http_2_is_passed_over(http):
+def test_http_2_upgrade_offers_are_ignored(http):
     """Java's client offers it with its first request, body and all."""
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAARAAAAAAAIAAAAA"}
     assert http.post("/translate", json=ASKED, headers=offer).status_code == 200
 
 
-def test_what_takes_too_long_is_dropped(runs):
+def test_requests_beyond_the_deadline_get_status_503(runs):
     with holding(runs["mt"], deadline=0.2) as (held, client):
         assert client.post("/translate", json=ASKED).status_code == 503
         held.served.engine.config = ServeConfig()
@@ -289,7 +289,7 @@ def test_what_takes_too_long_is_dropped(runs):
         assert client.post("/translate", json=ASKED).status_code == 200
 
 
-def test_nothing_is_done_for_who_has_left(runs):
+def test_requests_of_disconnected_clients_are_dropped(runs):
     """One is worked on, and the client of the next one leaves: it waits no more, and is never worked on."""
     with holding(runs["mt"]) as (held, client), ThreadPoolExecutor() as pool:
         first = pool.submit(client.post, "/translate", json=ASKED)
@@ -304,7 +304,7 @@ def test_nothing_is_done_for_who_has_left(runs):
         assert 'transduce_batch_inputs_count{model="mt"} 2.0' in client.get("/metrics").text
 
 
-def test_other_hosts_are_refused_where_the_server_is_for_this_machine(runs):
+def test_local_server_refuses_other_host_names(runs):
     """A page whose name was made to lead to this machine (DNS rebinding) has its own name in Host."""
     with serving(served_of({"mt": runs["mt"]}), hosts=("localhost", "[::1]")) as url, client_of(url) as client:
         for host, status in [("localhost", 200), ("LOCALHOST:80", 200), ("[::1]:8000", 200), ("localhost.evil.example", 400),
@@ -332,7 +332,7 @@ def test_docs_need_no_network(http):
     assert "https://" not in page
 
 
-def test_a_slow_upload_ends_and_holds_nobody_up(runs):
+def test_slow_uploads_time_out_without_blocking_others(runs):
     with holding(runs["mt"], upload=0.3) as (held, client):
         held.gate.set()
         place = urlsplit(str(client.base_url))
@@ -344,7 +344,7 @@ def test_a_slow_upload_ends_and_holds_nobody_up(runs):
             assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_slow_reader_holds_nobody_up(http, url):
+def test_slow_readers_do_not_block_others(http, url):
     place = urlsplit(url)
     body = json.dumps({"model": "lm", "prompt": "a", "max_tokens": 1000, "n": 20, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
@@ -357,7 +357,7 @@ def test_a_slow_reader_holds_nobody_up(http, url):
         assert slow.recv(15) == b"HTTP/1.1 200 OK"
 
 
-def test_an_endless_upload_is_cut(url):
+def test_endless_uploads_are_cut_off(url):
     place, sent = urlsplit(url), 0
     with socket.create_connection((place.hostname, place.port), timeout=20) as endless:
         endless.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")

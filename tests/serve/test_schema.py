@@ -14,7 +14,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 
 @pytest.mark.parametrize("n", [pytest.param(20, marks=pytest.mark.long), pytest.param(300, marks=pytest.mark.nightly)])
-def test_answers_are_as_they_are_described(url, n):
+def test_responses_conform_to_the_openapi_schema(url, n):
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     asked = set()
     for got in schema.get_all_operations():

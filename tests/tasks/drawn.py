@@ -261,7 +261,7 @@ class Case:
         total = total.log_softmax(-1) if alone else total
         log_prob = sum(total[t, token].item() for t, token in enumerate(ids))
         if self.ctc_weight:
-            log_prob += self.ctc_weight * statistics.mean(spelt(*pair, output.tokens) for pair in pairs)
+            log_prob += self.ctc_weight * statistics.mean(ctc_log_prob(*pair, output.tokens) for pair in pairs)
         score = log_prob / ((5 + len(ids)) / 6) ** way.alpha
         return log_prob, score
 
@@ -272,7 +272,7 @@ class Case:
         return model.encode(given[None].to(model.dtype), torch.tensor([len(given)]))
 
 
-def spelt(model: Transformer, memory: Memory, tokens: list[int]) -> float:
+def ctc_log_prob(model: Transformer, memory: Memory, tokens: list[int]) -> float:
     """The log-probability that CTC spells exactly these tokens, by PyTorch's loss."""
     log_probs = model.ctc_logits(memory.states)[0].double().log_softmax(-1)[:, None]
     sizes = torch.tensor([len(log_probs)]), torch.tensor([len(tokens)])

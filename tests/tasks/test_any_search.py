@@ -95,16 +95,16 @@ FEW = (37, 84, 97, 99, 104, 116, 175, 202, 208, 219, 234, 299, 410, 419, 440, 47
 
 
 @pytest.mark.parametrize("seed", FEW)
-def test_a_drawn_search_keeps_what_every_search_keeps(seed):
+def test_few_random_searches_keep_the_invariants(seed):
     check(seed)
 
 
-def test_threads_change_nothing():
+def test_threads_do_not_change_outputs():
     check(440, threads=1.0)
 
 
 @pytest.mark.long
-def test_the_few_have_every_task_precision_and_setting():
+def test_chosen_seeds_cover_tasks_precisions_and_settings():
     cases = [Case(seed) for seed in FEW]
     for task in ("text", "speech", "language"):
         own = [case for case in cases if case.task == task]
@@ -138,11 +138,11 @@ def check_some(seeds: range) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(24 + 17 * k, 1000, 17 * 6) for k in range(6)], ids=str)
-def test_some_drawn_searches_do(seeds):
+def test_some_random_searches_keep_the_invariants(seeds):
     check_some(seeds)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seeds", [range(k, 1000, 61) for k in range(61)], ids=str)
-def test_many_drawn_searches_do(seeds):
+def test_many_random_searches_keep_the_invariants(seeds):
     check_some(seeds)

@@ -35,7 +35,7 @@ def translator(text_run):
 
 
 @pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 3, "n_best": 2}, {"sample": True, "n_best": 2}])
-def test_several_at_a_time_give_what_one_after_the_other_gives(translator, set_threads, settings):
+def test_parallel_batches_equal_sequential_ones(translator, set_threads, settings):
     set_threads(1)
     want = translator.translate(LINES, **FEW, **settings)
     for n in (2, 3, 9):
@@ -44,7 +44,7 @@ def test_several_at_a_time_give_what_one_after_the_other_gives(translator, set_t
         assert torch.get_num_threads() == n
 
 
-def test_generated_texts_too(tmp_path, set_threads):
+def test_parallel_generation_equals_sequential_generation(tmp_path, set_threads):
     generator = td.load_generator(language_run(tmp_path))
     prompts, config = ["All", "A", "Al", "", "At", "All all"], td.GenerationConfig(n=2, max_length=9, batch_size=2)
     set_threads(1)
@@ -72,7 +72,7 @@ def test_an_error_in_a_batch_ends_the_call(translator, set_threads, n):
     assert done == [(i, -i) for i in range(5)]
 
 
-def test_what_nobody_waits_for_is_not_begun(translator, set_threads):
+def test_closed_iterators_start_no_further_batches(translator, set_threads):
     set_threads(2)
     begun = []
     results = translator._map_parallel(range(99), begun.append)
@@ -81,7 +81,7 @@ def test_what_nobody_waits_for_is_not_begun(translator, set_threads):
     assert sorted(begun) == list(range(len(begun))) and len(begun) <= 6
 
 
-def test_what_nobody_waits_for_ends_at_its_next_step(translator, set_threads):
+def test_interrupted_batches_end_at_their_next_step(translator, set_threads):
     """As on Ctrl-C, of batches that would decode for minutes."""
     set_threads(2)
     memory = translator.engine.encode(torch.tensor([[3, 4, 5]]))
@@ -102,7 +102,7 @@ def test_what_nobody_waits_for_ends_at_its_next_step(translator, set_threads):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_threads_that_begin_meanwhile_compute_with_all(translator, set_threads):
+def test_threads_started_meanwhile_keep_the_thread_count(translator, set_threads):
     """A thread takes over the number of its process when it first computes, whatever others do then."""
     set_threads(3)
     got = []
@@ -118,7 +118,7 @@ def test_threads_that_begin_meanwhile_compute_with_all(translator, set_threads):
     assert got == [3] * 300
 
 
-def test_each_thread_computes_with_its_share(translator, set_threads):
+def test_each_worker_uses_its_share_of_threads(translator, set_threads):
     set_threads(5)
     inside = [
         share for _, share in translator._map_parallel(range(20), lambda _: (get_ident(), torch.get_num_threads()))
@@ -128,14 +128,14 @@ def test_each_thread_computes_with_its_share(translator, set_threads):
     assert alone == (0, (get_ident(), 5))
 
 
-def test_own_rules_need_not_know_of_threads(translator, set_threads):
+def test_custom_rules_run_in_the_calling_thread(translator, set_threads):
     set_threads(2)
     translator.rules = [lambda *_: None]
     assert {ident for _, ident in translator._map_parallel(range(9), lambda _: get_ident())} == {get_ident()}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_last_batches_are_shared_out(n):
+def test_last_batches_are_balanced_over_threads(n):
     for sizes in ([], [3], [20], [50, 50, 50], [9, 90, 20, 7, 40], [5, 6, 7, 8]):
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         some = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
@@ -149,7 +149,7 @@ def test_the_last_batches_are_shared_out(n):
 
 @pytest.mark.skipif(library() is None, reason="no C++")
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
-def test_threads_that_need_positions_of_any_number_read_none_that_another_has_freed(positions):
+def test_position_tables_are_not_freed_while_threads_read_them(positions):
     """Addresses go to C++, which sees no bounds: numbers stay as long as what points to them."""
     model = Transformer(replace(LITTLE, positions=positions)).eval()
     engine = CPUEngine(model)
@@ -173,7 +173,7 @@ def _table(stack, stop):
     return torch.tensor((ctypes.c_float * n).from_address(start)[:])
 
 
-def test_wide_models_take_one_batch_after_the_other(translator, set_threads, monkeypatch):
+def test_wide_models_run_one_batch_at_a_time(translator, set_threads, monkeypatch):
     set_threads(2)
     width = translator.model.config.d_model
     for widest, at_once in ((width, 2), (width - 1, 1)):

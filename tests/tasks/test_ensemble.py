@@ -56,7 +56,7 @@ def check(runs: list[Path], output: Output, **source) -> None:
     torch.testing.assert_close(output.token_scores.log_probs, each, rtol=0, atol=1e-10)
 
 
-def test_translations_have_the_mean_of_both_models_log_probabilities(runs):
+def test_translation_log_probs_are_the_mean_of_both_models(runs):
     translator, line = td.load_translator(runs["text"], **DOUBLE), ENGLISH[1]
     source = torch.tensor([[*translator.source_tokenizer.encode([line])[0], EOS]])
     (outputs,) = translator.translate([line], SHORT, n_best=5, token_scores=True, alignments=True)
@@ -79,7 +79,7 @@ def test_translations_have_the_mean_of_both_models_log_probabilities(runs):
     torch.testing.assert_close(scored.log_probs, (each[0] + each[1]) / 2, rtol=0, atol=1e-10)
 
 
-def test_transcripts_have_the_mean_of_both_models_log_probabilities_beside_ctc_too(runs, tmp_path):
+def test_transcript_log_probs_are_the_mean_with_and_without_ctc(runs, tmp_path):
     transcriber = td.load_transcriber(runs["speech"], **DOUBLE)
     path = record(tmp_path, sentences(1))[0].audio
     frames = transcriber.feature_extractor(read_audio(path, RATE)).double()[None]
@@ -94,7 +94,7 @@ def test_transcripts_have_the_mean_of_both_models_log_probabilities_beside_ctc_t
         assert got.tokens == want.tokens and got.log_prob == pytest.approx(want.log_prob, abs=1e-9)
 
 
-def test_generated_texts_are_drawn_from_the_geometric_mean_of_both_models(runs):
+def test_generation_uses_the_geometric_mean_of_both_models(runs):
     generator = td.load_generator(runs["language"], **DOUBLE)
     beams = td.GenerationConfig(beam_size=3, n=3, max_length=5)
     (outputs,) = generator.generate(["ROM"], beams, token_scores=True)
@@ -115,7 +115,7 @@ def test_generated_texts_are_drawn_from_the_geometric_mean_of_both_models(runs):
 
 
 @pytest.mark.parametrize("kind", ["text", "speech", "language"])
-def test_the_command_line_takes_runs_with_a_comma_between(kind, runs, tmp_path, capsys):
+def test_command_accepts_comma_separated_runs(kind, runs, tmp_path, capsys):
     """JSON has the texts that Python gives, and the scores of their tokens."""
     loaded, some = td.load(runs[kind]), ["--length-ratio", "0", "--length-extra", "7", "--no-repeat-ngram", "4"]
     if kind == "text":
@@ -140,7 +140,7 @@ def test_the_command_line_takes_runs_with_a_comma_between(kind, runs, tmp_path, 
         assert numbers == pytest.approx(output.token_scores.log_probs.tolist(), abs=1e-4)
 
 
-def test_what_is_kept_of_an_output_belongs_to_all_runs_of_the_ensemble(runs, tmp_path, capsys):
+def test_partial_output_belongs_to_the_whole_ensemble(runs, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("\n".join(ENGLISH[:2]) + "\n")
     both, out = ",".join(map(str, runs["text"])), tmp_path / "out"
     words = [str(tmp_path / "in.txt"), "--output", str(out), "--part", "1/2", *CPU, "--greedy", "--length-ratio", "0"]
@@ -149,7 +149,7 @@ def test_what_is_kept_of_an_output_belongs_to_all_runs_of_the_ensemble(runs, tmp
     assert "was begun with others: run: " in capsys.readouterr().err
 
 
-def test_runs_that_do_not_go_together_are_refused(runs, tmp_path):
+def test_incompatible_runs_are_refused(runs, tmp_path):
     (text, _), (speech, _), (letters, _) = runs.values()
     other = random_run(tmp_path / "other", joint=False, model=LITTLE)
     rate = random_speech_run(tmp_path / "rate", FeatureExtractor(replace(FEATURES, hop=0.02)))
@@ -182,6 +182,6 @@ def test_runs_that_do_not_go_together_are_refused(runs, tmp_path):
             ask(*arguments)
 
 
-def test_an_ensemble_without_a_name_is_refused(runs, capsys):
+def test_empty_run_name_in_an_ensemble_is_refused(runs, capsys):
     assert main(["translate", f"{runs['text'][0]},", "-", *CPU]) == 2
     assert "an ensemble is named RUN,RUN without spaces, but it is '" in capsys.readouterr().err

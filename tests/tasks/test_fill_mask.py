@@ -44,7 +44,7 @@ def fill_mask(request, tmp_path_factory) -> FillMask:
     return td.load(encoder_run(tmp_path_factory.mktemp("run"), request.param, more=4))
 
 
-def test_every_gap_gets_the_likeliest_token_of_the_whole_model(fill_mask):
+def test_every_mask_gets_the_most_probable_token(fill_mask):
     """With the gaps written by hand: ids of the text around them, the mask symbol in between."""
     tokenizer = fill_mask.tokenizer
     (before,) = tokenizer.encode(["ROMEO:"])
@@ -69,7 +69,7 @@ def test_order_batch_size_and_padding_change_no_output(fill_mask):
     assert fill_mask([]) == [] and not any("\n" in line for line in alone)
 
 
-def test_a_word_that_holds_the_mask_word_is_no_gap(fill_mask):
+def test_mask_word_inside_a_word_is_a_mask_only_for_characters(fill_mask):
     if not isinstance(fill_mask.tokenizer, CharTokenizer):
         assert fill_mask(["  foo_bar   stays"]) == ["  foo_bar   stays"]
         filled, same = fill_mask(["Ay _ me foo_bar"]), fill_mask(["Ay <?> me foo_bar"], mask_word="<?>")
@@ -79,7 +79,7 @@ def test_a_word_that_holds_the_mask_word_is_no_gap(fill_mask):
 
 
 @pytest.mark.parametrize("behind", [" me", "  me", ", me"])
-def test_spaces_behind_a_mask_are_those_of_the_line_where_tokens_keep_all(behind):
+def test_spaces_after_a_mask_are_kept(behind):
     """As in Llama's SentencePiece, which begins every text with one more."""
     how = {"remove_extra_whitespaces": False, "byte_fallback": True, "normalization_rule_name": "identity"}
     tokenizer = SentencePieceTokenizer(sentencepiece_model(TEXT, vocab_size=330, kind="bpe", **how))
@@ -89,12 +89,12 @@ def test_spaces_behind_a_mask_are_those_of_the_line_where_tokens_keep_all(behind
     assert tokenizer.decode([filled]) == [f"Speak;{behind}"]
 
 
-def test_one_line_in_is_one_line_out(fill_mask, monkeypatch):
+def test_decoded_line_breaks_become_spaces(fill_mask, monkeypatch):
     monkeypatch.setattr(fill_mask.tokenizer, "decode", lambda rows: ["two\nlines\r"] * len(rows))
     assert fill_mask(["Speak _"]) == ["two lines "]
 
 
-def test_ids_without_a_text_are_never_found(fill_mask):
+def test_suppressed_ids_are_never_predicted(fill_mask):
     fill_mask = FillMask(deepcopy(fill_mask.model), fill_mask.tokenizer)
     table = fill_mask.model.output
     ids, places = torch.tensor([[1, 2, 3]]), torch.tensor([[True, False, True]])
@@ -106,7 +106,7 @@ def test_ids_without_a_text_are_never_found(fill_mask):
     assert got.shape == (2,) and not set(fill_mask.suppressed) & set(got.tolist())
 
 
-def test_the_wrong_kind_of_run_is_named(text_run, tmp_path):
+def test_loading_another_kind_of_run_is_an_error(text_run, tmp_path):
     run = encoder_run(tmp_path / "run")
     with pytest.raises(ValueError) as caught:
         load_as(Generator, run)
@@ -118,7 +118,7 @@ def test_the_wrong_kind_of_run_is_named(text_run, tmp_path):
         load_as(FillMask, text_run)
 
 
-def test_what_cannot_be_is_refused(letters_run, tmp_path):
+def test_invalid_inputs_and_models_are_refused(letters_run, tmp_path):
     fill_mask = td.load(encoder_run(tmp_path / "run"))
     with pytest.raises(ValueError) as caught:
         fill_mask(7)
@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused(letters_run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["characters", "sentencepiece"])
-def test_a_line_beyond_learned_positions_is_refused_and_one_that_fits_is_filled(kind):
+def test_lines_beyond_learned_positions_are_refused(kind):
     """The longest line that fits is found by the tokenizer alone."""
     tokenizer, limit = any_tokenizer(kind), 20
     stack = StackConfig(input=Tokens(vocab_size=tokenizer.vocab_size + 1), n_layers=1)

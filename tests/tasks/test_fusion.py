@@ -66,7 +66,7 @@ def by_model(lm: Path, tokens: list[int]) -> float:
 
 @pytest.mark.parametrize("kind", ["run", "arpa"])
 @pytest.mark.parametrize("task", ["text", "speech"])
-def test_what_comes_out_has_the_sum_of_both_log_probabilities(task, kind, request, tmp_path, capsys):
+def test_outputs_have_the_weighted_sum_of_log_probs(task, kind, request, tmp_path, capsys):
     run = request.getfixturevalue(task)
     load = td.load_translator if task == "text" else td.load_transcriber
     inputs = ENGLISH[:2] if task == "text" else [r.audio for r in record(tmp_path, sentences(2))]
@@ -127,7 +127,7 @@ def test_the_command_line_takes_a_language_model(task, request, tmp_path, capsys
         assert f"--lm and --lm-weight go together, but {reason};" in capsys.readouterr().err
 
 
-def test_a_kept_output_belongs_to_its_language_model(text, tmp_path, capsys):
+def test_partial_output_belongs_to_its_language_model(text, tmp_path, capsys):
     first, second = (language_model_of(text, tmp_path / name) for name in ("first", "second"))
     config = (second / "config.json").read_text()
     (second / "config.json").write_text(config.replace('"dropout": 0.0', '"dropout": 0.1'))
@@ -149,7 +149,7 @@ def test_a_kept_output_belongs_to_its_language_model(text, tmp_path, capsys):
     assert "was begun with others: lm: " in capsys.readouterr().err
 
 
-def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_path):
+def test_incompatible_language_models_are_refused(text, letters_run, tmp_path):
     letters = letters_run
     (tmp_path / "wrong.arpa").write_text("nothing\n")
     for run, lm, message in (
@@ -172,7 +172,7 @@ def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_pa
 
 
 @needs_cpp
-def test_beside_a_run_in_int8_a_language_model_stays_float32(text, tmp_path):
+def test_language_model_stays_float32_beside_an_int8_run(text, tmp_path):
     lm, bos = language_model_of(text, tmp_path / "lm"), torch.tensor([BOS])
     translator = td.load(text, dtype=torch.int8, lm=lm)
     assert translator.engine.output.int8

@@ -46,7 +46,7 @@ def by_hand(g: Generator, prompt: list[int], x: GenerationConfig, i: int, k: int
     return tokens[len(prompt) :]
 
 
-def test_a_beam_without_an_end_keeps_what_can_go_on():
+def test_beam_search_survives_hypotheses_without_continuation():
     """Of two characters, no pair of which comes twice; some beams have none left. Renormalized, the others count alone."""
     g = Generator(language_model(2, seed=0, max_positions=60).double(), CharTokenizer.train(["ab"]))
     ((best,),) = g.generate(["a"], beam_size=2, no_repeat_ngram=2, max_length=5, renormalize=True)
@@ -64,7 +64,7 @@ def test_a_beam_without_an_end_keeps_what_can_go_on():
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [*((kind, 0.7) for kind in KINDS), ("bytes", 0.0)])
-def test_texts_are_those_of_a_loop_without_cache_and_batch(kind, temperature):
+def test_texts_equal_a_loop_without_cache_and_batch(kind, temperature):
     g, x = generator(kind), GenerationConfig(max_length=5, temperature=temperature, seed=5, n=2 if temperature else 1)
     got = g.generate(SOME, x)
     for i, (prompt, texts) in enumerate(zip(SOME, got, strict=True)):
@@ -78,7 +78,7 @@ def test_texts_are_those_of_a_loop_without_cache_and_batch(kind, temperature):
     assert g(SOME, x) == [texts[0].text for texts in got]
 
 
-def test_the_batch_changes_nothing():
+def test_batch_size_does_not_change_texts():
     g, x = generator("bytes"), GenerationConfig(max_length=6, n=3, seed=2)
     together = g.generate(PROMPTS, x)
     for size in (2, 5):
@@ -90,7 +90,7 @@ def test_the_batch_changes_nothing():
     assert [t.tokens for t in together[0]] != [t.tokens for t in together[-1]]  # one prompt, two indices
 
 
-def test_fewer_texts_and_shorter_ones_are_the_beginning_of_more():
+def test_fewer_and_shorter_samples_are_prefixes_of_more():
     g = generator("characters")
     more = g.generate(PROMPTS, GenerationConfig(max_length=12, n=4))
     fewer = g.generate(PROMPTS, GenerationConfig(max_length=5, n=2))
@@ -99,7 +99,7 @@ def test_fewer_texts_and_shorter_ones_are_the_beginning_of_more():
     assert g(PROMPTS, GenerationConfig(max_length=12, seed=1)) != [texts[0].text for texts in more]
 
 
-def test_beams_are_n_best_and_likelier_than_greedy():
+def test_beams_are_sorted_and_have_exact_log_probs():
     g = generator("pieces")
     beams = g.generate(PROMPTS, GenerationConfig(max_length=8, beam_size=5, n=3, alpha=0.0))
     for prompt, texts in zip(PROMPTS, beams, strict=True):
@@ -113,7 +113,7 @@ def test_beams_are_n_best_and_likelier_than_greedy():
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [*((kind, 1.0) for kind in KINDS), ("bytes", 0.0)])
-def test_a_stream_gives_the_whole_text_piece_by_piece(kind, temperature):
+def test_streamed_pieces_add_up_to_the_text(kind, temperature):
     g, x = generator(kind), GenerationConfig(max_length=8, n=2 if temperature else 1, temperature=temperature)
     n_pieces = 0
     for i, texts in enumerate(g.generate(SOME, x)):
@@ -125,7 +125,7 @@ def test_a_stream_gives_the_whole_text_piece_by_piece(kind, temperature):
     assert not torch.is_inference_mode_enabled()
 
 
-def test_a_character_of_four_bytes_comes_in_one_piece(monkeypatch):
+def test_multi_byte_characters_are_streamed_whole(monkeypatch):
     g = generator("bytes")
     (ids,) = g.tokenizer.encode(["a🙂b"])
     assert len(ids) > 3  # the bytes are tokens of their own
@@ -135,7 +135,7 @@ def test_a_character_of_four_bytes_comes_in_one_piece(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_are_together_the_whole_text_whatever_the_tokens(kind):
+def test_streaming_arbitrary_tokens_gives_the_decoded_text(kind):
     """Of random ids, bytes that spell nothing, blanks, and characters whose bytes come one by one."""
     g, rng = generator(kind), np.random.default_rng(4)
     ids = [i for i in range(g.tokenizer.vocab_size) if i not in g.suppressed and i != g.tokenizer.eos_id]
@@ -200,7 +200,7 @@ def test_a_text_ends_with_the_first_of_its_stop_strings(kind):
         g.generate(["a"], GenerationConfig(), stop=["a", ""])
 
 
-def test_texts_in_parts_are_those_that_are_drawn_at_once():
+def test_samples_in_parts_equal_samples_at_once():
     g, x = generator("characters"), GenerationConfig(max_length=6, n=5, seed=2)
     (outputs,) = g.generate(["All"], x)
     for first in range(4):
@@ -208,7 +208,7 @@ def test_texts_in_parts_are_those_that_are_drawn_at_once():
         assert [o.tokens for o in part] == [o.tokens for o in outputs[first : first + 2]]
 
 
-def test_whoever_stops_asking_stops_the_search(monkeypatch):
+def test_streams_compute_only_consumed_tokens(monkeypatch):
     g, steps, step = generator("characters"), [], Sampler.step
     monkeypatch.setattr(Sampler, "step", lambda self: steps.append(1) or step(self))
     stream = g.stream("All", GenerationConfig(max_length=30))
@@ -219,7 +219,7 @@ def test_whoever_stops_asking_stops_the_search(monkeypatch):
 # Prompts
 
 
-def test_what_a_text_begins_with():
+def test_first_token_of_encoded_prompts():
     characters, pieces, byte = (generator(kind) for kind in KINDS)
     assert characters.encode("") == characters.tokenizer.encode(["\n"])[0]
     assert characters.encode("All") == characters.tokenizer.encode(["All"])[0]
@@ -231,7 +231,7 @@ def test_what_a_text_begins_with():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beam_size", [1, 2])
-def test_a_space_at_the_end_of_a_prompt_ends_its_word(kind, beam_size):
+def test_trailing_space_of_a_prompt_is_written_once(kind, beam_size):
     """Where tokens have no such space, a text begins with it, and it is written once; beside a prompt without."""
     g = generator(kind)
     x = GenerationConfig(max_length=6, n=3 if beam_size == 1 else 1, seed=1, beam_size=beam_size)
@@ -248,7 +248,7 @@ def test_a_space_at_the_end_of_a_prompt_ends_its_word(kind, beam_size):
         assert g(["All\t"], x) == g(["All "], x) != g(["All"], x)
 
 
-def test_long_prompts_keep_their_end_and_text_stops_where_positions_end(caplog):
+def test_long_prompts_are_cut_and_texts_end_with_the_positions(caplog):
     g = generator("characters", positions="learned")
     prompt = "it's done" * 9
     assert g.encode(prompt, 11) == g.tokenizer.encode([prompt])[0][-30:]
@@ -268,7 +268,7 @@ def test_long_prompts_keep_their_end_and_text_stops_where_positions_end(caplog):
     assert [len(t[0].tokens) for t in endless.generate([prompt], GenerationConfig(max_length=50))] == [50]
 
 
-def test_ids_without_a_text_are_never_produced():
+def test_suppressed_ids_are_never_generated():
     tokenizer = any_tokenizer("pieces")
     g = Generator(language_model(tokenizer.vocab_size + 84), tokenizer)  # a table filled up to a round number
     texts = g.generate(PROMPTS[:3], GenerationConfig(max_length=20, temperature=3.0, n=9))
@@ -281,7 +281,7 @@ def test_ids_without_a_text_are_never_produced():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_keeps_whichever_tokenizer_it_has(tmp_path, kind):
+def test_runs_store_every_kind_of_tokenizer(tmp_path, kind):
     run = language_run(tmp_path / "run", kind)
     assert sorted(path.name for path in run.iterdir()) == sorted(["config.json", FILES[kind], "model.safetensors"])
     g = td.load(run)
@@ -294,7 +294,7 @@ def test_a_run_keeps_whichever_tokenizer_it_has(tmp_path, kind):
     assert g(PROMPTS, x) == generator(kind)(PROMPTS, x)
 
 
-def test_the_wrong_kind_of_run_is_named(letters_run, text_run):
+def test_loading_another_kind_of_run_is_an_error(letters_run, text_run):
     for kind in (td.Translator, td.Transcriber):
         with pytest.raises(
             ValueError, match=f"{re.escape(str(letters_run))} is a language model; use transduce generate$"
@@ -324,7 +324,7 @@ def test_the_wrong_kind_of_run_is_named(letters_run, text_run):
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, message):
+def test_contradictory_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         GenerationConfig(**settings)
 
@@ -335,7 +335,7 @@ def test_settings_out_of_their_bounds_are_refused(name, value):
         GenerationConfig(**{name: value})
 
 
-def test_what_cannot_generate_is_refused(text_run):
+def test_invalid_models_and_calls_are_refused(text_run):
     translator = td.load(text_run)
     with pytest.raises(
         ValueError, match=r"^a generator takes a decoder-only model, but this model has an encoder; use td"

@@ -21,7 +21,7 @@ from transduce.tasks.base import check_list
     "given",
     [[1], [None], [b"a"], ["a", ("b",)], ["a", "\ud800"], [chr(0xDCFF)], None, (x for x in "ab"), 3, {"a": "b"}],
 )
-def test_what_is_no_list_of_texts_is_refused_by_its_element(given):
+def test_errors_of_invalid_lists_name_the_element(given):
     with pytest.raises(InputError, match=r"^translate takes a list of lines, but (element [01] |got )"):
         check_list(given, "translate takes a list of lines", of_text=True)
 
@@ -51,7 +51,7 @@ def test_one_input_gives_one_text_and_a_list_gives_a_list(text_run, transcriber,
         transcriber(tmp_path / "none.wav")
 
 
-def test_a_notebook_shows_where_the_decoder_looks(text_run, transcriber, recordings, tmp_path):
+def test_notebooks_show_the_attention_map(text_run, transcriber, recordings, tmp_path):
     """IPython itself makes a picture of it: the one that `draw` writes."""
     translator, show = td.load(text_run), DisplayFormatter().format
     look = td.show(translator, ENGLISH[0], beam_size=2)

@@ -37,7 +37,7 @@ def test_batch_size_order_and_padding_change_no_output(translator, decoding):
     assert translator([lines[i] for i in order], decoding) == [alone[i] for i in order]
 
 
-def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(translator):
+def test_greedy_search_equals_a_loop_over_argmax(translator):
     line = ENGLISH[1]
     source = torch.tensor([[*translator.source_tokenizer.encode([line])[0], EOS]])
     target = [BOS]
@@ -50,7 +50,7 @@ def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(translato
     assert translator([line], replace(GREEDY, length_ratio=0.0, length_extra=7)) == [want]
 
 
-def test_a_run_whose_tokenizer_marks_no_ends_is_refused(tmp_path):
+def test_tokenizer_without_eos_is_refused(tmp_path):
     library = library_tokenizer("bpe", ENGLISH, special=("<unk>", "<s>"))
     run = random_speech_run(tmp_path / "run", None, JSONTokenizer(library.to_str().encode()))
     with pytest.raises(ValueError, match=rf"^{run}: a model that turns .* has none for eos_id \(</s>, <eos>, "):
@@ -64,7 +64,7 @@ def test_blank_lines_give_blank_lines_in_their_place(translator):
     assert translator(["", ""], SHORT) == ["", ""]
 
 
-def test_a_too_long_line_is_cut_with_a_warning_that_names_it(translator, caplog):
+def test_too_long_lines_are_cut_with_a_warning(translator, caplog):
     line = "word " * 40
     n_tokens = len(translator.source_tokenizer.encode([line])[0])
     short = replace(SHORT, max_source_length=9)
@@ -76,7 +76,7 @@ def test_a_too_long_line_is_cut_with_a_warning_that_names_it(translator, caplog)
 
 
 @pytest.mark.parametrize("decoding", [SHORT, replace(SHORT, beam_size=3, n_best=2)], ids=["greedy", "beam"])
-def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(translator, decoding):
+def test_long_lines_are_split_where_sentences_are_more_probable(translator, decoding):
     parts = [ENGLISH[0], ENGLISH[1], ENGLISH[3]]
     lines = [ENGLISH[5], " ".join(parts), "", " ".join(parts[:2]), "word " * 12]
     whole = translator.translate(lines, decoding)
@@ -97,7 +97,7 @@ def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(transla
         assert [(o.text, o.tokens) for o in got[i]] == [(o.text, o.tokens) for o in whole[i]]
 
 
-def test_a_bonus_does_not_decide_between_a_line_and_its_sentences(translator):
+def test_bias_does_not_affect_the_choice_to_split_a_line(translator):
     """It counts once for the line, and once for each sentence."""
     pairs = [(a, b) for a in ENGLISH[:4] for b in ENGLISH[4:7]]
     lines = [" ".join(pair) for pair in pairs]
@@ -120,7 +120,7 @@ def test_a_bonus_does_not_decide_between_a_line_and_its_sentences(translator):
 
 
 @pytest.mark.parametrize("how", [{}, {"split_length": 8}, {"sample": True, "seed": 3}, {"beam_size": 3}])
-def test_texts_are_the_same_without_scores_which_greedy_search_then_leaves_out(translator, how):
+def test_texts_are_the_same_without_scores(translator, how):
     lines, how = [ENGLISH[5], f"{ENGLISH[0]} {ENGLISH[1]}", ""], {"beam_size": 1} | how
     got = [in_order(translator.stream(lines, SHORT, details=Details(scores=scores), **how)) for scores in (True, False)]
     texts = [[outputs[0].text for outputs in each] for each in got]
@@ -130,7 +130,7 @@ def test_texts_are_the_same_without_scores_which_greedy_search_then_leaves_out(t
     assert math.isnan(got[1][0][0].log_prob) is math.isnan(got[1][0][0].score) is not computed
 
 
-def test_parts_are_joined_rank_by_rank_and_each_has_an_end():
+def test_parts_are_joined_rank_by_rank():
     a = [Output("a", -3.0, -3.0, [1, 2]), Output("A", -6.0, -6.0, [9])]
     b = [Output("b", -5.0, -5.0, [3], False), Output("B", -7.0, -7.0, [])]
     assert join_parts([a, b], BeamConfig(alpha=1.0)) == [
@@ -140,7 +140,7 @@ def test_parts_are_joined_rank_by_rank_and_each_has_an_end():
     assert join_parts([a], BeamConfig(alpha=1.0)) == a
 
 
-def test_a_line_too_long_for_the_model_is_not_cut_where_it_has_sentences(translator, caplog):
+def test_too_long_lines_with_sentences_are_split_instead_of_cut(translator, caplog):
     parts = [ENGLISH[0], ENGLISH[1], ENGLISH[3]]
     longest = max(len(ids) for ids in translator.source_tokenizer.encode(parts)) + 1
     with caplog.at_level(logging.WARNING):
@@ -158,7 +158,7 @@ def test_the_output_is_bounded_in_proportion_to_the_source(translator, monkeypat
     assert 0 < max(lengths) <= int(ratio * n_source) + extra
 
 
-def test_what_is_not_named_stays_as_the_run_has_it(translator, monkeypatch):
+def test_calls_change_only_the_given_settings(translator, monkeypatch):
     monkeypatch.setattr(translator, "decoding", replace(SHORT, alpha=1.6))
     wide = replace(SHORT, alpha=1.6, n_best=7, beam_size=7)
     got = translator.translate(ENGLISH[:3], n_best=7)
@@ -167,7 +167,7 @@ def test_what_is_not_named_stays_as_the_run_has_it(translator, monkeypatch):
     assert translator(ENGLISH[:3], SHORT, alpha=0.0) == translator(ENGLISH[:3], replace(SHORT, alpha=0.0))
 
 
-def test_n_best_is_sorted_and_as_many_as_asked(translator):
+def test_n_best_outputs_are_sorted_and_complete(translator):
     outputs = translator.translate(["", *ENGLISH[:3]], replace(SHORT, n_best=4))
     assert [len(each) for each in outputs] == [4] * 4
     for each in outputs[1:]:
@@ -176,12 +176,12 @@ def test_n_best_is_sorted_and_as_many_as_asked(translator):
         assert all(output.log_prob < 0 for output in each)
 
 
-def test_every_line_stays_one_line_even_if_bytes_spell_a_line_break(translator, monkeypatch):
+def test_decoded_line_breaks_become_spaces(translator, monkeypatch):
     monkeypatch.setattr(translator.tokenizer, "decode", lambda rows: ["two\nlines\r"] * len(rows))
     assert translator([ENGLISH[0]], SHORT) == ["two lines "]
 
 
-def test_a_stream_gives_every_line_once_and_blank_ones_before_any_search(translator):
+def test_stream_yields_every_line_once_and_blank_ones_first(translator):
     lines, config = [*ENGLISH[:5], ""], replace(SHORT, batch_tokens=20, n_best=2)
     stream = translator.stream(lines, config)
     assert next(stream) == (5, [Output("")] * 2)
@@ -194,7 +194,7 @@ def test_a_stream_gives_every_line_once_and_blank_ones_before_any_search(transla
     assert str(caught.value) == "translate takes a list of lines, but got one string; use ['one']"
 
 
-def test_load_says_what_a_directory_lacks(tmp_path):
+def test_missing_files_of_a_run_are_errors(tmp_path):
     with pytest.raises(ValueError) as error:
         td.load(tmp_path / "none")
     assert str(error.value) == (
@@ -214,7 +214,7 @@ def test_load_says_what_a_directory_lacks(tmp_path):
     assert str(error.value) == f"a run needs a tokenizer to write text, but {run} has none"
 
 
-def test_known_words_that_somebody_added_stay(tmp_path):
+def test_words_added_to_the_lexicon_are_kept(tmp_path):
     save_lexicon(tmp_path, ["red", "blue"])
     with (tmp_path / "lexicon.txt").open("a") as file:
         file.write("green\n")

@@ -17,7 +17,7 @@ HTML = """<!DOCTYPE html>
 """
 
 
-def shouted(fragment: Fragment, order: list[int] | None = None) -> Output:
+def upper_case_output(fragment: Fragment, order: list[int] | None = None) -> Output:
     """Its words in capitals, in another order."""
     words = fragment.source.split()
     order = order or [*range(len(words))]
@@ -27,10 +27,10 @@ def shouted(fragment: Fragment, order: list[int] | None = None) -> Output:
 
 def translated(text: str, format: str = "html", order: list[int] | None = None) -> str:
     pieces = parse(text, format)
-    return joined(pieces, (shouted(piece, order) for piece in pieces if isinstance(piece, Fragment)))
+    return joined(pieces, (upper_case_output(piece, order) for piece in pieces if isinstance(piece, Fragment)))
 
 
-def test_a_long_paragraph_of_many_tags_is_read_at_once():
+def test_long_paragraphs_with_many_tags_are_parsed_fast():
     """Each tag was compared with all others, and with all words: 15 s; conftest.py bounds a test's time."""
     paragraph = "<p>" + "<b>OPEN</b> <img> THE " * 4_000 + "</p>"
     assert [len(each.tags) for each in parse(paragraph, "html") if isinstance(each, Fragment)] == [8_000]
@@ -38,7 +38,7 @@ def test_a_long_paragraph_of_many_tags_is_read_at_once():
     assert translated(paragraph) == paragraph
 
 
-def test_what_nobody_sees_is_no_text():
+def test_invisible_characters_are_not_translated():
     """A space without width and a soft hyphen stay where they are, and nothing is translated there."""
     text = "<p>&#8203;</p><p>&shy;</p><p>a</p>"
     pieces = parse(text, "html")
@@ -46,7 +46,7 @@ def test_what_nobody_sees_is_no_text():
     assert joined(pieces, iter([Output("b")])) == text.replace(">a<", ">b<")
 
 
-def test_words_change_and_all_else_stays():
+def test_only_words_are_changed():
     want = """<!DOCTYPE html>
 <p class="x" title="a > b">PRINT <b>IT</b>, PLEASE &amp; NOW.</p>
 <style>p > a {}</style><p>OPEN THE <a href="/x?a=1&amp;b=2">OLD <i>LETTER</i></a>.</p>
@@ -81,7 +81,7 @@ def test_words_change_and_all_else_stays():
         ("<b><i>a</b> b</i>", [0, 1], "<b><i>A</i></b> <i>B</i>"),
     ],
 )
-def test_tags_wrap_the_words_that_were_written_from_theirs(text, order, want):
+def test_tags_follow_the_aligned_words(text, order, want):
     assert translated(text, order=order) == want
 
 
@@ -100,7 +100,7 @@ def test_tags_wrap_the_words_that_were_written_from_theirs(text, order, want):
         ("<pre><ruby>b<rt>x</rt></ruby></pre>a", "<pre><ruby>b<rt>x</rt></ruby></pre>A"),
     ],
 )
-def test_an_element_that_is_not_translated_ends_where_it_does_in_html(text, want):
+def test_untranslated_elements_end_as_in_html(text, want):
     assert translated(text) == want
 
 
@@ -125,7 +125,7 @@ class Nesting(HTMLParser):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_the_alignment_tags_are_nested_and_none_is_lost(seed):
+def test_tags_stay_nested_and_complete_for_any_alignment(seed):
     """Python's own parser reads the translation: its words in their order, every element at least once."""
     rng = random.Random(seed)
     numbers = iter(range(99))
@@ -144,7 +144,7 @@ def test_whatever_the_alignment_tags_are_nested_and_none_is_lost(seed):
     order = rng.choices(range(len(fragment.source.split())), k=rng.randint(1, 12))
     before, after = Nesting(), Nesting()
     before.feed(text)
-    after.feed(fragment.translated(shouted(fragment, order)))
+    after.feed(fragment.translated(upper_case_output(fragment, order)))
     assert before.open == after.open == [] and before.seen == after.seen
     assert after.text.split() == [fragment.source.split()[i].upper() for i in order]
 
@@ -152,7 +152,7 @@ def test_whatever_the_alignment_tags_are_nested_and_none_is_lost(seed):
 SRT = "1\r\n00:00:01,000 --> 00:00:02,500\r\nPrint\r\n<i>it</i> & go\r\n\r\n2\r\n00:00:03,000 --> 00:00:04,000\r\n\r\n3\r\n00:00:05,000 --> 00:00:06,000\r\nBye\r\n"
 
 
-def test_lines_of_a_cue_are_one_text_as_their_script_joins_them():
+def test_lines_of_a_cue_are_joined_according_to_their_script():
     cues = "1\n00:01,000 --> 00:02,000\n今天天气\r\n很好 对吧\n\n2\n00:03,000 --> 00:04,000\nOpen the\nletter.\n"
     fragments = [piece for piece in parse_subtitles(cues, escaped=False) if isinstance(piece, Fragment)]
     assert [fragment.source for fragment in fragments] == ["今天天气很好 对吧", "Open the letter."]
@@ -168,7 +168,7 @@ VTT = "WEBVTT\n\nNOTE a b\n\nx\n00:01.000 --> 00:02.000 align:start\n<v Ann>a <c
 
 
 @pytest.mark.parametrize("start", ["\nWEBVTT", "\ufeff\r\nwebvtt - of a film"])
-def test_webvtt_may_begin_with_a_blank_line_or_small_letters(start):
+def test_webvtt_may_begin_with_a_blank_line_or_lower_case(start):
     vtt = f"{start}\n\n00:01.000 --> 00:02.000\na &lt; b\n"
     assert translated(vtt, "vtt") == vtt.replace("a &lt; b", "A &lt; B")
 

@@ -46,7 +46,7 @@ def ctc_prob(probs: np.ndarray, ids: Sequence[int], blank: int) -> float:
     return alpha[-2:].sum()
 
 
-def test_it_is_the_formula_written_out(transcriber, recordings):
+def test_no_speech_prob_is_the_formula_written_out(transcriber, recordings):
     """Of the transcript that CTC writes by itself, whatever the search makes of the sound."""
     got = transcriber.transcribe([r.audio for r in recordings], replace(SHORT, n_best=2), no_speech_threshold=1.0)
     blank, seen = transcriber.tokenizer.pad_id, []
@@ -65,7 +65,7 @@ def test_it_is_the_formula_written_out(transcriber, recordings):
     assert np.ptp(seen) > 0.1, "it depends on the sound"
 
 
-def test_where_ctc_writes_nothing_nobody_speaks(transcriber, recordings, monkeypatch):
+def test_no_speech_prob_is_1_where_ctc_outputs_only_blanks(transcriber, recordings, monkeypatch):
     nothing = torch.nn.functional.one_hot(torch.tensor(transcriber.tokenizer.pad_id), transcriber.model.vocab_size)
     monkeypatch.setattr(transcriber.model, "ctc_logits", lambda states: nothing.double().expand(*states.shape[:2], -1))
     (states,) = transcriber.encode([recordings[0].audio])
@@ -73,7 +73,7 @@ def test_where_ctc_writes_nothing_nobody_speaks(transcriber, recordings, monkeyp
         assert no_speech_prob(transcriber.model, transcriber.tokenizer, each) == 1.0
 
 
-def test_the_encoder_runs_once_for_the_speech_and_for_its_text(transcriber, recordings, monkeypatch):
+def test_encoder_runs_once_for_no_speech_prob_and_search(transcriber, recordings, monkeypatch):
     paths = [r.audio for r in recordings]
     alone = transcriber.transcribe(paths, SHORT, batch_tokens=1)  # every sound by itself, encoded by the search
     rows = []
@@ -88,7 +88,7 @@ def test_the_encoder_runs_once_for_the_speech_and_for_its_text(transcriber, reco
         assert one.segments[0].outputs[0].score == pytest.approx(other.segments[0].outputs[0].score, abs=1e-4)
 
 
-def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path, caplog):
+def test_segments_above_the_threshold_are_blank(transcriber, recordings, tmp_path, caplog):
     """In the order of the sounds, beside silence; what a text shall begin with or hold is somebody's word for speech."""
     soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
     paths = [tmp_path / "silent.wav", *(r.audio for r in recordings)]
@@ -118,7 +118,7 @@ def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path,
 
 
 @pytest.mark.parametrize("lost", ["head", "training"])
-def test_it_is_off_where_nothing_can_tell(speech_run, recordings, tmp_path, caplog, capsys, lost):
+def test_threshold_is_ignored_without_a_trained_ctc_head(speech_run, recordings, tmp_path, caplog, capsys, lost):
     """A head that learned nothing is none."""
     run = shutil.copytree(speech_run, tmp_path / "run")
     transcriber = td.load(run)
@@ -143,7 +143,7 @@ def test_it_is_off_where_nothing_can_tell(speech_run, recordings, tmp_path, capl
     ]
 
 
-def test_on_the_command_line(speech_run, recordings, capsys):
+def test_command_accepts_a_no_speech_threshold(speech_run, recordings, capsys):
     flags = ["--ctc-weight", "1", "--min-length", "2", "--no-repeat-ngram", "4"]
     command = ["transcribe", str(speech_run), *(str(r.audio) for r in recordings[:4]), *flags]
     assert main([*command, "--format", "json", "--no-speech-threshold", "1"]) == 0

@@ -53,7 +53,7 @@ def lower_case_tokenizer() -> Tokenizer:
     [*map(any_tokenizer, ("bytes", "pieces", "characters")), library("bpe"), library("unigram")],
     ids=lambda tokenizer: type(tokenizer).__name__,
 )
-def test_surfaces_are_what_tokens_add_to_a_text(tokenizer, rng):
+def test_surfaces_are_the_text_that_tokens_add(tokenizer, rng):
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.surfaces[i]]
     assert len(ids) >= tokenizer.vocab_size - 5
     for _ in range(50):
@@ -67,7 +67,7 @@ def test_surfaces_are_what_tokens_add_to_a_text(tokenizer, rng):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
-def test_so_they_are_of_an_imported_tokenizer(kind, rng):
+def test_surfaces_of_imported_tokenizers(kind, rng):
     """Whose tokens may be halves of characters, special ones of any name, or a space alone."""
     of, special = any_tokenizer(kind), {"bos": 0, "eos": 0, "pad": 0, "unk": 1}
     if kind == "bytes":
@@ -88,7 +88,7 @@ def test_so_they_are_of_an_imported_tokenizer(kind, rng):
         assert "\ufffd" in decoded or decoded.strip() == written.decode().strip()
 
 
-def ends_words(kind: str) -> Tokenizer:
+def word_suffix_tokenizer(kind: str) -> Tokenizer:
     """Its tokens write the space behind a word, but for the last one: GPT's </w>, or what SentencePiece calls a suffix."""
     if kind == "imported":
         model = sentencepiece_model(GERMAN, vocab_size=90, treat_whitespace_as_suffix=True)
@@ -102,8 +102,8 @@ def ends_words(kind: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", ["library", "imported"])
-def test_rules_know_tokens_that_end_words(kind, rng):
-    tokenizer = ends_words(kind)
+def test_rules_work_with_tokens_that_end_words(kind, rng):
+    tokenizer = word_suffix_tokenizer(kind)
     rows = tokenizer.encode(GERMAN)
     drawn = [i for row in rows for i in row]
     known = lexicon(tokenizer, tuple({word for line in GERMAN for word in line.split()}))
@@ -124,8 +124,8 @@ def test_rules_know_tokens_that_end_words(kind, rng):
 
 
 @pytest.mark.parametrize("kind", ["library", "imported"])
-def test_the_space_behind_a_prompt_is_written_once_by_tokens_that_end_words(kind):
-    tokenizer = ends_words(kind)
+def test_trailing_space_is_written_once_by_tokens_that_end_words(kind):
+    tokenizer = word_suffix_tokenizer(kind)
     generator = Generator(language_model(tokenizer.vocab_size), tokenizer)
     for seed, prompt in enumerate(("Mach ", "Druck es ")):
         (output,), *_ = generator.generate([prompt], td.GenerationConfig(max_length=6, seed=seed))
@@ -134,7 +134,7 @@ def test_the_space_behind_a_prompt_is_written_once_by_tokens_that_end_words(kind
 
 
 @pytest.mark.parametrize("text", ["Druck", " Druck", "Mach bitte "])
-def test_a_prefix_can_be_written_where_a_space_begins_every_text(text):
+def test_prefix_with_a_tokenizer_that_adds_a_leading_space(text):
     """As in the byte-level BPE of Blenderbot."""
     library = Library.from_str(any_tokenizer("bytes").model.decode())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -145,7 +145,7 @@ def test_a_prefix_can_be_written_where_a_space_begins_every_text(text):
     assert tokenizer.decode([tokens])[0].startswith(f" {text.strip()}")
 
 
-def test_the_same_for_texts(translator):
+def test_spelled_lines_equal_their_text(translator):
     """One tokenizer after the other gives back what was encoded, with the space that it puts before a word."""
     for tokenizer in (translator.tokenizer, any_tokenizer("bytes"), library("bpe")):
         for line in GERMAN[:6]:
@@ -153,7 +153,7 @@ def test_the_same_for_texts(translator):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_forbidden_phrases_come_out_of_no_task(translator, transcriber, recordings, beam_size):
+def test_forbidden_phrases_are_in_no_output(translator, transcriber, recordings, beam_size):
     tokenizer = any_tokenizer("bytes")
     generator = Generator(language_model(tokenizer.vocab_size).double(), tokenizer)
     paths = [r.audio for r in recordings[:2]]
@@ -172,7 +172,7 @@ def test_forbidden_phrases_come_out_of_no_task(translator, transcriber, recordin
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_translations_begin_with_their_prefix_whatever_the_batch(translator, beam_size):
+def test_translations_begin_with_their_prefix_in_any_batch(translator, beam_size):
     prefix = ["Druck", "", "Nichts", "Mach bitte den ", "Zeig mir die Fo"]
     got = translator(LINES, prefix=prefix, beam_size=beam_size)
     assert all(text.startswith(begin) for text, begin in zip(got, prefix, strict=True) if begin != "Nichts")
@@ -182,7 +182,7 @@ def test_translations_begin_with_their_prefix_whatever_the_batch(translator, bea
         assert translator([line], prefix=[begin], beam_size=beam_size, batch_tokens=1) == [text]
 
 
-def test_the_last_word_of_a_prefix_may_go_on_and_a_space_ends_it(translator):
+def test_last_word_of_a_prefix_may_continue_unless_a_space_follows(translator):
     """Of ten beginnings some go on, and none does where a space stands behind it."""
     words = ["Dr", "Ma", "Zei", "Schi", "Ha", "Öff", "lan", "grü", "let", "Wo"]
     free = translator(["Print it."] * 10, prefix=words)
@@ -192,7 +192,7 @@ def test_the_last_word_of_a_prefix_may_go_on_and_a_space_ends_it(translator):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_translations_hold_what_they_require_whatever_the_batch(translator, beam_size, caplog):
+def test_translations_contain_required_phrases_in_any_batch(translator, beam_size, caplog):
     """Words and names, in lines of their own and beside a prefix and forbidden phrases."""
     require = [["Größe", "Anna"], [], ["nothing"], ["den grünen Ordner"], ["Bericht", "richt", " lang"]]
     prefix = ["", "", "", "Mach", "Druck"]
@@ -225,7 +225,7 @@ def test_the_command_line_takes_prefixes_and_forbidden_phrases(text_run, tmp_pat
     assert "transduce: line 3 must be INPUT<TAB>PREFIX, but it has 3 columns; remove tabs\n" in err
 
 
-def test_a_line_whose_phrases_no_tokens_write_is_blank_and_the_others_are_translated(tmp_path, capsys):
+def test_lines_with_unspellable_phrases_are_blank(tmp_path, capsys):
     """As a sound of such a line is; a tokenizer without bytes lacks characters."""
     tokenizer = library("unigram")
     config = with_vocabularies(TINY, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
@@ -246,9 +246,7 @@ def test_a_line_whose_phrases_no_tokens_write_is_blank_and_the_others_are_transl
     [{"beam_size": 1}, pytest.param({"ctc_weight": 0.0}, marks=pytest.mark.long), {"ctc_weight": 0.6, "beam_size": 3}],
     ids=str,
 )
-def test_transcripts_begin_with_their_prefix_and_hold_what_they_require_whatever_the_batch(
-    transcriber, recordings, way, caplog
-):
+def test_transcripts_have_their_prefix_and_required_phrases_in_any_batch(transcriber, recordings, way, caplog):
     """Also where CTC finds it impossible, as the sound is too short."""
     paths = [r.audio for r in recordings[:4]]
     prefix, require = ["blue ", "", "", "red green " * 9], [[], [" black ", "ee"], [], ["blue"]]
@@ -267,7 +265,7 @@ def test_transcripts_begin_with_their_prefix_and_hold_what_they_require_whatever
     assert caplog.messages == [f"{paths[0]} from 0.0 s lacks required phrases (no room, or forbidden): ['blue']"]
 
 
-def test_a_prefix_begins_what_is_heard_first_in_long_sound_which_can_require_nothing(transcriber):
+def test_prefix_of_long_audio_begins_the_first_segment_with_speech(transcriber):
     """Behind a minute of silence; the same one by one, as they are streamed, and together."""
     parts = [np.zeros(70 * RATE), *(sound(text, seed=i) for i, text in enumerate(sentences(5)))]
     samples = (np.concatenate(parts).astype(np.float32), RATE)
@@ -289,7 +287,7 @@ def test_a_prefix_begins_what_is_heard_first_in_long_sound_which_can_require_not
     )
 
 
-def test_lists_of_sound_have_prefixes_and_phrases_on_the_command_line(speech_run, recordings, tmp_path, capsys):
+def test_audio_lists_of_the_command_have_prefixes_and_phrases(speech_run, recordings, tmp_path, capsys):
     paths = [r.audio for r in recordings[:3]]
     lines = [f"{paths[0]}\tblue ", f"{paths[1]}\r", f"{tmp_path / 'none.wav'}\tred", f"{paths[2]}\t\tblack\tred"]
     (tmp_path / "list").write_text("\n".join(lines) + "\n")
@@ -321,7 +319,7 @@ def test_lists_of_sound_have_prefixes_and_phrases_on_the_command_line(speech_run
     )
 
 
-def test_what_cannot_be_is_refused(translator):
+def test_invalid_phrases_and_prefixes_are_refused(translator):
     for settings, message in (
         (
             {"prefix": ["a"]},
@@ -360,14 +358,14 @@ def test_what_cannot_be_is_refused(translator):
         assert str(error.value) == "a phrase must be made of tokens, but this vocabulary cannot spell 'a ☃'; change it"
 
 
-def test_phones_have_no_phrases_or_prefix_but_the_words_that_are_looked_up(transcriber, recordings, monkeypatch):
+def test_phone_tokenizers_refuse_phrases_and_prefixes(transcriber, recordings, monkeypatch):
     monkeypatch.setattr(type(transcriber.tokenizer), "writes_phones", True)
     for phrases in ({"forbid": ["red"]}, {"require": [["red"]]}, {"prefix": ["red"]}):
         with pytest.raises(ValueError, match=r"the tokens of this run are phones; leave them out$"):
             transcriber([recordings[0].audio], **phrases)
 
 
-def test_a_phrase_without_tokens_or_letters_is_taken_as_it_stands(letters_run):
+def test_unspellable_phrases_forbid_nothing_and_spaces_can_be_forbidden(letters_run):
     """What no text can hold forbids nothing; a space is a phrase, too."""
     generator, prompt = td.load_generator(letters_run), ["ROMEO:"]
     config = td.GenerationConfig(max_length=20, temperature=0.0)
@@ -377,7 +375,7 @@ def test_a_phrase_without_tokens_or_letters_is_taken_as_it_stands(letters_run):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_rule_of_ones_own_and_a_bias_of_ids_count_in_every_task(translator, transcriber, recordings, beam_size):
+def test_custom_rules_and_id_biases_work_in_every_task(translator, transcriber, recordings, beam_size):
     """Tokens that a rule in three lines takes out are those that -1000 nats, or suppress, take out."""
     tokenizer = any_tokenizer("bytes")
     generator = Generator(language_model(tokenizer.vocab_size).double(), tokenizer)
@@ -406,7 +404,7 @@ def test_a_rule_of_ones_own_and_a_bias_of_ids_count_in_every_task(translator, tr
         assert task(some, plain) == before
 
 
-def test_a_biased_phrase_comes_where_it_is_wanted_enough(translator, caplog):
+def test_strongly_biased_phrases_appear(translator, caplog):
     name = "Oberbürgermeister"
     assert not any(name in text for text in translator(LINES))
     assert sum(name in text for text in translator(LINES, logit_bias={f" {name}": 100.0})) == 4
@@ -425,7 +423,7 @@ def test_a_biased_phrase_comes_where_it_is_wanted_enough(translator, caplog):
             translator(LINES, logit_bias=bias)
 
 
-def test_what_no_output_holds_changes_no_score(translator):
+def test_bias_of_absent_phrases_does_not_change_scores(translator):
     """A phrase that begins a word has begun behind every space, and before the text."""
     plain = translator.translate(LINES, beam_size=4, n_best=4)
     biased = translator.translate(LINES, beam_size=4, n_best=4, logit_bias={" xyzzy": 3.0})
@@ -434,7 +432,7 @@ def test_what_no_output_holds_changes_no_score(translator):
         assert [each.score for each in other] == pytest.approx([each.score for each in one], abs=1e-5)
 
 
-def test_phrases_are_looked_for_as_they_are_written(caplog):
+def test_required_phrases_are_checked_as_the_tokenizer_writes_them(caplog):
     """A tokenizer that lowers case writes what was required in small letters."""
     warn_of_lacking("line 1", ["Hund", " Ⅷ"], "ein hund mit ⅷ", lower_case_tokenizer())
     assert not caplog.messages
@@ -443,7 +441,7 @@ def test_phrases_are_looked_for_as_they_are_written(caplog):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_glossary_counts_where_its_terms_stand_whatever_the_batch(translator, beam_size):
+def test_glossary_applies_to_lines_with_its_terms_in_any_batch(translator, beam_size):
     """It is a bias, or required phrases, of those lines alone."""
     terms, how = {"print": "Berta", "old letter": "Epistel", "letter": "Buchstabe"}, {"beam_size": beam_size}
     plain = translator(LINES, **how)
@@ -466,13 +464,13 @@ def test_a_blank_term_is_refused(translator):
             translator(LINES, glossary=terms)
 
 
-def test_every_sentence_of_a_long_line_has_its_own_terms(translator):
+def test_glossary_applies_per_sentence_of_split_lines(translator):
     line, terms = "Print it. Open the old letter.", {"letter": "Epistel"}
     how = {"glossary": terms, "glossary_bonus": 30.0, "split_length": 1, "max_source_length": 12}
     assert translator(line, **how) == " ".join(translator(["Print it.", "Open the old letter."], **how))
 
 
-def test_a_glossary_of_sound_counts_everywhere_and_adds_to_known_words(transcriber, recordings):
+def test_glossary_of_audio_applies_everywhere_and_extends_the_lexicon(transcriber, recordings):
     paths = [r.audio for r in recordings[:3]]
     given = transcriber(paths, SHORT, glossary={"Ada": "Ada"}, glossary_bonus=60.0)
     assert given == transcriber(paths, SHORT, logit_bias={" Ada": 60.0}) and all("Ada" in text for text in given)

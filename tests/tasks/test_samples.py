@@ -14,7 +14,7 @@ from tests.runs import RATE, sound
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 
 
-def test_samples_are_transcribed_as_a_file_of_them_is(transcriber, tmp_path, caplog):
+def test_samples_are_transcribed_like_a_file(transcriber, tmp_path, caplog):
     """At the model's own rate, at another one, louder than full scale, as integers, as an array or as a tensor."""
     for rate, gain, kind in ((RATE, 1.0, np.float32), (2 * RATE, 1.0, np.int16), (11025, 5.0, np.float32)):
         wave = gain * sound("red blue", rate=rate)
@@ -40,13 +40,13 @@ def test_samples_are_transcribed_as_a_file_of_them_is(transcriber, tmp_path, cap
     ],
     ids=["channels", "bytes", "nothing", "rate", "infinite"],
 )
-def test_samples_that_cannot_be_used_are_refused_alone(transcriber, recordings, samples, rate, part):
+def test_invalid_samples_fail_alone(transcriber, recordings, samples, rate, part):
     whole, refused = transcriber.transcribe([recordings[0].audio, (samples, rate)], SHORT)
     assert whole.error == "" and refused.error.startswith("sound 2 cannot be used: ") and part in refused.error
 
 
 @pytest.mark.parametrize("given", [np.zeros(RATE), torch.zeros(RATE), (np.zeros(RATE), RATE, 2)], ids=type)
-def test_what_is_no_sound_is_refused_alone(transcriber, given, monkeypatch):
+def test_inputs_that_are_no_audio_fail_alone(transcriber, given, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the type is wrong on purpose
     (got,) = transcriber.transcribe([given], SHORT)
     assert got.error == (
@@ -55,7 +55,7 @@ def test_what_is_no_sound_is_refused_alone(transcriber, given, monkeypatch):
     )
 
 
-def test_one_sound_whose_rate_is_a_float_is_no_list(transcriber, monkeypatch):
+def test_samples_with_a_float_rate_are_one_input(transcriber, monkeypatch):
     """As librosa gives it, where it was asked for 16e3."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the type is wrong on purpose
     wave = sound("red blue", rate=RATE)
@@ -73,7 +73,7 @@ def test_rate_and_samples_in_the_wrong_order_are_refused(transcriber, monkeypatc
     )
 
 
-def test_an_open_file_is_transcribed_as_its_path_is(transcriber, recordings):
+def test_open_files_are_transcribed_like_their_paths(transcriber, recordings):
     """Messages name it, by its own name where it has one."""
     path = recordings[0].audio
     (want,) = transcriber.transcribe([path], SHORT)

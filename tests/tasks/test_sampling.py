@@ -26,7 +26,7 @@ def translator(text_run) -> td.Translator:
     return td.load_translator(text_run, dtype=torch.float64)
 
 
-def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_probability(text_run, translator):
+def test_samples_depend_only_on_seed_line_and_number(text_run, translator):
     got = translator.translate(LINES, DRAWN, token_scores=True)
     alone = translator.translate(LINES, DRAWN, batch_tokens=1)
     assert [[o.tokens for o in each] for each in alone] == [[o.tokens for o in each] for each in got]
@@ -47,7 +47,7 @@ def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_prob
     [({}, 330), ({"temperature": 0.3}, 330), ({"top_k": 3}, 3), ({"top_p": 0.05}, None)],
     ids=["plain", "cold", "top k", "top p"],
 )
-def test_tokens_are_drawn_as_often_as_they_are_likely(text_run, translator, settings, left):
+def test_token_frequencies_equal_their_probabilities(text_run, translator, settings, left):
     """A thousand first tokens; what no text holds leaves its probability to the others."""
     way = replace(DRAWN, beam_size=1000, n_best=1000, length_extra=1, **settings)
     (outputs,) = translator.translate(ENGLISH[:1], way)
@@ -69,7 +69,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(text_run, translator, sett
         )
 
 
-def test_the_command_line_draws_what_python_draws(text_run, speech_run, recordings, tmp_path, capsys):
+def test_command_and_python_draw_the_same_samples(text_run, speech_run, recordings, tmp_path, capsys):
     words = ["--sample", "--seed", "3", "--top-k", "7", "--length-ratio", "0", "--length-extra", "7", *CPU]
     way = {"sample": True, "seed": 3, "top_k": 7}
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES))
@@ -85,7 +85,7 @@ def test_the_command_line_draws_what_python_draws(text_run, speech_run, recordin
     assert both[1] == both[0][:2]
 
 
-def test_segments_one_by_one_are_those_of_the_whole_recording_whatever_is_drawn(transcriber):
+def test_sampled_segments_one_by_one_equal_those_of_the_recording(transcriber):
     """Also where more than a few follow each other, and the words of what was drawn have their times."""
     samples = sound("green red " * 12)
     way = replace(SHORT, max_seconds=1.0, sample=True, n_best=2)
@@ -102,7 +102,7 @@ def test_segments_one_by_one_are_those_of_the_whole_recording_whatever_is_drawn(
             ]
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_contradictory_settings_are_refused():
     message = (
         "temperature, top_k, top_p and min_p are for sampling, but temperature=0.5, top_k=0, top_p=1.0, min_p=0.0 and "
         "sample=False; add sample"
@@ -113,7 +113,7 @@ def test_settings_that_make_no_sense_are_refused():
         td.SearchConfig(sample=True, temperature=0.0)
 
 
-def test_greedy_search_leaves_chance_alone(text_run, tmp_path, capsys):
+def test_greedy_search_disables_sampling(text_run, tmp_path, capsys):
     own = td.SearchConfig(beam_size=6, sample=True, top_k=3, temperature=0.4)
     assert own.greedy() == td.SearchConfig(beam_size=1)
     assert main(["translate", str(text_run), "--greedy", "--sample", "--top-k", "3", "-", *CPU]) == 2

@@ -32,7 +32,7 @@ def json_transcriber(tmp_path_factory) -> td.Transcriber:
     return td.load(random_speech_run(tmp_path_factory.mktemp("run") / "run", None, tokenizer), dtype=torch.float64)
 
 
-def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tuple[str, float]:
+def search_directly(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tuple[str, float]:
     """Text and score of one file by the search function itself, as SHORT bounds it."""
     model = transcriber.model
     special = transcriber.tokenizer.tokens(range(5))
@@ -62,7 +62,7 @@ def test_beam_alpha_and_ctc_reach_the_search(fixture, ways, request, recordings)
     for way in ways:
         got = [t.segments[0].outputs[0] for t in transcriber.transcribe(paths, replace(SHORT, **way))]
         texts, scores = [output.text.strip() for output in got], [output.score for output in got]
-        want = [searched(transcriber, path, **way) for path in paths]
+        want = [search_directly(transcriber, path, **way) for path in paths]
         assert texts == [text for text, _ in want] and scores == pytest.approx([score for _, score in want], abs=1e-5)
         ours.append((texts, scores))
     plain = ours[ways.index({})]
@@ -72,7 +72,7 @@ def test_beam_alpha_and_ctc_reach_the_search(fixture, ways, request, recordings)
             assert "alpha" in way or texts != plain[0]  # alpha moves the score
 
 
-def test_what_is_not_named_stays_as_the_run_has_it(transcriber, recordings, monkeypatch):
+def test_calls_change_only_the_given_settings(transcriber, recordings, monkeypatch):
     """A second output, and nothing else: CTC, alpha and the bounds are still the run's."""
     own = replace(SHORT, ctc_weight=0.6, alpha=1.6)
     monkeypatch.setattr(transcriber, "decoding", own)
@@ -100,7 +100,7 @@ def test_more_outputs_widen_the_beam():
     assert str(error.value) == "there is no field nbest; here it is n_best"
 
 
-def test_settings_have_the_types_of_their_fields():
+def test_settings_are_converted_to_their_types_or_refused():
     own = td.SearchConfig()
     assert own.changed(beam_size=np.int64(3), alpha=1, forbid=["a"]) == replace(
         own, beam_size=3, alpha=1.0, forbid=("a",)
@@ -137,7 +137,7 @@ def test_a_dtype_may_be_a_name(text_run, name, dtype):
         assert next(td.load(text_run, dtype=name).model.parameters()).dtype == dtype
 
 
-def test_greedy_settings_are_the_same_but_for_the_beam():
+def test_greedy_changes_only_beam_size_and_n_best():
     own = td.SearchConfig(beam_size=7, n_best=3, alpha=1.6, ctc_weight=0.3, no_repeat_ngram=2, max_seconds=9.0)
     assert own.greedy() == replace(own, beam_size=1, n_best=1)
     assert own.beam_size == 7
@@ -161,7 +161,7 @@ def test_settings_out_of_their_bounds_are_refused(name, value):
         td.SearchConfig(**{name: value})
 
 
-def test_a_least_length_makes_room_for_itself(text_run, transcriber, recordings):
+def test_min_length_raises_the_length_bound(text_run, transcriber, recordings):
     """Whatever bound the source gives; the tokens that a model can have are the only other one."""
     bounds = {"length_ratio": 0.0, "length_extra": 3}
     for beam_size in (1, 3):
@@ -171,7 +171,7 @@ def test_a_least_length_makes_room_for_itself(text_run, transcriber, recordings)
         assert all(len(output.tokens) >= 9 for output in outputs)
 
 
-def test_lines_with_nothing_to_see_are_blank(text_run):
+def test_lines_of_invisible_characters_are_blank(text_run):
     """Of a byte order mark, a soft hyphen, spaces without a width, a bell, the beginning of a colour."""
     lines = ["\ufeff", "\u00ad", "\u200b \u2060", "\x07", "\x1b", "\u2028", ""]
     assert td.load(text_run)([*lines, "\u200bPrint it."])[:-1] == [""] * len(lines)
@@ -214,7 +214,7 @@ def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run,
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, caplog, beam_size):
+def test_begin_with_tokens_precede_and_condition_outputs(tmp_path, caplog, beam_size):
     """As a search of the model itself from there; learned positions of the source may be fewer than of the target."""
     directory = random_run(tmp_path / "run", model=LITTLE)
     plain = json.loads((directory / "config.json").read_text())

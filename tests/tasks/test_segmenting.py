@@ -38,7 +38,7 @@ def long(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("block", "kind", "max_seconds"), [(2**20, Path, 2.0), (9001, str, 1.0), (30_000, io.BytesIO, 1e9)]
 )
-def test_segments_and_features_are_those_of_the_whole_waveform(long, monkeypatch, caplog, block, kind, max_seconds):
+def test_segments_and_features_equal_those_of_the_whole_waveform(long, monkeypatch, caplog, block, kind, max_seconds):
     """To the bit, however it comes in; 1 s has cuts where it is quietest. An open file can be used again."""
     monkeypatch.setattr(audio, "BLOCK", block)
     waveform, extractor = read_audio(long, RATE), FeatureExtractor(FEATURES)
@@ -62,7 +62,7 @@ def plain(transcripts: list[Transcript]) -> list[object]:
     return [(*rest, o.text, o.tokens, [(w.text, w.start, w.stop) for w in o.words]) for *rest, o in got]
 
 
-def test_a_long_sound_in_stretches_has_the_transcript_of_the_whole(transcriber, long, monkeypatch):
+def test_reading_in_parts_gives_the_transcript_of_the_whole(transcriber, long, monkeypatch):
     """Also what is drawn, and piece by piece. No search has more than a chunk, and what follows is not yet read."""
     way = replace(SHORT, sample=True, beam_size=2, n_best=2)
     sounds = [long, "none.wav", (sound("red"), RATE), long]
@@ -89,7 +89,7 @@ def test_a_long_sound_in_stretches_has_the_transcript_of_the_whole(transcriber, 
     assert [[o.tokens for o in p.outputs] for p in pieces] == [[o.tokens for o in p.outputs] for p in want[0].segments]
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused_alone(transcriber, long, tmp_path, monkeypatch):
+def test_files_that_change_during_reading_fail_alone(transcriber, long, tmp_path, monkeypatch):
     monkeypatch.setattr("transduce.tasks.sound.STRETCH", 2.0)
     monkeypatch.setattr(audio, "BLOCK", 5000)
     changing = tmp_path / "a.flac"
@@ -119,7 +119,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused_alone(transcriber, long
         assert not other.error and other.text
 
 
-def test_groups_last_for_so_long_at_least():
+def test_groups_reach_the_minimum_duration():
     groups = group_by_duration([SimpleNamespace(seconds=n) for n in (1, 2, 3, 9, 1, 1)], 4.0)
     assert [[each.seconds for each in group] for group in groups] == [[1, 2, 3], [9], [1, 1]]
     assert list(group_by_duration([], 4.0)) == []

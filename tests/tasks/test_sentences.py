@@ -24,10 +24,10 @@ from transduce.tasks.translate import sentences
         ("  ", []),
     ],
 )
-def test_sentences_end_where_a_mark_is_and_no_small_letter_follows(line, want):
+def test_sentences_end_at_marks_unless_lower_case_follows(line, want):
     assert sentences(line) == want
 
 
-def test_nothing_is_lost_but_space():
+def test_splitting_loses_only_spaces():
     line = 'A b. C d? "E!" (f.) G...  H。I'
     assert "".join(sentences(line)).replace(" ", "") == line.replace(" ", "")

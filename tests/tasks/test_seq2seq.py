@@ -41,7 +41,7 @@ def rows(translator: td.Translator) -> list[tuple[list[int], list[int]]]:
 
 
 @torch.no_grad()
-def test_encoder_states_are_those_of_the_line_alone(translator, model):
+def test_encoder_states_equal_those_of_single_lines(translator, model):
     got = translator.encode(SOURCES)
     assert [states.shape for states in got] == [(len(s), LITTLE.d_model) for s, _ in rows(translator)]
     for states, (source, _) in zip(got, rows(translator), strict=True):
@@ -63,7 +63,7 @@ def test_forced_scores_are_the_chain_rule_written_out(translator, model):
 
 
 @torch.no_grad()
-def test_alignments_are_the_weights_of_the_pair_alone(translator, model):
+def test_alignments_equal_the_attention_weights_of_single_pairs(translator, model):
     """By hand for every layer and head: the softmax of scaled products of queries and keys."""
     ours = translator.align(SOURCES, TARGETS)
     for got, (source, target) in zip(ours, rows(translator), strict=True):
@@ -87,7 +87,7 @@ def test_alignments_are_the_weights_of_the_pair_alone(translator, model):
     assert ours[0].source[-1] == ours[0].target[-1] == "</s>"
 
 
-def test_a_picture_is_of_the_last_layer_but_one_where_no_words_choose(monkeypatch):
+def test_attention_map_without_words_shows_the_penultimate_layer(monkeypatch):
     drawn = []
     monkeypatch.setattr("transduce.tasks.seq2seq.attention_map", lambda *parts: drawn.append(parts))
     weights = torch.from_numpy(np.random.default_rng(1).dirichlet(np.ones(5), size=(3, 2, 4))).float()
@@ -99,7 +99,7 @@ def test_a_picture_is_of_the_last_layer_but_one_where_no_words_choose(monkeypatc
 
 
 @torch.no_grad()
-def test_sound_has_states_scores_and_alignments(speech_run, tmp_path):
+def test_states_scores_and_alignments_of_audio(speech_run, tmp_path):
     transcriber, model = td.load(speech_run), td.load_model(speech_run).eval()
     texts = sentences(4, seed=5)
     sounds = [(sound(text, seed=i).astype(np.float32), RATE) for i, text in enumerate(texts)]
@@ -123,7 +123,7 @@ def test_sound_has_states_scores_and_alignments(speech_run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece"])
-def test_the_tokens_of_a_text_cost_what_its_perplexity_says(tmp_path, kind):
+def test_token_scores_add_up_to_the_perplexity(tmp_path, kind):
     generator = td.load(language_run(tmp_path / "run", kind))
     texts = ["All: Speak", "ROMEO:\nit's", "light!"]
     for text, got in zip(texts, generator.score(texts), strict=True):
@@ -144,7 +144,7 @@ def test_each_token_of_a_text_is_predicted_from_those_before_it(letters_run):
 
 
 @torch.no_grad()
-def test_an_encoder_alone_has_states(rng):
+def test_encoder_states_of_a_masked_language_model(rng):
     tokenizer = CharTokenizer.train(["abcdefgh"])
     stack = StackConfig(input=Tokens(vocab_size=mask_id(tokenizer) + 1), n_layers=1)
     model = Transformer(TransformerConfig(encoder=stack, d_model=8, n_heads=2, d_ff=11)).eval()
@@ -157,7 +157,7 @@ def test_an_encoder_alone_has_states(rng):
     assert str(error.value) == "a line must have a token to encode, but line 2 has none; leave it out"
 
 
-def test_what_cannot_be_scored_is_refused(translator, tmp_path):
+def test_invalid_inputs_are_refused(translator, tmp_path):
     for call, message in (
         (lambda: translator.score(["a", "b"], ["c"]), "every input has one given text, but there are 2 inputs and 1 texts"),
         (lambda: translator.score(["a", "b"], ["c", None]),

@@ -27,7 +27,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_what_a_run_has_can_be_switched_off(run, tmp_path, capsys):
+def test_settings_of_a_run_can_be_switched_off(run, tmp_path, capsys):
     own = load(run).decoding
     assert own.early_stopping and own.sample
     (tmp_path / "in").write_text("".join(line + "\n" for line in LINES))
@@ -39,7 +39,7 @@ def test_what_a_run_has_can_be_switched_off(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("options", [{"n_best": 3}, {"beam_size": 8}, {"sample": True}])
-def test_greedy_search_goes_with_no_setting_of_another(options):
+def test_greedy_refuses_beam_and_sampling_settings(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"--greedy .*--{name.replace('_', '-')}"):
         TranslationSearch(greedy=True, settings=TranslationSettings(options)).overrides()
@@ -49,7 +49,7 @@ def test_greedy_search_goes_with_no_setting_of_another(options):
 
 
 @pytest.mark.parametrize("kind", [SearchConfig, GenerationConfig])
-def test_bounds_that_exclude_each_other_are_refused(kind):
+def test_contradictory_bounds_are_refused(kind):
     with pytest.raises(ValueError, match="min_length=5 and max_length=4"):
         kind(min_length=5, max_length=4)
     kind(min_length=4, max_length=4)
@@ -60,25 +60,25 @@ def test_bounds_that_exclude_each_other_are_refused(kind):
 
 
 @pytest.mark.parametrize("temperature", [1e-38, 1e-300, 5e-324, 1e-7])
-def test_the_coldest_temperatures_draw_the_likeliest(temperature):
+def test_tiny_temperatures_select_the_most_probable_token(temperature):
     logits = torch.tensor([[1.0, 3.0, 2.999, -math.inf], [-50.0, -60.0, -60.0, -60.0]])
     probs = probabilities(logits, SamplingConfig(temperature=temperature))
     torch.testing.assert_close(probs, torch.tensor([[0.0, 1, 0, 0], [1, 0, 0, 0]]))
 
 
-def test_ctc_is_refused_where_no_head_has_learned_it(run):
+def test_ctc_weight_without_a_trained_head_is_refused(run):
     with pytest.raises(ValueError, match=r"^ctc_weight needs a CTC head .* but ctc_weight=0\.3 and the run, or one"):
         load(run)(LINES, sample=False, ctc_weight=0.3)
 
 
 @pytest.mark.parametrize("kind", [SearchConfig, GenerationConfig])
-def test_a_temperature_beyond_floats_is_refused(kind):
+def test_huge_temperatures_are_refused(kind):
     with pytest.raises(ValueError, match=r"temperature must lie in .0, 100\], but temperature=1e\+300"):
         kind(temperature=1e300)
 
 
 @pytest.mark.parametrize("alpha", [1e9, -0.1, math.inf, math.nan])
 @pytest.mark.parametrize("kind", [SearchConfig, GenerationConfig])
-def test_an_exponent_beyond_floats_is_refused(kind, alpha):
+def test_invalid_length_penalty_exponents_are_refused(kind, alpha):
     with pytest.raises(ValueError, match=rf"alpha must lie in \[0, 10\.0\], but alpha={alpha}"):
         kind(alpha=alpha)

@@ -20,7 +20,7 @@ SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # 
 
 
 @pytest.mark.parametrize("normalize", ["utterance", "none", "global"])
-def test_the_front_end_of_a_run_is_the_one_it_was_saved_with(tmp_path, recordings, normalize):
+def test_feature_extractor_survives_saving_and_loading(tmp_path, recordings, normalize):
     config = replace(FEATURES, n_mels=17, n_coefficients=10, deltas=1, hop=0.0125, normalize=normalize)
     numbers = {"mean": torch.randn(20), "std": torch.rand(20) + 0.5} if normalize == "global" else {}
     feature_extractor = FeatureExtractor(config, **numbers)
@@ -31,7 +31,7 @@ def test_the_front_end_of_a_run_is_the_one_it_was_saved_with(tmp_path, recording
     assert (tmp_path / "run" / "features.safetensors").exists() == (normalize == "global")
 
 
-def test_lost_statistics_are_told(tmp_path):
+def test_missing_feature_statistics_are_an_error(tmp_path):
     feature_extractor = FeatureExtractor(
         replace(FEATURES, normalize="global"), mean=torch.zeros(10), std=torch.ones(10)
     )
@@ -46,7 +46,7 @@ def test_lost_statistics_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_known_words_alone_come_out(tmp_path, recordings, beam_size):
+def test_words_known_restricts_outputs_to_the_lexicon(tmp_path, recordings, beam_size):
     """Of the run's lexicon.txt, which anybody may write."""
     run = random_speech_run(tmp_path / "run")
     (run / "lexicon.txt").write_text("red\ngreen  blue\n\n")
@@ -66,7 +66,7 @@ def test_known_words_alone_come_out(tmp_path, recordings, beam_size):
         td.load(run)(paths, words="known")
 
 
-def test_load_gives_what_was_trained(speech_run, text_run, tmp_path):
+def test_load_returns_the_task_of_the_run(speech_run, text_run, tmp_path):
     speech, text = shutil.copytree(speech_run, tmp_path / "speech"), text_run
     assert isinstance(td.load(speech), td.Transcriber) and isinstance(load_as(td.Transcriber, speech), td.Transcriber)
     assert isinstance(td.load(text), td.Translator) and isinstance(load_as(td.Translator, text), td.Translator)
@@ -103,7 +103,7 @@ def test_vectors_instead_of_sound(tmp_path):
     assert transcript.error == "sound 1 cannot be used: this model takes vectors, not sound; name files (.npy)"
 
 
-def test_long_vectors_are_cut_into_equal_parts_that_cover_them(tmp_path):
+def test_long_vectors_are_cut_into_equal_segments(tmp_path):
     """Of 0.02 s each, 131 vectors last 2.62 s: three parts of at most 1 s, and two of at most 1.32 s."""
     reader = VectorReader(VectorConfig(n_features=5, hop=0.02, normalize="none"))
     transcriber = td.load(random_speech_run(tmp_path / "run", reader), dtype=torch.float64)
@@ -119,7 +119,7 @@ def test_long_vectors_are_cut_into_equal_parts_that_cover_them(tmp_path):
             first += size
 
 
-def test_what_learned_positions_do_not_reach_is_refused_alone(transcriber, recordings):
+def test_recordings_beyond_learned_positions_fail_alone(transcriber, recordings):
     n = [-(-len(transcriber.feature_extractor(read_audio(r.audio, RATE))) // 2) for r in recordings]
     limit = sorted(n)[4]
     config = replace(transcriber.model.config, positions="learned", max_positions=limit)

@@ -28,7 +28,7 @@ def ensemble(runs: list[Path]) -> td.Translator:
 
 
 @pytest.mark.parametrize("at_max_length", ["finished_first", "by_score"])
-def test_rules_and_phrases_are_those_of_an_ensemble_too(runs, at_max_length):
+def test_rules_and_phrases_apply_to_ensembles(runs, at_max_length):
     """A model twice is the model, and the order of models says nothing."""
     how = {"forbid": ["E", "ff"], "beam_size": 3, "n_best": 3, "at_max_length": at_max_length}
     sets = [[runs[0]], [runs[0]] * 2, runs, runs[::-1]]
@@ -45,7 +45,7 @@ def test_rules_and_phrases_are_those_of_an_ensemble_too(runs, at_max_length):
                 assert all(phrase.strip() in output.text for phrase in phrases)
 
 
-def test_a_score_without_the_forbidden_tokens_does_not_depend_on_neighbours(runs):
+def test_renormalized_scores_do_not_depend_on_other_lines(runs):
     """Whether one beside it has phrases, for which beam search is needed, of one beam too."""
     translator = ensemble(runs[:1])
     how = {"beam_size": 1, "no_repeat_ngram": 1, "forbid": ["E"]}

@@ -38,7 +38,7 @@ def test_batch_size_order_and_neighbours_change_no_transcript(transcriber, recor
             assert outputs[0].score == pytest.approx(alone[row][0].score, abs=1e-5)
 
 
-def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(transcriber, recordings):
+def test_greedy_search_equals_a_loop_over_argmax(transcriber, recordings):
     frames = transcriber.feature_extractor(read_audio(recordings[0].audio, RATE)).double()
     target = [BOS]
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(transcrib
     assert transcriber([recordings[0].audio], replace(SHORT, beam_size=1)) == [want.strip()]
 
 
-def test_files_come_back_in_order_and_bad_ones_alone_are_refused(transcriber, recordings, tmp_path):
+def test_results_keep_the_order_and_bad_files_fail_alone(transcriber, recordings, tmp_path):
     (tmp_path / "text.wav").write_text("no sound")
     paths = [recordings[0].audio, tmp_path / "text.wav", str(recordings[1].audio), tmp_path / "none.wav"]
     done = []
@@ -66,7 +66,7 @@ def test_files_come_back_in_order_and_bad_ones_alone_are_refused(transcriber, re
     assert transcriber([], SHORT) == []
 
 
-def test_a_batch_is_bounded_by_what_the_encoder_sees(transcriber, monkeypatch):
+def test_batch_size_is_bounded_by_encoder_positions(transcriber, monkeypatch):
     """Of two frames each, where 5 frames are 3 positions: 2 rows of them are 6 positions, and 3 are 9."""
     sizes, search = [], td.Transcriber._search
     assert transcriber.model.config.encoder.input.stack == 2
@@ -77,7 +77,7 @@ def test_a_batch_is_bounded_by_what_the_encoder_sees(transcriber, monkeypatch):
     assert sizes == [1, 2]
 
 
-def test_a_stream_gives_every_segment_once(transcriber, recordings, tmp_path):
+def test_stream_yields_every_segment_once(transcriber, recordings, tmp_path):
     soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
     soundfile.write(tmp_path / "long.wav", np.concatenate([sound("red blue green", seed=i) for i in range(4)]), RATE)
     paths = [tmp_path / "long.wav", tmp_path / "none.wav", tmp_path / "silent.wav", *(r.audio for r in recordings[:3])]
@@ -91,13 +91,13 @@ def test_a_stream_gives_every_segment_once(transcriber, recordings, tmp_path):
     assert max(len(transcript.segments) for transcript in whole) > 1
 
 
-def test_one_name_is_no_list(transcriber):
+def test_one_file_name_instead_of_a_list_is_refused(transcriber):
     with pytest.raises(ValueError) as error:
         transcriber.transcribe("a.wav")
     assert str(error.value) == "transcribe takes a list of files, but got one string; use ['a.wav']"
 
 
-def test_a_long_file_is_cut_in_its_pauses(transcriber, tmp_path):
+def test_long_files_are_cut_at_pauses(transcriber, tmp_path):
     texts = [np.concatenate([sound("red blue green", seed=i), np.zeros(RATE // 2)]) for i in range(12)]
     waveform, starts = np.concatenate(texts), np.cumsum([0, *map(len, texts[:-1])]) / RATE
     soundfile.write(tmp_path / "long.wav", waveform, RATE)
@@ -111,7 +111,7 @@ def test_a_long_file_is_cut_in_its_pauses(transcriber, tmp_path):
         assert transcriber.decode([transcriber.feature_extractor(part)], SHORT)[0][0].text == segment.outputs[0].text
 
 
-def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, caplog):
+def test_digital_silence_is_blank_with_a_warning(transcriber, recordings, tmp_path, caplog):
     """Whatever the model would hear in it; the sides of the FLAC cancel out."""
     tone = sound("red blue")
     soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
@@ -129,7 +129,7 @@ def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, c
     assert [each.partition(" is silent")[0] for each in messages] == [str(path) for path in silent]
 
 
-def test_the_silence_of_a_long_file_is_left_out(transcriber, tmp_path, caplog):
+def test_silence_in_long_files_is_skipped(transcriber, tmp_path, caplog):
     first, last = sound("red blue green"), sound("black red")
     soundfile.write(tmp_path / "long.wav", np.concatenate([first, np.zeros(8 * RATE), last]), RATE)
     (transcript,) = transcriber.transcribe([tmp_path / "long.wav"], replace(SHORT, max_seconds=2.0))
@@ -139,7 +139,7 @@ def test_the_silence_of_a_long_file_is_left_out(transcriber, tmp_path, caplog):
     assert transcript.text and not caplog.records
 
 
-def test_what_lies_outside_of_what_the_run_knows_is_named(transcriber, recordings, caplog):
+def test_max_seconds_beyond_the_runs_range_causes_a_warning(transcriber, recordings, caplog):
     known = replace(SHORT, min_seconds=1.0, max_seconds=3.0)
     own = td.Transcriber(transcriber.model, transcriber.tokenizer, transcriber.feature_extractor, known)
     own([recordings[0].audio], max_seconds=2.5, min_seconds=0.0)
@@ -149,7 +149,7 @@ def test_what_lies_outside_of_what_the_run_knows_is_named(transcriber, recording
     assert all(part in message for part in (" 20 s ", " 3 s ", "max_seconds"))
 
 
-def test_n_best_is_sorted_and_as_many_as_asked(transcriber, recordings):
+def test_n_best_outputs_are_sorted_and_complete(transcriber, recordings):
     for transcript in transcriber.transcribe([r.audio for r in recordings[:2]], replace(SHORT, n_best=4)):
         scores = [output.score for output in transcript.segments[0].outputs]
         assert len(scores) == 4 and scores == sorted(scores, reverse=True)
@@ -180,7 +180,7 @@ def test_a_loop_is_a_span_three_times_in_a_row(tokens, loop):
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_model_that_repeats_itself_is_cut_and_said(transcriber, recordings, caplog, monkeypatch, beam_size):
+def test_looping_outputs_are_searched_again_with_a_warning(transcriber, recordings, caplog, monkeypatch, beam_size):
     """Every position of the decoder gives the same state, so that one token is always the likeliest."""
     torch.manual_seed(1)
     model = td.Transformer(transcriber.model.config).double().eval()
@@ -211,7 +211,7 @@ def test_a_model_that_repeats_itself_is_cut_and_said(transcriber, recordings, ca
         assert max(Counter(zip(row, row[1:], row[2:], row[3:], strict=False)).values()) == 1
 
 
-def test_what_ends_by_itself_is_not_searched_twice(transcriber, recordings, monkeypatch, caplog):
+def test_finished_outputs_are_not_searched_again(transcriber, recordings, monkeypatch, caplog):
     calls = []
     search = td.Transcriber._search
 

@@ -30,7 +30,7 @@ TEXTS = ["Ay  me. Größe, 東京 🙂 it's", "a", "", " "]
 
 
 @pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece", "unigram", "metaspace"])
-def test_the_tokens_of_a_word_spell_it_and_no_other(kind):
+def test_word_spans_cover_exactly_their_tokens(kind):
     """Whatever marks a space: characters, bytes, ▁ before a word; letters of several bytes, and spaces alone."""
     library = kind in ("unigram", "metaspace")
     texts = [*ENGLISH[:6], " ", ""] if library else TEXTS
@@ -54,7 +54,7 @@ def test_the_tokens_of_a_word_spell_it_and_no_other(kind):
         assert not "".join(tokenizer.decode([ids[end:]])).strip(), text
 
 
-def test_spans_are_those_of_the_likeliest_path_of_all(rng):
+def test_ctc_spans_equal_the_best_path_by_brute_force(rng):
     """Brute force: all labellings of six positions that spell the tokens, two equal ones in a row among them."""
     for tokens in ([1], [1, 1], [2, 1, 1], [3, 2]):
         logits = 2 * torch.randn(6, 4, generator=rng, dtype=torch.float64)
@@ -71,13 +71,13 @@ def test_spans_are_those_of_the_likeliest_path_of_all(rng):
     assert ctc_spans(logits[:3], [1, 1, 2], blank_id=0) == [] == ctc_spans(logits, [], blank_id=0)
 
 
-def test_a_share_is_of_all_that_is_not_blank_around_a_spike():
+def test_ctc_posteriors_are_shares_of_the_non_blank_mass():
     probs = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.6, 0.2], [1.0, 0.0, 0.0], [0.4, 0.2, 0.4], [0.2, 0.0, 0.8]])
     got = ctc_posteriors(probs.log().clamp_min(-100), [1, 2], [(1, 2), (4, 5)], blank_id=0)
     assert got.tolist() == pytest.approx([(0.1 + 0.6) / (0.1 + 0.8), (0.4 + 0.8) / (0.6 + 0.8)])
 
 
-def test_words_end_where_it_gets_quiet(rng):
+def test_word_boundaries_are_at_quiet_frames(rng):
     """Three words of known frames, a short dip in one of them, noise; and in the middle where nobody knows loudness."""
     level = torch.full((60,), -60.0)
     spoken = [(4, 15), (20, 33), (33, 50)]  # two of them with nothing between but one quieter frame
@@ -91,7 +91,7 @@ def test_words_end_where_it_gets_quiet(rng):
     assert boundaries(spikes, 60, None) == [(0, 18), (18, 33), (33, 60)]
 
 
-def test_times_count_in_samples():
+def test_frame_times_are_exact_in_samples():
     """A hop of 10 ms is 220 samples at 22,050 Hz, and a second of frames is 2 ms less."""
     features = FeatureConfig(sample_rate=22_050, n_mels=40)
     n = features.n_frames(30 * 22_050)
@@ -105,7 +105,7 @@ def translator(text_run) -> td.Translator:
     return td.load(text_run, dtype=torch.float64)
 
 
-def test_token_scores_are_what_the_search_added_up(translator, transcriber, letters_run):
+def test_token_scores_add_up_to_the_search_score(translator, transcriber, letters_run):
     """Whatever the task; in beam search every hypothesis has the sum of its own."""
     few = td.SearchConfig(length_ratio=0.2, length_extra=3, alpha=0.0, beam_size=8, n_best=8, split_length=6)
     lines = ["", *ENGLISH[:2], "Print it. Close the green folder, please."]
@@ -132,7 +132,7 @@ def test_token_scores_are_what_the_search_added_up(translator, transcriber, lett
             assert output.words[0].confidence == pytest.approx(math.prod(words) ** (1 / 5))
 
 
-def test_vectors_have_words_too_and_no_ctc_is_refused(tmp_path):
+def test_words_of_vectors_and_errors_without_ctc(tmp_path):
     reader = VectorReader(VectorConfig(n_features=20, hop=0.02))
     transcriber = td.load(random_speech_run(tmp_path / "vectors", reader))
     np.save(tmp_path / "a.npy", np.random.default_rng(1).standard_normal((30, 20)).astype(np.float32))
@@ -165,7 +165,7 @@ def test_vectors_have_words_too_and_no_ctc_is_refused(tmp_path):
         )
 
 
-def test_words_align_with_what_their_tokens_look_at():
+def test_word_alignment_follows_attention():
     """By hand: two words of two tokens and one on each side, and an end. The layer that looks at few places is taken."""
     look = [[0.3, 0.3, 0.3, 0.1], [0.1, 0.1, 0.2, 0.6], [0.2, 0.6, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]]
     vague = [[0.25] * 4] * 4
@@ -190,7 +190,7 @@ def test_words_align_with_what_their_tokens_look_at():
         ([], ""),
     ],
 )
-def test_texts_are_joined_by_a_space_but_within_chinese_and_japanese(texts, whole):
+def test_texts_are_joined_by_spaces_except_in_chinese_and_japanese(texts, whole):
     """And an alignment counts the words of the whole text, each of which has one source word."""
     assert (
         joined_texts(texts) == Transcript("a.wav", [Segment(0.0, 1.0, [Output(text)]) for text in texts]).text == whole
@@ -204,7 +204,7 @@ def test_texts_are_joined_by_a_space_but_within_chinese_and_japanese(texts, whol
     assert [target for _, target in aligned.pairs] == list(range(len(whole.split())))
 
 
-def test_alignments_stay_with_their_line_whatever_shares_the_batch(translator):
+def test_alignments_do_not_depend_on_the_batch(translator):
     """Also where a line is translated by its sentences, whose words are counted on."""
     lines = ["", *ENGLISH[:4], "Print it. Close the green folder, please."]
     config = td.SearchConfig(length_ratio=1.0, length_extra=3, beam_size=2)
@@ -221,7 +221,7 @@ def test_alignments_stay_with_their_line_whatever_shares_the_batch(translator):
     assert whole.pairs == [*first.pairs, *((s + 2, t + len(first.target)) for s, t in second.pairs)]
 
 
-def test_alignments_number_the_words_of_the_line_and_not_those_that_normalization_makes(translator):
+def test_alignments_count_words_before_normalization(translator):
     """By hand: NFKC makes two words of it´s, and four of ﷺ."""
     line, origin = "it´s a ﷺ dog", [0, 0, 1, 2, 2, 2, 2, 3]
     tokenizer = SentencePieceTokenizer.train([*ENGLISH, line], vocab_size=300, normalization="nmt_nfkc")
@@ -236,7 +236,7 @@ def test_alignments_number_the_words_of_the_line_and_not_those_that_normalizatio
     assert max(i for i, _ in plain.words.pairs) > 0 and len(output.alignment.source) == 4
 
 
-def test_alignments_number_words_that_a_decoder_writes_as_one(translator):
+def test_alignments_count_words_that_the_decoder_merges(translator):
     """By hand: WordPiece's writes no space before punctuation, of which a source may have made words."""
     words = ["Print", ",", "it", ".", "Open"]
     table = {word: i for i, word in enumerate((*SPECIAL, *words))}
@@ -253,7 +253,7 @@ def test_alignments_number_words_that_a_decoder_writes_as_one(translator):
     assert output.alignment.pairs == [([0, 2, 4][i], n) for i, n in plain.words.pairs]
 
 
-def test_sentences_without_a_space_between_them_are_one_word_of_their_line(translator):
+def test_alignment_of_sentences_without_spaces_between_them(translator):
     """By hand: of four pieces the first three are one word; each sentence is aligned as alone."""
     sentences, origin = ["猫が好き。", "犬もいる。", "鳥も 飛ぶ。"], [[0], [0], [0, 1]]
     line = "".join(sentences)

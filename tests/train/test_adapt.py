@@ -46,7 +46,7 @@ def parts(model):
     return {name: list(zip(values[::2], values[1::2], strict=True)) for name, values in got.items()}
 
 
-def test_at_the_start_it_changes_nothing(tmp_path):
+def test_initial_lora_does_not_change_outputs(tmp_path):
     plain, model = toy.model(), trainer(tmp_path).model.eval()
     batch = toy.Backwards().epoch(0)[0]
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_at_the_start_it_changes_nothing(tmp_path):
     assert toy.same(toy.weights(plain), {name: weight.detach() for name, weight in merged(model).items()})
 
 
-def test_what_is_saved_is_the_formula_and_what_is_frozen_stays(tmp_path):
+def test_saved_weights_are_the_lora_formula(tmp_path):
     """W + alpha / rank * B A in the rows of q and v, in a file that an ordinary model loads."""
     before = toy.weights(toy.model())
     training = trainer(tmp_path, max_updates=10)
@@ -93,7 +93,7 @@ def test_what_is_saved_is_the_formula_and_what_is_frozen_stays(tmp_path):
     assert toy.weights(training.model).keys() == before.keys()
 
 
-def test_it_goes_on_with_the_same_bits(tmp_path):
+def test_resumed_training_is_bitwise_equal(tmp_path):
     short = {"max_updates": 12, "validate_every": 4}
     straight = trainer(tmp_path / "straight", **short)
     straight.run()
@@ -108,7 +108,7 @@ def test_it_goes_on_with_the_same_bits(tmp_path):
     assert kept == ["00000008", "00000012"]
 
 
-def test_named_parts_are_trained_beside_it_and_others_are_frozen(tmp_path):
+def test_named_parts_are_trained_beside_lora(tmp_path):
     lora = LoRAConfig(rank=1, maps=("decoder.*.narrow", "cross.k"), train=("encoder.layers.0.attention_sublayer",))
     model = trainer(tmp_path, lora, freeze=("decoder.layers.0.cross",)).model
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {
@@ -118,7 +118,7 @@ def test_named_parts_are_trained_beside_it_and_others_are_frozen(tmp_path):
     }  # fmt: skip
 
 
-def test_keys_that_several_heads_share_are_narrower():
+def test_lora_of_grouped_query_values_has_fewer_rows():
     """With one head of keys and values for two of queries, q has 8 rows, k and v have 4."""
     decoder = StackConfig(input=Tokens(vocab_size=7), n_layers=1)
     model = Transformer(TransformerConfig(decoder=decoder, d_model=8, n_heads=2, n_kv_heads=1, d_ff=8, dropout=0.0))
@@ -138,7 +138,7 @@ def test_keys_that_several_heads_share_are_narrower():
     torch.testing.assert_close(got, want)
 
 
-def test_gate_and_value_are_two_maps_and_the_name_of_their_module_stands_for_both():
+def test_lora_of_gated_layers_by_half_or_as_a_whole():
     decoder = StackConfig(input=Tokens(vocab_size=7), n_layers=1)
     config = TransformerConfig(decoder=decoder, d_model=8, n_heads=2, d_ff=5, dropout=0.0, gated=True)
     shapes = {"value": [(5, 2)], "wide": [(5, 2), (5, 2)]}
@@ -177,13 +177,13 @@ def test_gate_and_value_are_two_maps_and_the_name_of_their_module_stands_for_bot
         ),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, fields, message):
+def test_invalid_lora_settings_are_refused(tmp_path, fields, message):
     with pytest.raises(ValueError) as error:
         trainer(tmp_path, LoRAConfig(**({"rank": 2} | fields)))
     assert str(error.value) == message
 
 
-def test_parts_beside_lora_and_maps_without_weights_are_refused(tmp_path):
+def test_lora_train_without_rank_and_empty_maps_are_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"^lora\.train needs low-rank changes, but lora\.rank=0 and lora\.train=output;"
     ):

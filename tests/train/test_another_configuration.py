@@ -52,7 +52,7 @@ def chosen(monkeypatch, corpus: Path, run: Path, *more: str) -> TranslationExper
     return choose(translation.SETTINGS, arguments(corpus, run, *more), default="commands")
 
 
-def test_another_configuration_is_refused_with_the_difference(monkeypatch, corpus, whole):
+def test_resume_with_another_configuration_names_the_difference(monkeypatch, corpus, whole):
     x = chosen(monkeypatch, corpus, whole, "--training.optim.peak-rate=0.25", "--model.dropout=0.5")
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     rate = translation.SETTINGS["files"][1].training.optim.peak_rate
@@ -66,7 +66,7 @@ def test_another_configuration_is_refused_with_the_difference(monkeypatch, corpu
     assert before == {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
 
 
-def test_another_text_is_another_configuration(monkeypatch, corpus, whole, tmp_path):
+def test_resume_with_another_text_is_refused(monkeypatch, corpus, whole, tmp_path):
     other = shutil.copytree(corpus, tmp_path / "other")
     lines = (other / "train.en").read_text()
     (other / "train.en").write_text(lines.replace("cat", "tac", 1))
@@ -75,7 +75,7 @@ def test_another_text_is_another_configuration(monkeypatch, corpus, whole, tmp_p
     assert "this differs: data: " in str(caught.value)
 
 
-def test_another_place_is_the_same_experiment(monkeypatch, corpus, whole, tmp_path):
+def test_resume_with_moved_files_is_the_same_experiment(monkeypatch, corpus, whole, tmp_path):
     """With run and corpus copied elsewhere, the text in one TSV and another name of the device, nothing is left to train."""
     moved = shutil.copytree(whole, tmp_path / "moved")
     (moved / "model.safetensors").unlink()

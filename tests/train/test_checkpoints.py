@@ -9,7 +9,7 @@ from tests.train import toy
 from transduce.train.state import Progress, Validation
 
 
-def test_patience_ends_the_training_after_so_many_looks_without_a_better_score(tmp_path):
+def test_patience_ends_training_after_validations_without_improvement(tmp_path):
     scores = toy.Scores([1.0, 3.0, 2.0, 3.0, 2.9, 9.0])  # an equal score is no better one
     config = toy.config(max_updates=100, validate_every=2, patience=3)
     progress = toy.trainer(tmp_path, config=config, validate=scores).run()
@@ -17,7 +17,7 @@ def test_patience_ends_the_training_after_so_many_looks_without_a_better_score(t
     assert progress.validations == [(2, 1.0), (4, 3.0), (6, 2.0), (8, 3.0), (10, 2.9)]
 
 
-def test_weights_of_another_run_are_looked_at_before_the_first_update(tmp_path):
+def test_pretrained_weights_are_validated_before_training(tmp_path):
     """They may be better than all that follow; the same command again does not validate them twice."""
     for _ in range(2):
         scores = toy.Scores([9.0, 1.0, 2.0, 3.0])
@@ -28,12 +28,12 @@ def test_weights_of_another_run_are_looked_at_before_the_first_update(tmp_path):
     assert (tmp_path / "checkpoints" / "00000000" / "model.safetensors").is_file()
 
 
-def test_the_last_updates_are_looked_at_too(tmp_path):
+def test_training_ends_with_a_validation(tmp_path):
     progress = toy.trainer(tmp_path, config=toy.config(max_updates=5, validate_every=3)).run()
     assert [update for update, _ in progress.validations] == [3, 5]
 
 
-def test_a_signal_during_the_last_validation_is_heard_after_it(tmp_path):
+def test_signal_during_the_last_validation_takes_effect_after_it(tmp_path):
     def validate(model):
         signal.raise_signal(signal.SIGTERM)
         return Validation({"loss": 1.0}, 1.0)
@@ -44,7 +44,7 @@ def test_a_signal_during_the_last_validation_is_heard_after_it(tmp_path):
     assert training.store.newest().name == "00000003"
 
 
-def test_what_is_kept_is_the_last_and_the_best_and_nothing_else(tmp_path):
+def test_only_the_last_and_best_checkpoints_are_kept(tmp_path):
     scores = toy.Scores([1.0, 9.0, 8.0, 2.0, 7.0, 3.0, 4.0])
     config = toy.config(max_updates=14, validate_every=2, keep_last=2, keep_best=3)
     progress = toy.trainer(tmp_path, config=config, validate=scores).run()
@@ -57,7 +57,7 @@ def test_what_is_kept_is_the_last_and_the_best_and_nothing_else(tmp_path):
     assert progress.best(3) == [4, 6, 10] and progress.last(2) == [12, 14]
 
 
-def test_what_is_chosen():
+def test_progress_selects_best_and_last_checkpoints():
     progress = Progress(update=40, validations=[(10, 1.0), (20, 5.0), (30, 5.0), (40, 2.0)])
     assert progress.best(1) == [30]  # the later of two equals
     assert progress.best(3) == [30, 20, 40] and progress.last(3) == [20, 30, 40]

@@ -45,7 +45,7 @@ def rates_of(training) -> list[float]:
 
 
 @pytest.mark.parametrize("how", [{"schedule": "cosine"}, {"schedule": "constant", "cooldown": 0.5}])
-def test_a_training_that_stops_by_the_clock_has_cooled_down(tmp_path, monkeypatch, how):
+def test_training_limited_by_minutes_cools_down(tmp_path, monkeypatch, how):
     """An update takes a second, so a minute makes 60 of five hundred updates."""
     clock = Clock(monkeypatch)
     optim = OptimConfig(peak_rate=1e-2, warmup_steps=2, **how)
@@ -60,7 +60,7 @@ def test_a_training_that_stops_by_the_clock_has_cooled_down(tmp_path, monkeypatc
     assert rates[29] == pytest.approx(1e-2 * middle, rel=1e-6)
 
 
-def test_all_time_of_a_training_counts(tmp_path, monkeypatch):
+def test_seconds_include_data_validation_and_saving(tmp_path, monkeypatch):
     """Waiting for data, validating and saving, also before an interruption."""
     clock, data = Clock(monkeypatch), toy.Backwards(n=14, tokens_per_batch=12)
     assert len(data.epoch(0)) == 6
@@ -74,7 +74,7 @@ def test_all_time_of_a_training_counts(tmp_path, monkeypatch):
     assert lines == [10] * 5 + [10 + 1100] + [10 + 1100 + 10] * 3  # nine updates in two epochs, one validation amid
 
 
-def test_a_checkpoint_is_made_after_so_many_minutes_without_one(tmp_path, monkeypatch):
+def test_checkpoints_are_saved_every_so_many_minutes(tmp_path, monkeypatch):
     """At a second per update: six seconds after the last save, including validations; also in a resumed training."""
     clock, saved = Clock(monkeypatch), []
     for updates in (13, 30):
@@ -86,7 +86,7 @@ def test_a_checkpoint_is_made_after_so_many_minutes_without_one(tmp_path, monkey
     assert saved == [6, 10, 13, 19, 20, 26, 30]
 
 
-def test_a_validation_that_would_end_too_late_waits_for_the_end(tmp_path, monkeypatch):
+def test_validations_too_late_for_the_limit_are_postponed(tmp_path, monkeypatch):
     """An update takes a second, a validation ten: at update 36, 8 of 54 seconds are left."""
     clock = Clock(monkeypatch)
     config = toy.config(max_updates=500, validate_every=18, max_minutes=0.9)
@@ -95,7 +95,7 @@ def test_a_validation_that_would_end_too_late_waits_for_the_end(tmp_path, monkey
     assert [update for update, _ in progress.validations] == [18, 54 - 10]
 
 
-def test_minutes_that_never_lead_change_nothing(tmp_path, monkeypatch):
+def test_unreached_time_limit_does_not_change_rates(tmp_path, monkeypatch):
     rates = []
     for minutes in (None, 1000.0):
         config = toy.config(

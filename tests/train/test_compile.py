@@ -24,7 +24,7 @@ from transduce.train.objectives import CrossEntropy, Objective
 UPDATES = 12
 
 
-def test_a_compiled_objective_keeps_the_names_of_the_models_weights(tmp_path, monkeypatch):
+def test_compiled_training_keeps_weight_names(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda call, **how: compiled.append(how) or call)
     model = toy.model()
@@ -75,7 +75,7 @@ def speech() -> dict[str, Any]:
     ("made", "at_most"),
     [(language, 1), pytest.param(translation, 4, marks=pytest.mark.nightly), (speech, 8)],
 )
-def test_compiled_the_weights_end_where_they_do_without_and_graphs_are_few(tmp_path, monkeypatch, made, at_most):
+def test_compiled_training_has_the_same_weights_and_few_graphs(tmp_path, monkeypatch, made, at_most):
     """Whatever the shapes: graphs before, between and after the losses that stay outside, some of them twice.
 
     The backend captures and differentiates a graph as on a GPU, but needs no C++ compiler.
@@ -98,7 +98,7 @@ def test_compiled_the_weights_end_where_they_do_without_and_graphs_are_few(tmp_p
 @pytest.mark.long
 @pytest.mark.skipif("SHAPES" in os.environ, reason="torch.compile cannot look through the checks of shapes")
 @pytest.mark.filterwarnings("ignore")  # of the compiler
-def test_dropout_is_compiled_whole():
+def test_dropout_compiles_without_graph_breaks():
     """With the share of zeros and the scale of its formula. A graph break would be an error here."""
     torch._dynamo.reset()
     values = torch.compile(Dropout(0.3), backend="aot_eager", fullgraph=True)(torch.ones(200, 500))
@@ -109,7 +109,7 @@ def test_dropout_is_compiled_whole():
 @pytest.mark.long
 @pytest.mark.skipif("SHAPES" in os.environ, reason="torch.compile cannot look through the checks of shapes")
 @pytest.mark.filterwarnings("ignore")  # of the compiler
-def test_layers_that_break_the_graph_are_compiled_in_parts(monkeypatch):
+def test_experts_compile_with_graph_breaks(monkeypatch):
     """Experts do so, as the positions of each are counted on the host."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

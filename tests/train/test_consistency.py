@@ -37,7 +37,7 @@ def speech(rng: torch.Generator) -> Batch:
     return replace(examples, second_source=torch.randn(examples.source.shape, generator=rng, dtype=torch.float64))
 
 
-def both_ways(first: Tensor, second: Tensor, *, constant: bool) -> Tensor:
+def symmetric_kl(first: Tensor, second: Tensor, *, constant: bool) -> Tensor:
     """The sum of both divergences of logits (n, V), by torch.nn.functional.kl_div on probabilities."""
     p, q = first.softmax(-1), second.softmax(-1)
     p_target, q_target = (p.detach(), q.detach()) if constant else (p, q)
@@ -57,7 +57,7 @@ def check_gradients(model: Transformer, got: Tensor, want: Tensor) -> None:
 # The divergence of what two views give
 
 
-def test_it_is_the_sum_over_positions_and_the_vocabulary_written_out(rng):
+def test_ctc_consistency_is_the_formula_written_out(rng):
     first, second = (torch.randn(2, 3, 7, generator=rng, dtype=torch.float64) for _ in range(2))
     want = [0.0, 0.0]
     for row in range(2):
@@ -74,7 +74,7 @@ def test_it_is_the_sum_over_positions_and_the_vocabulary_written_out(rng):
     assert ctc_consistency(first, second, lengths).item() == pytest.approx(short + want[1], rel=1e-12)
 
 
-def test_the_gradient_of_both_views_is_the_slope(rng):
+def test_gradcheck_of_both_views(rng):
     states = torch.randn(2, 4, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(5, (4,), generator=rng)
@@ -85,7 +85,7 @@ def test_the_gradient_of_both_views_is_the_slope(rng):
     assert torch.autograd.gradcheck(loss, (states, weight))
 
 
-def test_each_view_of_ctc_moves_towards_the_other(rng):
+def test_ctc_consistency_moves_each_view_towards_the_other(rng):
     """The slope of KL(q || softmax(x)) is p - q where q is constant."""
     first, second = (torch.randn(2, 4, 5, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
     got = torch.autograd.grad(ctc_consistency(first, second), (first, second))
@@ -103,7 +103,7 @@ def test_half_precision_logits_are_compared_in_float32(rng):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("n", [1, 4, 11])
-def test_chunks_make_no_difference(rng, monkeypatch, n, smoothing):
+def test_chunks_do_not_change_losses_or_gradients(rng, monkeypatch, n, smoothing):
     """Neither to the sums nor to any gradient; padding rows of the table are not classes."""
     monkeypatch.setattr("transduce.train.losses.CHUNK", {"cpu": 4})
     states = torch.randn(2, n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
@@ -114,7 +114,7 @@ def test_chunks_make_no_difference(rng, monkeypatch, n, smoothing):
     wanted = F.pad(targets, (1, 1), value=IGNORE)
     got, entropy, apart = projected_loss(loss, padded, weight, wanted, n_targets=n, n_classes=5)
     first, second = states @ weight[:5].T
-    divergence = both_ways(first, second, constant=False)
+    divergence = symmetric_kl(first, second, constant=False)
     both = [F.cross_entropy(x, targets, label_smoothing=smoothing, reduction="sum") for x in (first, second)]
     want = sum(both) + 0.7 * divergence
     torch.testing.assert_close(apart, divergence.detach(), rtol=1e-12, atol=0)
@@ -129,7 +129,7 @@ def test_chunks_make_no_difference(rng, monkeypatch, n, smoothing):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_the_mean_of_two_passes_and_alpha_times_the_mean_divergence(rng, smoothing):
+def test_consistency_loss_equals_r_drop(rng, smoothing):
     """R-Drop, Liang et al. (2021), with half the sum of both losses."""
     model, examples, alpha = training(replace(CONFIG, ctc=False), rng), speech(rng), 0.7
     sources = (examples.source, examples.second_source)
@@ -139,7 +139,7 @@ def test_the_loss_is_the_mean_of_two_passes_and_alpha_times_the_mean_divergence(
     ]
     targets = examples.target_out.flatten()
     entropy = sum(F.cross_entropy(v, targets, label_smoothing=smoothing, reduction="sum") for v in views) / 2
-    apart = both_ways(*(v[targets != IGNORE] for v in views), constant=False) / 2
+    apart = symmetric_kl(*(v[targets != IGNORE] for v in views), constant=False) / 2
     got, parts = CrossEntropy(model, LossConfig(label_smoothing=smoothing, consistency=alpha))(examples)
     assert list(parts) == ["cross_entropy", "consistency"] and not any(part.requires_grad for part in parts.values())
     torch.testing.assert_close(parts["cross_entropy"], entropy.detach(), rtol=1e-12, atol=0)
@@ -149,7 +149,7 @@ def test_the_loss_is_the_mean_of_two_passes_and_alpha_times_the_mean_divergence(
 
 
 @pytest.mark.parametrize(("alpha", "ctc_alpha"), [(0.0, 0.2), (0.7, 0.2), (0.7, 0.0)])
-def test_ctc_has_a_weight_of_its_own(rng, alpha, ctc_alpha):
+def test_ctc_consistency_loss_equals_cr_ctc(rng, alpha, ctc_alpha):
     """CR-CTC, Yao et al. (2024): half the sum of both CTC losses, and alpha times half the sum of both divergences."""
     model, examples, weight = training(CONFIG, rng), speech(rng), 0.3
     positions, targets = torch.tensor([11, 4, 7]), examples.target_out.flatten()  # frames are stacked in twos
@@ -161,8 +161,8 @@ def test_ctc_has_a_weight_of_its_own(rng, alpha, ctc_alpha):
         logits = F.linear(memory.states, model.ctc.weight, model.ctc.bias)
         ctc += ctc_loss(logits, positions, examples.target_out, examples.target_lengths) / 2
         heads.append(torch.cat([row[:n] for row, n in zip(logits, positions, strict=True)]))
-    apart = both_ways(*(v[targets != IGNORE] for v in outputs), constant=False) / 2
-    ctc_apart = both_ways(*heads, constant=True) / 2
+    apart = symmetric_kl(*(v[targets != IGNORE] for v in outputs), constant=False) / 2
+    ctc_apart = symmetric_kl(*heads, constant=True) / 2
     want = (1 - weight) * (entropy + alpha * apart) + weight * (ctc + ctc_alpha * ctc_apart)
     got, parts = CrossEntropy(model, LossConfig(ctc_weight=weight, consistency=alpha, ctc_consistency=ctc_alpha))(
         examples
@@ -177,7 +177,7 @@ def test_ctc_has_a_weight_of_its_own(rng, alpha, ctc_alpha):
     check_gradients(model, got, want)
 
 
-def test_ctc_targets_go_with_both_views(rng):
+def test_ctc_targets_are_used_for_both_views(rng):
     model, examples = training(CONFIG, rng), speech(rng)
     labels, lengths = torch.tensor([[9, 9, 2], [4, 6, 2], [5, 2, 0]]), torch.tensor([3, 3, 2])
     both = replace(examples, ctc_targets=labels, ctc_target_lengths=lengths).to(torch.device("cpu"))
@@ -190,7 +190,7 @@ def test_ctc_targets_go_with_both_views(rng):
 
 
 @pytest.mark.parametrize("n_experts", [0, 3])
-def test_views_that_are_alike_leave_the_plain_loss(rng, n_experts):
+def test_identical_views_give_the_plain_loss(rng, n_experts):
     """Without dropout and other masks, two views give the plain loss and its gradients, also with experts."""
     model = training(replace(CONFIG, n_experts=n_experts), rng)
     examples, weights = batch(rng), {"ctc_weight": 0.3, "label_smoothing": 0.1}
@@ -219,13 +219,13 @@ def test_the_views_differ_in_dropout(rng):
     real = examples.target_out != IGNORE
     first, second = (half[real] for half in logits.chunk(2))
     assert not torch.allclose(first, second)
-    apart = both_ways(first, second, constant=False) / 2
+    apart = symmetric_kl(first, second, constant=False) / 2
     entropy = sum(F.cross_entropy(half, examples.target_out[real], reduction="sum") for half in (first, second)) / 2
     torch.testing.assert_close(got.parts["consistency"], apart.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(got.total, entropy + apart, rtol=1e-12, atol=0)
 
 
-def test_a_language_model_and_an_encoder_alone_are_compared_at_their_targets(rng):
+def test_consistency_of_decoder_only_and_encoder_only_models(rng):
     stack = StackConfig(input=Tokens(vocab_size=11), n_layers=1)
     ids = torch.randint(11, (3, 7), generator=rng)
     chosen = torch.where(torch.rand(3, 7, generator=rng) < 0.4, ids, IGNORE)
@@ -247,11 +247,11 @@ def test_a_language_model_and_an_encoder_alone_are_compared_at_their_targets(rng
         given |= {"target_in": both.target_in} if model.decoder else {}
         first, second = (half[examples.target_out != IGNORE] for half in model(**given).chunk(2))
         torch.testing.assert_close(
-            got.parts["consistency"], both_ways(first, second, constant=False).detach() / 2, rtol=1e-12, atol=0
+            got.parts["consistency"], symmetric_kl(first, second, constant=False).detach() / 2, rtol=1e-12, atol=0
         )
 
 
-def test_neither_padding_nor_neighbours_have_a_say(rng):
+def test_padding_and_batch_do_not_change_losses(rng):
     model, examples = training(CONFIG, rng), speech(rng)
     objective = CrossEntropy(model, LossConfig(ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2))
     want = objective(examples)
@@ -275,7 +275,7 @@ def test_neither_padding_nor_neighbours_have_a_say(rng):
     torch.testing.assert_close(sum(loss.total for loss in alone), want.total, rtol=1e-12, atol=0)
 
 
-def test_a_validation_has_one_pass(rng):
+def test_validation_uses_one_view(rng):
     model, examples = training(replace(CONFIG, dropout=0.3), rng), speech(rng)
     objective = CrossEntropy(model, LossConfig(ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2)).eval()
     plain = CrossEntropy(model, LossConfig(ctc_weight=0.3)).eval()
@@ -301,7 +301,7 @@ def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
 
 @pytest.mark.parametrize("name", ["consistency", "ctc_consistency"])
 @pytest.mark.parametrize("value", [-0.1, math.inf])
-def test_a_weight_that_is_none_is_refused(rng, name, value):
+def test_invalid_weights_are_refused(rng, name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
         CrossEntropy(random_model(CONFIG, rng), LossConfig(ctc_weight=0.3, **{name: value}))
 
@@ -310,7 +310,7 @@ def test_a_weight_that_is_none_is_refused(rng, name, value):
 
 
 @pytest.mark.train
-def test_it_is_logged_and_more_of_it_makes_predictions_depend_less_on_dropout(tmp_path, monkeypatch):
+def test_consistency_is_logged_and_reduces_the_divergence(tmp_path, monkeypatch):
     """The loss is logged with consistency, and validated without it."""
     monkeypatch.setattr("transduce.train.log.EVERY", 10)
     last = {}

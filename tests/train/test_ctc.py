@@ -49,7 +49,7 @@ def problem(rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return logits, torch.tensor([13, 2, 7, 12, 1]), target, target_lengths
 
 
-def test_a_batch_is_the_sum_of_its_rows_alone(rng):
+def test_batch_loss_is_the_sum_of_single_rows(rng):
     logits, lengths, target, target_lengths = problem(rng)
     want = sum(
         F.ctc_loss(
@@ -63,12 +63,12 @@ def test_a_batch_is_the_sum_of_its_rows_alone(rng):
     torch.testing.assert_close(gradient, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_the_gradient_is_the_slope(rng):
+def test_gradcheck(rng):
     logits, lengths, target, target_lengths = problem(rng)
     assert torch.autograd.gradcheck(lambda x: ctc_loss(x, lengths, target, target_lengths), logits)
 
 
-def test_padding_has_no_say(rng):
+def test_padding_does_not_change_loss_or_gradients(rng):
     logits, lengths, target, target_lengths = problem(rng)
     want = ctc_loss(logits, lengths, target, target_lengths)
     with torch.no_grad():
@@ -139,7 +139,7 @@ def batch(rng: torch.Generator, dtype: torch.dtype = torch.float64) -> Batch:
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_value_and_gradients_are_those_of_torchs_two_losses(rng, weight, smoothing):
+def test_loss_and_gradients_equal_torchs_two_losses(rng, weight, smoothing):
     model, examples = random_model(CONFIG, rng), batch(rng)
     logits = model(source=examples.source, source_lengths=examples.source_lengths, target_in=examples.target_in)
     entropy = F.cross_entropy(
@@ -164,7 +164,7 @@ def test_value_and_gradients_are_those_of_torchs_two_losses(rng, weight, smoothi
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_ctc_learns_a_text_of_its_own_where_the_batch_has_one(rng):
+def test_ctc_uses_its_own_targets_if_present(rng):
     model, examples = random_model(CONFIG, rng), batch(rng)
     labels, lengths = pad([[9, 9, EOS], [4, 6, EOS], [5, EOS]], 0)
     states = model.encode(examples.source, examples.source_lengths).states
@@ -191,7 +191,7 @@ def test_the_source_is_encoded_once(rng):
 
 @pytest.mark.parametrize("conditioning", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_layers_inside_share_in_ctc(rng, conditioning, share):
+def test_intermediate_ctc_loss_is_the_formula_written_out(rng, conditioning, share):
     """(1 - w) * CTC of the last layer + w * the mean CTC of inner layers (Lee and Watanabe 2021)."""
     stack = replace(CONFIG.encoder, n_layers=4)
     config = replace(CONFIG, encoder=stack, ctc_layers=(1, 3), ctc_conditioning=conditioning, norm_position="pre")
@@ -234,7 +234,7 @@ def test_under_autocast_ctc_stays_in_float32(rng):
     torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
 
 
-def test_it_learns_an_alignment(rng):
+def test_ctc_learns_an_alignment(rng):
     """After some steps the most probable path spells the targets."""
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)
@@ -257,7 +257,7 @@ def test_it_learns_an_alignment(rng):
     ("name", "good", "bad"),
     [("ctc_weight", (0.0, 1.0), (-0.1, 1.5)), ("interctc_weight", (0.0, 1.0), (-0.1, 1.1))],
 )
-def test_a_weight_that_is_no_share_is_refused(rng, name, good, bad):
+def test_weights_outside_0_to_1_are_refused(rng, name, good, bad):
     model = random_model(CONFIG, rng)
     for value in good:
         CrossEntropy(model, LossConfig(**{"ctc_weight": 0.3, name: value}))
@@ -266,7 +266,7 @@ def test_a_weight_that_is_no_share_is_refused(rng, name, good, bad):
             CrossEntropy(model, LossConfig(**{"ctc_weight": 0.3, name: value}))
 
 
-def test_a_model_without_the_head_is_refused(rng):
+def test_model_without_a_ctc_head_is_refused(rng):
     objective = CrossEntropy(random_model(replace(CONFIG, ctc=False), rng), LossConfig(ctc_weight=0.3))
     with pytest.raises(ValueError) as caught:
         objective(batch(rng))

@@ -23,7 +23,7 @@ from transduce.train.objectives import CrossEntropy
 @pytest.mark.parametrize("share", [0.3, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("n", [1, 4, 11])
-def test_it_is_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing, share):
+def test_loss_equals_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing, share):
     """In chunks or not; padding rows of a table are not classes, and teachers have their own widths and tables."""
     monkeypatch.setattr("transduce.train.losses.CHUNK", {"cpu": 4})
     states = torch.randn(n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
@@ -55,7 +55,7 @@ def test_it_is_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing,
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_teachers_predict_at_the_targets_of_speech(rng):
+def test_distillation_of_speech_models_with_ctc_and_two_views(rng):
     """Together with CTC, which a teacher does not need, and with other sizes. Both views of a batch get its predictions."""
     model, examples = training(CONFIG, rng), speech(rng)
     other = training(replace(CONFIG, ctc=False, d_model=20, n_heads=4, dropout=0.5), rng)
@@ -81,7 +81,7 @@ def test_teachers_predict_at_the_targets_of_speech(rng):
     assert objective.state_dict().keys() == CrossEntropy(model, LossConfig(ctc_weight=0.3)).state_dict().keys()
 
 
-def test_a_language_model_teaches_a_language_model(rng):
+def test_distillation_of_language_models(rng):
     stack = StackConfig(input=Tokens(vocab_size=11), n_layers=1)
     small, large = (
         training(TransformerConfig(decoder=stack, d_model=d, n_heads=2, d_ff=17, dropout=0.0, output_bias=bias), rng)
@@ -95,7 +95,7 @@ def test_a_language_model_teaches_a_language_model(rng):
     check_gradients(small, got.total, want)
 
 
-def test_a_validation_has_no_teacher(rng):
+def test_validation_uses_no_teacher(rng):
     model, examples = training(CONFIG, rng), speech(rng)
     taught = CrossEntropy(model, LossConfig(ctc_weight=0.3, teachers=(training(CONFIG, rng),))).eval()
     plain = CrossEntropy(model, LossConfig(ctc_weight=0.3)).eval()(examples)
@@ -117,7 +117,7 @@ def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
-def test_a_share_that_is_none_is_refused(rng, share):
+def test_invalid_shares_are_refused(rng, share):
     with pytest.raises(ValueError, match=f"distillation={share}"):
         CrossEntropy(random_model(CONFIG, rng), LossConfig(distillation=share))
 
@@ -128,7 +128,7 @@ def test_two_views_and_teachers_are_refused_together(rng):
 
 
 @pytest.mark.train
-def test_a_student_comes_closer_to_its_teacher_than_one_that_saw_targets_alone(tmp_path, monkeypatch):
+def test_distillation_brings_the_student_closer_to_its_teacher(tmp_path, monkeypatch):
     """By the divergence in the log."""
     monkeypatch.setattr("transduce.train.log.EVERY", 10)
     toy.trainer(tmp_path / "teacher", objective=CrossEntropy(teacher := toy.model(d_model=32))).run()

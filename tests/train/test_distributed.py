@@ -56,7 +56,7 @@ def test_several_processes_give_the_losses_of_one(tmp_path, monkeypatch, size, s
     ids=["two passes", "a teacher"],
 )
 @pytest.mark.parametrize("shard", [False, True])
-def test_other_objectives_too(tmp_path, objective, shard):
+def test_other_objectives_in_two_processes(tmp_path, objective, shard):
     settings = {"max_updates": 4, "validate_every": 4, "objective": objective}
     want = train(tmp_path / "one", **settings)
     check_same(together(2, train, tmp_path / "two", **settings, shard=shard), want)
@@ -109,7 +109,7 @@ def hanging(directory: Path, hung: int) -> tuple[int, str]:
         return exit_code(lambda: train(directory), interrupted=""), stderr.getvalue()
 
 
-def test_work_is_shared_by_round_and_gathered_in_order():
+def test_work_is_shared_round_robin_and_gathered_in_order():
     assert together(3, shared) == [([0, 1, 4, 9, 16, 25, 36], [3.0, 1.5], "by 0")] * 3
 
 
@@ -123,7 +123,7 @@ def shared() -> tuple[list[int], list[float], str]:
     )
 
 
-def spoiled(directory: Path) -> tuple[list[float], Any, Any, int]:
+def train_with_an_overflow(directory: Path) -> tuple[list[float], Any, Any, int]:
     """Losses, weights, scale and skips of 12 updates in float16; in update 5 the gradient of the last batch overflows."""
     config = toy.config(precision="fp16", accumulate=2, max_updates=12, validate_every=12)
     trainer, losses = toy.trainer(directory, config=config), []
@@ -141,16 +141,16 @@ def spoiled(directory: Path) -> tuple[list[float], Any, Any, int]:
     return losses, weights, progress.loss_scale, progress.skipped
 
 
-def test_in_float16_two_processes_do_what_one_does_and_skip_together(tmp_path):
+def test_fp16_in_two_processes_equals_one_and_skips_together(tmp_path):
     """Only the second process's gradient overflows. Sums in another order round differently in float16."""
-    alone = spoiled(tmp_path / "one")
-    first, second = together(2, spoiled, tmp_path / "two")
+    alone = train_with_an_overflow(tmp_path / "one")
+    first, second = together(2, train_with_an_overflow, tmp_path / "two")
     assert first == second and first[2:] == alone[2:] == ((2.0**17, 3), 1)
     torch.testing.assert_close(first[0], alone[0], rtol=2e-3, atol=0)
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_a_run_goes_on_in_other_processes_sharded_or_not(tmp_path, shard):
+def test_resume_with_another_number_of_processes(tmp_path, shard):
     """Two processes, then one, then three have the losses of one process; a stop is noticed an update later."""
     settings = {"max_updates": 9, "validate_every": 5}
     want = train(tmp_path / "one", **settings).losses

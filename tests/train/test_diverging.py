@@ -15,7 +15,7 @@ from transduce.train.state import Validation
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, value):
+def test_non_finite_updates_are_skipped_and_counted(tmp_path, value):
     seen = {}
 
     def after(n):
@@ -36,13 +36,13 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, value):
     ]  # fmt: skip
 
 
-def test_a_bad_half_spoils_the_whole_update(tmp_path):
+def test_one_non_finite_batch_skips_the_whole_update(tmp_path):
     config = toy.config(max_updates=4, accumulate=2)
     progress = toy.trainer(tmp_path, config=config, objective=toy.Faulty(frozenset({3, 6}))).run()
     assert (progress.update, progress.skipped) == (4, 2)
 
 
-def test_too_many_in_a_row_end_the_training_and_keep_the_checkpoint(tmp_path):
+def test_too_many_skipped_updates_in_a_row_end_the_training(tmp_path):
     config = toy.config(max_skipped=3, optim=OptimConfig(peak_rate=0.5, warmup_steps=20))
     # two in a row and a single one are accepted, three are not
     training = toy.trainer(tmp_path, config=config, objective=toy.Faulty(frozenset({3, 4, 6, 15, 16, 17})))
@@ -60,7 +60,7 @@ def test_too_many_in_a_row_end_the_training_and_keep_the_checkpoint(tmp_path):
     assert all(tensor.isfinite().all() for tensor in toy.weights(again.model).values())
 
 
-def test_without_a_checkpoint_the_error_says_so(tmp_path):
+def test_divergence_error_without_a_checkpoint(tmp_path):
     training = toy.trainer(tmp_path, config=toy.config(max_skipped=2), objective=toy.Faulty(frozenset({1, 2})))
     with pytest.raises(FloatingPointError) as caught:
         training.run()
@@ -74,7 +74,7 @@ def loss_of(model) -> Validation:
 
 @pytest.mark.parametrize("rate", [1e30, 1e38], ids=["weights that overflow later", "weights that overflow now"])
 @pytest.mark.parametrize("max_updates", [4, 15])
-def test_a_training_that_is_no_longer_finite_ends_with_its_last_good_checkpoint(tmp_path, rate, max_updates):
+def test_diverged_training_keeps_its_last_good_checkpoint(tmp_path, rate, max_updates):
     """It begins healthy and goes on with an absurd rate; too few updates are left for max_skipped to end it."""
     toy.trainer(tmp_path, validate=loss_of, config=toy.config(max_updates=3, validate_every=3)).run()
     good = tmp_path / "checkpoints" / "00000003"
@@ -101,7 +101,7 @@ def read(checkpoint) -> Transformer:
 
 
 @pytest.mark.parametrize("wrong", ["weight", "loss", "score"])
-def test_what_is_not_finite_becomes_no_checkpoint(tmp_path, wrong):
+def test_non_finite_weights_or_scores_are_not_saved(tmp_path, wrong):
     def validate(model) -> Validation:
         bad = math.nan if len(training.progress.validations) == 2 else 1.0
         return Validation({"loss": bad if wrong == "loss" else 1.0}, bad if wrong == "score" else 1.0, by="bleu")

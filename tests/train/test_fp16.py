@@ -44,7 +44,7 @@ def test_losses_are_near_those_of_float32(tmp_path):
     torch.testing.assert_close(got[1], got[0], rtol=0.01, atol=0)
 
 
-def test_weights_are_those_of_a_plain_loop_with_a_grad_scaler(tmp_path):
+def test_weights_equal_a_plain_loop_with_grad_scaler(tmp_path):
     """From a scale that is too large, over several that it grows to."""
     trainer = training(tmp_path, scale=2.0**24, max_updates=24, max_skipped=3)
     progress = trainer.run()
@@ -72,7 +72,7 @@ def test_weights_are_those_of_a_plain_loop_with_a_grad_scaler(tmp_path):
     assert toy.same(toy.weights(trainer.model), toy.weights(objective.model))
 
 
-def test_an_overflow_skips_halves_and_does_not_end_the_training(tmp_path, capsys):
+def test_overflows_halve_the_scale_without_ending_training(tmp_path, capsys):
     trainer = training(tmp_path, scale=2.0**40, max_updates=6, max_skipped=3)
     before, losses = toy.weights(trainer.model), losses_of(trainer)
     progress = trainer.run()
@@ -81,7 +81,7 @@ def test_an_overflow_skips_halves_and_does_not_end_the_training(tmp_path, capsys
     assert " at loss scale 1.09951e+12 (1 so far)" in capsys.readouterr().err
 
 
-def test_the_norm_in_the_log_is_that_without_the_scale(tmp_path):
+def test_logged_gradient_norm_is_unscaled(tmp_path):
     norms: list[float] = []
     trainer = training(tmp_path, max_updates=2, optim=OptimConfig(clip_norm=0.0))
     trainer.log.update = lambda *_, norm, **more: norms.append(norm)
@@ -94,7 +94,7 @@ def test_the_norm_in_the_log_is_that_without_the_scale(tmp_path):
     assert norms == pytest.approx(seen, rel=1e-5) and 0.01 < norms[0] < 100
 
 
-def test_where_no_scale_helps_the_training_ends(tmp_path):
+def test_training_ends_if_no_scale_helps(tmp_path):
     """At scales 4, 2 and 1 the scale may be too large; three skips below 1 are too many."""
     trainer = training(tmp_path, scale=4.0, max_skipped=3)
     trainer.model.output.register_hook(lambda gradient: gradient * math.inf)
@@ -104,7 +104,7 @@ def test_where_no_scale_helps_the_training_ends(tmp_path):
     assert trainer.progress.update == 6
 
 
-def test_a_resumed_training_has_the_same_bits(tmp_path):
+def test_resumed_training_is_bitwise_equal(tmp_path):
     """It stops after skipped updates, and between those after which the scale grows."""
     ends: list[tuple[Trainer, Progress]] = []
     for name, parts in (("straight", [15]), ("in parts", [4, 11, 15])):

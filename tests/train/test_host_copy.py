@@ -5,7 +5,7 @@ import torch
 from transduce.train.host import HostCopy
 
 
-def test_on_a_cpu_they_are_there():
+def test_host_copy_on_a_cpu():
     assert HostCopy(torch.tensor([1.5, -2.0])).tolist() == [1.5, -2.0]
 
 
@@ -32,7 +32,7 @@ class Event:
         self.calls.append("waited")
 
 
-def test_on_a_gpu_the_copy_waits_for_nothing_and_reading_it_waits_for_the_copy(monkeypatch):
+def test_gpu_copy_is_asynchronous_and_reading_waits_for_it(monkeypatch):
     numbers, calls = torch.tensor([3.0]).as_subclass(OnGPU), []
     numbers.calls = calls
     monkeypatch.setattr("torch.cuda.current_stream", lambda device: Event(calls))

@@ -24,7 +24,7 @@ SLOW = {"matplotlib", "tensorboard", "torch._dynamo"}
 
 @pytest.mark.process
 @pytest.mark.parametrize("program", ["transduce.cli.main", "transduce.experiment"])
-def test_nothing_is_loaded_for_help_that_only_a_training_needs(program):
+def test_imports_do_not_load_training_libraries(program):
     """Neither by the command line nor by a recipe before its first update."""
     words = f"import sys, transduce, {program}; print(sorted(set(sys.modules) & {SLOW}))"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -32,7 +32,7 @@ def test_nothing_is_loaded_for_help_that_only_a_training_needs(program):
 
 
 @pytest.mark.process
-def test_without_the_extra_train_runs_are_used_and_a_training_says_what_it_needs(tmp_path):
+def test_inference_works_without_the_train_extra(tmp_path):
     run = random_run(tmp_path / "run", model=LITTLE)
     words = (
         "import sys; sys.modules |= {'matplotlib': None, 'tensorboard': None}; import importlib.util as u; find = u.find_spec;"
@@ -50,7 +50,7 @@ def test_without_the_extra_train_runs_are_used_and_a_training_says_what_it_needs
     assert done.stderr.endswith("pip install '.[train]'\n")
 
 
-def test_tensorboard_has_samples_and_the_bar_the_score(tmp_path, monkeypatch, capsys):
+def test_tensorboard_has_samples_and_the_progress_bar_the_score(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("transduce.train.log.learning_curve", learning_curve)
     log = Log([ProgressBar(9), RunFiles(tmp_path), TensorBoard(tmp_path)])
     progress = Progress(update=3, validations=[(3, 41.5)])
@@ -73,7 +73,7 @@ def test_tensorboard_has_samples_and_the_bar_the_score(tmp_path, monkeypatch, ca
     assert imread(tmp_path / "learning_curve.png").std() > 0
 
 
-def test_a_bar_that_is_disabled_counts_all_the_same(monkeypatch):
+def test_disabled_progress_bar_still_counts(monkeypatch):
     """TQDM_DISABLE disables it, which some users set for all programs."""
     bar = partial(log_module.Bar, disable=True)
     monkeypatch.setattr(log_module, "Bar", bar)
@@ -84,7 +84,7 @@ def test_a_bar_that_is_disabled_counts_all_the_same(monkeypatch):
     sink.close()
 
 
-def test_a_sink_of_ones_own_receives_what_the_others_do(tmp_path, monkeypatch):
+def test_custom_sink_receives_all_events(tmp_path, monkeypatch):
     """In order: its opening, every update, means of some, validations with their numbers, messages, and the end."""
 
     class Events(Sink):

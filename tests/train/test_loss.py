@@ -52,7 +52,7 @@ def rival(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("shape", [(11,), (3, 5), (1, 1), (3, CHUNK["cpu"]), (2, CHUNK["cpu"] + 1)])
-def test_value_and_both_gradients_are_those_of_torch(rng, shape, smoothing):
+def test_loss_and_gradients_equal_those_of_torch(rng, shape, smoothing):
     states, weight, targets = problem(rng, *shape, ignored=0.3 if math.prod(shape) > 1 else 0.0)
     got = ours(states, weight, targets, smoothing)
     want = rival(states, weight, targets, smoothing)
@@ -64,7 +64,7 @@ def test_value_and_both_gradients_are_those_of_torch(rng, shape, smoothing):
 
 
 @pytest.mark.parametrize("multiple", [1, 8])
-def test_a_bias_of_the_output_takes_part_and_learns(rng, multiple):
+def test_output_bias_is_used_and_has_a_gradient(rng, multiple):
     stack = StackConfig(input=Tokens(vocab_size=V, multiple=multiple), n_layers=1)
     model = Transformer(TransformerConfig(decoder=stack, d_model=8, n_heads=2, d_ff=9, output_bias=True)).eval()
     torch.nn.init.normal_(model.output_bias, generator=rng)
@@ -78,7 +78,7 @@ def test_a_bias_of_the_output_takes_part_and_learns(rng, multiple):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
+def test_unpadded_batches_need_no_nonzero(rng, monkeypatch):
     """As in language modelling, where searching for padding would wait for the GPU."""
     states, weight, targets = problem(rng, 3, 5, ignored=0.0)
     want = rival(states, weight, targets, 0.1)
@@ -93,7 +93,7 @@ def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
     torch.testing.assert_close(CrossEntropy(model)(batch).total, want, rtol=1e-12, atol=1e-12)
 
 
-def test_counted_targets_are_found_without_counting_them(rng, monkeypatch):
+def test_given_target_counts_need_no_nonzero(rng, monkeypatch):
     """So that the host need not wait for a GPU."""
     states, weight, targets = problem(rng, 4, 9)
     want, n = rival(states, weight, targets, 0.1), int((targets != IGNORE).sum())
@@ -104,7 +104,7 @@ def test_counted_targets_are_found_without_counting_them(rng, monkeypatch):
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_the_value_is_the_formula_written_out(rng):
+def test_loss_is_the_formula_written_out(rng):
     states, weight, targets = problem(rng, 4)
     smoothing, want = 0.2, 0.0
     for row, target in zip(states.tolist(), targets.tolist(), strict=True):
@@ -123,7 +123,7 @@ def test_gradcheck(rng, smoothing):
     assert torch.autograd.gradcheck(lambda s, w: ours(s, w, targets, smoothing), (states, weight))
 
 
-def test_an_upstream_gradient_scales_both(rng):
+def test_upstream_gradient_scales_both_gradients(rng):
     """As when the loss is divided by the number of tokens, or multiplied by a loss scale."""
     states, weight, targets = problem(rng, 9)
     plain = torch.autograd.grad(ours(states, weight, targets), (states, weight))
@@ -132,7 +132,7 @@ def test_an_upstream_gradient_scales_both(rng):
         torch.testing.assert_close(times, -2.5 * once, rtol=1e-14, atol=0)
 
 
-def test_a_shared_weight_gets_the_gradient_of_both_its_uses(rng):
+def test_tied_weights_get_the_gradients_of_both_uses(rng):
     """Tied tables: the weight is embedding and projection at once."""
     _, weight, targets = problem(rng, 9)
     ids = torch.randint(V, (9,), generator=rng)
@@ -163,7 +163,7 @@ def test_bf16_autocast_is_close_to_float32(rng):
         assert (mine - theirs).norm() / theirs.norm() < 1e-2
 
 
-def test_nothing_to_predict_is_a_loss_of_zero(rng):
+def test_loss_without_targets_is_zero(rng):
     states, weight, targets = problem(rng, 2, 5, ignored=1.1)
     loss = ours(states, weight, targets, 0.1)
     assert loss.item() == 0
@@ -171,14 +171,14 @@ def test_nothing_to_predict_is_a_loss_of_zero(rng):
         assert gradient.count_nonzero() == 0
 
 
-def test_ignored_positions_have_no_say(rng):
+def test_ignored_positions_do_not_change_the_loss(rng):
     states, weight, targets = problem(rng, 40)
     garbage = torch.where((targets == IGNORE)[:, None], 1e4, states)
     want = ours(states, weight, targets)
     torch.testing.assert_close(ours(garbage, weight, targets), want, rtol=0, atol=0)
 
 
-def test_without_gradients_the_value_is_the_same(rng):
+def test_loss_is_the_same_without_gradients(rng):
     states, weight, targets = problem(rng, 40)
     want = ours(states, weight, targets).item()
     with torch.no_grad():
@@ -210,7 +210,7 @@ def distilled(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loss", [ours, consistent, distilled])
 @pytest.mark.parametrize("wanted", [(), ("states",), ("weight",)])
-def test_only_needed_gradients_are_made(rng, loss, wanted):
+def test_only_needed_gradients_are_computed(rng, loss, wanted):
     """A validation has room for weights alone, and a frozen output table needs no gradient."""
     states, weight, targets = problem(rng, 2, 3, ignored=0.0)
     targets[1] = targets[0]
@@ -229,7 +229,7 @@ def test_only_needed_gradients_are_made(rng, loss, wanted):
             assert torch.equal(tensor.grad, both[name])
 
 
-def test_the_loss_of_a_batch_is_that_of_its_logits():
+def test_batch_loss_equals_that_of_its_logits():
     stack = StackConfig(input=Tokens(vocab_size=V), n_layers=1)
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(encoder=stack, decoder=stack, d_model=8, n_heads=2, d_ff=16)).double().eval()

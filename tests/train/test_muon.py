@@ -23,7 +23,7 @@ def test_singular_vectors_stay_and_singular_values_become_nearly_one(rng, monkey
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])
-def test_steps_are_torchs(rng, monkeypatch, narrow, gated):
+def test_steps_equal_muon_and_adamw_of_torch(rng, monkeypatch, narrow, gated):
     """torch.optim.Muon always rounds to bfloat16; queries, keys and values, and gate and value, are matrices of their own."""
     monkeypatch.setattr("transduce.train.optim.computes_bf16", lambda _: narrow)
     if not narrow:
@@ -65,7 +65,7 @@ def test_steps_are_torchs(rng, monkeypatch, narrow, gated):
             torch.testing.assert_close(parameter.detach(), want, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_that_is_not_finite_changes_nothing(rng):
+def test_non_finite_steps_change_nothing(rng):
     model = translator()
     steps = optimizer(model, OptimConfig(optimizer="muon"))
 
@@ -84,7 +84,7 @@ def test_a_step_that_is_not_finite_changes_nothing(rng):
     assert not any(map(torch.equal, before, model.parameters()))
 
 
-def test_layer_wise_rates_hold_and_what_is_frozen_stays(rng):
+def test_layer_wise_rates_and_frozen_weights(rng):
     model = translator()
     model.decoder.requires_grad_(False)
     steps = optimizer(model, OptimConfig(optimizer="muon", layer_decay=0.5))

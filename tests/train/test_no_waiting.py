@@ -21,7 +21,7 @@ from transduce.train.state import Validation
 from transduce.train.trainer import Data
 
 
-def test_numbers_are_read_when_the_next_update_is_under_way_and_before_every_look(tmp_path, monkeypatch):
+def test_numbers_are_read_an_update_later_and_before_validations(tmp_path, monkeypatch):
     """With a toy of six batches per epoch. So a GPU has work while the host waits for it."""
     events = []
     data = toy.Backwards(n=14, tokens_per_batch=12)
@@ -69,7 +69,7 @@ def settings(name: str) -> tuple[CrossEntropy, Data]:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", ["language", "masked", "translation", "ctc"])
-def test_no_operation_of_an_update_asks_for_a_number(tmp_path, name, precision):
+def test_updates_do_not_synchronize_with_the_device(tmp_path, name, precision):
     """With or without padding. On a GPU, reading a number waits until all queued work is done."""
     asked = []
 
@@ -92,7 +92,7 @@ def test_no_operation_of_an_update_asks_for_a_number(tmp_path, name, precision):
 
 
 @pytest.mark.parametrize("name", ["language", "masked", "translation", "ctc"])
-def test_a_loss_asks_a_gpu_for_no_number(name, monkeypatch):
+def test_losses_do_not_synchronize_with_a_gpu(name, monkeypatch):
     """PyTorch's fake tensors show it, which have devices but no numbers. CTC gets its lengths on the host."""
     lengths: list[torch.Tensor] = []
 

@@ -17,14 +17,14 @@ LAST = 1_000_000
 
 
 @pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 4000), (128, 37)])
-def test_the_schedule_is_the_papers(d_model, warmup):
+def test_schedule_equals_that_of_the_paper(d_model, warmup):
     """Vaswani et al. (2017), equation 3."""
     config = OptimConfig(peak_rate=(d_model * warmup) ** -0.5, warmup_steps=warmup)
     for n in (1, 2, 10, warmup - 1, warmup, warmup + 1, 2 * warmup, 100_000):
         assert config.rate(n, LAST) == pytest.approx(d_model**-0.5 * min(n**-0.5, n * warmup**-1.5), rel=1e-12)
 
 
-def test_the_peak_is_at_the_end_of_the_warmup_and_four_times_later_half_of_it():
+def test_peak_rate_is_at_the_end_of_the_warmup():
     config = OptimConfig(peak_rate=2e-3, warmup_steps=100)
     rates = {update: config.rate(update, LAST) for update in range(1, 1001)}
     assert max(rates, key=rates.__getitem__) == 100 and rates[100] == 2e-3
@@ -32,7 +32,7 @@ def test_the_peak_is_at_the_end_of_the_warmup_and_four_times_later_half_of_it():
     assert [rates[u] for u in (400, 900)] == pytest.approx([1e-3, 2e-3 / 3])
 
 
-def test_constant_stays_after_the_warmup():
+def test_constant_schedule_stays_at_the_peak():
     with pytest.raises(ValueError, match=r"beta_2 must lie in \[0, 1\), but beta_2=1\.5"):
         OptimConfig(betas=(0.9, 1.5))
     config = OptimConfig(peak_rate=2e-3, warmup_steps=10, schedule="constant")
@@ -40,7 +40,7 @@ def test_constant_stays_after_the_warmup():
     assert [config.rate(update, LAST) for update in (10, 11, 10_000)] == [2e-3] * 3
 
 
-def test_the_cosine_is_nanogpts():
+def test_cosine_schedule_equals_nanogpts():
     """nanoGPT's Shakespeare setting, 1e-3 to 1e-4 in 5000 updates: half way down in the middle, at the end the end."""
     config = OptimConfig(peak_rate=1e-3, final_rate=1e-4, warmup_steps=100, schedule="cosine")
     assert config.rate(50, 5000) == pytest.approx(5e-4)
@@ -57,7 +57,7 @@ def test_a_cosine_no_longer_than_its_warmup_ends_at_the_peak():
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
-def test_a_polynomial_schedule_is_that_of_transformers(power):
+def test_polynomial_schedule_equals_that_of_transformers(power):
     """Between peak and final rate, of transformers' get_polynomial_decay_schedule_with_warmup; its step n is our update."""
     config = OptimConfig(peak_rate=2e-3, final_rate=1e-4, warmup_steps=100, schedule="polynomial", power=power)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=2e-3)
@@ -78,7 +78,7 @@ def test_a_cooldown_is_a_straight_line_to_zero(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "constant"])
-def test_a_limit_that_comes_first_cools_the_training_down_by_its_end(schedule):
+def test_cooldown_ends_at_the_earlier_limit(schedule):
     """After 400 of 1000 updates, 4/5 of the other limit are used up: for cosine and cooldown that is update 800."""
     config = OptimConfig(peak_rate=2e-3, final_rate=2e-4, warmup_steps=100, schedule=schedule, cooldown=0.25)
     own = {"inverse_sqrt": 1e-3, "cosine": 2e-4 + 9e-4 * (1 + math.cos(math.pi * 7 / 9)), "constant": 2e-3}
@@ -88,7 +88,7 @@ def test_a_limit_that_comes_first_cools_the_training_down_by_its_end(schedule):
         assert config.rate(update, 1000, done=update / 1001) == config.rate(update, 1000)
 
 
-def test_a_cosine_that_ends_within_its_warmup_ends_where_it_should():
+def test_cosine_ending_within_its_warmup_reaches_the_final_rate():
     config = OptimConfig(peak_rate=2e-3, final_rate=2e-4, warmup_steps=100, schedule="cosine")
     assert config.rate(10, 1000, done=0.5) == 2e-4  # still on the ramp
     assert config.rate(50, 1000, done=1.0) == pytest.approx(2e-4)
@@ -105,7 +105,7 @@ def test_a_cosine_that_ends_within_its_warmup_ends_where_it_should():
         ("weight_decay", (0.0,), (-1.0,)),
     ],
 )
-def test_what_is_out_of_range_is_refused(name, good, bad):
+def test_numbers_out_of_range_are_refused(name, good, bad):
     """The final rate is at most the peak."""
     for value in good:
         assert getattr(OptimConfig(**{"peak_rate": 1e-3, name: value}), name) == value
@@ -121,7 +121,7 @@ def test_no_warmup_begins_at_the_peak(schedule):
     assert config.rate(4, LAST) == pytest.approx(1e-3 if schedule == "inverse_sqrt" else 2e-3)
 
 
-def test_the_defaults_are_the_papers():
+def test_defaults_equal_those_of_the_paper():
     """Vaswani et al. (2017), section 5.3."""
     config = OptimConfig()
     assert (config.betas, config.eps, config.warmup_steps) == ((0.9, 0.98), 1e-9, 4000)
@@ -133,7 +133,7 @@ def a_model() -> nn.Module:
     return model.double()
 
 
-def test_matrices_decay_and_nothing_else():
+def test_weight_decay_applies_only_to_matrices():
     """A gradient of zero leaves only the decay: w - rate * decay * w."""
     model = a_model()
     model[2].weight.data.fill_(0.7)
@@ -202,7 +202,7 @@ def test_layer_wise_rates_are_the_formula(tie):
     assert sorted(groups) == sorted(map(id, model.parameters()))
 
 
-def test_without_layer_wise_rates_groups_are_matrices_and_the_rest():
+def test_parameter_groups_are_matrices_and_the_rest():
     model = translator()
     groups = optimizer(model, OptimConfig()).param_groups
     assert [[id(p) for p in group["params"]] for group in groups] == [
@@ -248,7 +248,7 @@ def stepped(finite: list[bool]) -> tuple[dict[str, torch.Tensor], dict[str, torc
     return {name: p.detach() for name, p in model.named_parameters()}, state
 
 
-def test_a_step_that_is_not_finite_leaves_no_trace():
+def test_non_finite_steps_leave_no_trace():
     weights, state = stepped([True] * 3)
     for finite in ([False, True, True, True], [True, False, False, True, True, False]):
         others, other_state = stepped(finite)
@@ -258,7 +258,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace():
         assert {float(v) for name, v in other_state.items() if name.endswith(".step")} == {3.0}
 
 
-def test_a_finite_step_is_that_of_adamw():
+def test_finite_steps_equal_adamw():
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
     theirs.load_state_dict(ours.state_dict())

@@ -71,7 +71,7 @@ def stopping(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_several_have_the_losses_and_weights_of_one(tmp_path, monkeypatch, size):
+def test_several_processes_have_the_losses_and_weights_of_one(tmp_path, monkeypatch, size):
     """The last batches of an epoch are fewer than the processes. Dropout of a batch is the same wherever it is computed."""
     seeds: list[tuple[int, int, int]] = []
     monkeypatch.setattr("transduce.train.trainer.seed_of_batch", lambda *seed: seeds.append(seed))
@@ -90,7 +90,7 @@ def test_several_have_the_losses_and_weights_of_one(tmp_path, monkeypatch, size)
 
 @pytest.mark.parametrize("uses", USES)
 @pytest.mark.parametrize("size", [2, 3])
-def test_weights_that_not_all_batches_use_learn_as_in_one(tmp_path, uses, size):
+def test_partially_used_weights_train_as_in_one_process(tmp_path, uses, size):
     """A weight that no batch of an update uses does not change, neither by decay nor by momentum."""
 
     def shared(name: str, size: int) -> Shared:
@@ -106,7 +106,7 @@ def test_weights_that_not_all_batches_use_learn_as_in_one(tmp_path, uses, size):
             torch.testing.assert_close(torch.tensor(weight), torch.tensor(want.weights[name]), rtol=1e-7, atol=1e-9)
 
 
-def test_the_dropout_of_a_batch_depends_on_seed_update_and_place():
+def test_dropout_depends_on_seed_update_and_batch_index():
     """The generator of a CPU reads the lower 32 bits of a seed."""
 
     def drawn(*seed: int) -> float:
@@ -117,7 +117,7 @@ def test_the_dropout_of_a_batch_depends_on_seed_update_and_place():
     assert len({drawn(1, 2, 0), drawn(2, 2, 0), drawn(1, 3, 0), drawn(1, 2, 1), drawn(1, 2, 2)}) == 5
 
 
-def test_all_stop_an_update_after_one_was_asked_to(tmp_path):
+def test_all_processes_stop_an_update_after_a_request(tmp_path):
     got = in_threads(2, Shared(tmp_path, 2, spoil=stopping))
     assert [type(each) for each in got] == [KeyboardInterrupt] * 2
     assert (tmp_path / "checkpoints" / "00000004" / "optimizer.safetensors").is_file()
@@ -128,7 +128,7 @@ def test_all_stop_an_update_after_one_was_asked_to(tmp_path):
     assert [trainer.progress.update for trainer in shared.trainers] == [6] * 3
 
 
-def test_the_clock_of_the_first_counts(tmp_path):
+def test_clock_of_the_first_process_counts(tmp_path):
     """All save after ten minutes, which they learn an update later, and at the end; the first one writes."""
     written: list[int] = []
     saved: dict[int, list[int]] = {0: [], 1: []}
@@ -152,7 +152,7 @@ def test_the_clock_of_the_first_counts(tmp_path):
     assert all(1000 <= trainer.progress.seconds < 1100 for trainer in shared.trainers)
 
 
-def test_a_gradient_that_is_not_finite_in_one_skips_the_update_in_all(tmp_path):
+def test_non_finite_gradient_in_one_process_skips_the_update_in_all(tmp_path):
     """And halves the loss scale of float16 in all."""
 
     def overflow(trainer: Trainer) -> None:
@@ -168,7 +168,7 @@ def test_a_gradient_that_is_not_finite_in_one_skips_the_update_in_all(tmp_path):
     assert (progress.skipped, progress.loss_scale) == (other.skipped, other.loss_scale) == (1, (2.0**15, 3))
 
 
-def test_one_that_ends_is_named_to_those_who_wait(tmp_path, monkeypatch):
+def test_dead_process_is_named_in_the_timeout(tmp_path, monkeypatch):
     def dying(trainer: Trainer) -> None:
         trainer._update = partial(update, trainer, trainer._update)
 
@@ -189,7 +189,7 @@ def test_one_that_ends_is_named_to_those_who_wait(tmp_path, monkeypatch):
     assert str(got[2]).startswith("process 2 of 3 waits in vain: no answer from process 1, ")
 
 
-def test_an_exchange_that_fails_though_all_answer_ends_with_its_own_error():
+def test_other_errors_of_an_exchange_are_raised_unchanged():
     def work(rank: int) -> None:
         with World(rank, 2, store).exchanging():
             raise RuntimeError("out of memory")
@@ -199,7 +199,7 @@ def test_an_exchange_that_fails_though_all_answer_ends_with_its_own_error():
         assert isinstance(error, RuntimeError) and str(error) == "out of memory"
 
 
-def test_where_the_store_is_gone_the_first_is_named():
+def test_lost_store_is_attributed_to_the_first_process():
     """Without torchrun it lives in the first process."""
 
     class Gone:
@@ -212,7 +212,7 @@ def test_where_the_store_is_gone_the_first_is_named():
         raise RuntimeError("broken pipe")
 
 
-def test_all_must_see_the_same_directory(tmp_path, monkeypatch):
+def test_all_processes_must_see_the_same_checkpoints(tmp_path, monkeypatch):
     """Here the second one has an older checkpoint."""
     monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=0.1))
     for rank in range(2):
@@ -228,7 +228,7 @@ def test_all_must_see_the_same_directory(tmp_path, monkeypatch):
     assert "has update 2 for process 1 and another one for the first" in str(got[1])
 
 
-def test_work_is_shared_by_round_and_gathered_in_order():
+def test_work_is_shared_round_robin_and_gathered_in_order():
     def work(rank: int) -> tuple[list[int], list[float], str]:
         mine = World(rank, 3)
         squares = mine.gather([i * i for i in mine.share(range(7))])
@@ -241,7 +241,7 @@ def test_work_is_shared_by_round_and_gathered_in_order():
     )
 
 
-def test_the_others_wait_until_the_first_has_prepared():
+def test_barrier_waits_for_the_first_process():
     store, order = dist.HashStore(), []
 
     def first() -> None:
@@ -256,7 +256,7 @@ def test_the_others_wait_until_the_first_has_prepared():
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_processes_of_torchrun_join_under_a_name_that_a_restart_changes(monkeypatch, gpu):
+def test_torchrun_settings_and_store_prefix_of_restarts(monkeypatch, gpu):
     """By TRANSDUCE_HANG_MINUTES; over NCCL where there are GPUs, each process with its own."""
     store, joined, devices = dist.HashStore(), {}, []
     monkeypatch.setattr(dist, "rendezvous", lambda url: iter([(store, 1, 4)]))
@@ -277,7 +277,7 @@ def test_processes_of_torchrun_join_under_a_name_that_a_restart_changes(monkeypa
     assert world.__wrapped__() == World()
 
 
-def test_a_port_in_use_is_said_in_a_line(monkeypatch):
+def test_port_in_use_is_a_one_line_error(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -296,7 +296,7 @@ def test_a_port_in_use_is_said_in_a_line(monkeypatch):
 
 
 @pytest.mark.parametrize("own", [{"RANK": ""}, {"MASTER_PORT": "none"}, {"MASTER_PORT": "99999"}])
-def test_variables_that_torchrun_would_not_set_are_refused(monkeypatch, own):
+def test_invalid_torchrun_variables_are_refused(monkeypatch, own):
     given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in (given | own).items():
         monkeypatch.setenv(name, value)
@@ -305,7 +305,7 @@ def test_variables_that_torchrun_would_not_set_are_refused(monkeypatch, own):
     assert "\n" not in str(caught.value)
 
 
-def test_the_first_that_fails_is_the_one_that_says_why():
+def test_only_the_first_failure_is_reported():
     """The others learn of it where they wait, and in an exchange."""
     store = dist.HashStore()
     first, second, third = (World(rank, 3, store) for rank in range(3))
@@ -340,7 +340,7 @@ def test_fewer_batches_than_processes_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("minutes", ["soon", "0", "-1", "nan", "1e300"])
-def test_a_limit_that_is_no_time_is_refused(monkeypatch, minutes):
+def test_invalid_hang_timeouts_are_refused(monkeypatch, minutes):
     monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", minutes)
     with pytest.raises(ValueError) as caught:
         hang_timeout()

@@ -14,12 +14,12 @@ from transduce.errors import InputError
 from transduce.train.host import load_batches, prefetch
 
 
-def test_everything_comes_once_and_in_order():
+def test_prefetch_keeps_all_items_in_order():
     assert list(prefetch(iter([3, 1, 2, 0, 7]))) == [3, 1, 2, 0, 7]
     assert list(prefetch(iter([]), n=3)) == []
 
 
-def test_a_thread_makes_them_while_the_first_is_used():
+def test_next_batch_is_made_in_a_thread_meanwhile():
     made = threading.Event()
 
     def make(i: int) -> int:
@@ -33,7 +33,7 @@ def test_a_thread_makes_them_while_the_first_is_used():
     assert list(batches) == [1, 2]
 
 
-def test_no_more_than_n_are_made_beforehand():
+def test_at_most_n_batches_are_prefetched():
     made: list[int] = []
     batches = prefetch(map(made.append, range(100)), n=2)
     next(batches)
@@ -41,7 +41,7 @@ def test_no_more_than_n_are_made_beforehand():
     assert max(made) <= 3
 
 
-def test_an_error_comes_at_its_turn():
+def test_errors_are_raised_at_their_batch():
     def make(i: int) -> int:
         if i == 1:
             raise ValueError("the second is bad")
@@ -53,7 +53,7 @@ def test_an_error_comes_at_its_turn():
         next(batches)
 
 
-def test_the_cores_of_whoever_uses_them_stay_as_they_were():
+def test_prefetch_does_not_change_the_callers_threads():
     threads = torch.get_num_threads()
     inside = list(prefetch(torch.get_num_threads() for _ in range(2)))
     assert inside == [1, 1] and torch.get_num_threads() == threads
@@ -79,7 +79,7 @@ HERE = os.getpid()
 few_cores = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-def test_without_processes_each_is_made_when_it_is_asked_for():
+def test_batches_without_workers_are_made_on_demand():
     made: list[int] = []
 
     class Noting(Made):
@@ -116,7 +116,7 @@ def test_the_arguments_of_a_data_loader(monkeypatch):
 
 @few_cores
 @pytest.mark.process
-def test_processes_make_them_in_order_and_leave_ctrl_c_to_the_training():
+def test_workers_keep_the_order_and_ignore_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the test process has inherited
     try:
         got = list(load_batches(2, Made(), [3, 1, 2, 0, 7, 5]))
@@ -129,7 +129,7 @@ def test_processes_make_them_in_order_and_leave_ctrl_c_to_the_training():
 
 @few_cores
 @pytest.mark.process
-def test_an_error_of_a_process_comes_at_its_turn_as_it_is():
+def test_worker_errors_are_raised_at_their_batch():
     batches = load_batches(2, Made(bad=2), [3, 1, 2, 0])
     assert [next(batches)[0] for _ in range(2)] == [3, 1]
     with pytest.raises(ValueError, match=r"^the third is bad$"):
@@ -138,7 +138,7 @@ def test_an_error_of_a_process_comes_at_its_turn_as_it_is():
 
 @pytest.mark.process
 @few_cores
-def test_a_batch_that_cannot_be_sent_is_an_error(monkeypatch):
+def test_full_shared_memory_is_an_error(monkeypatch):
     """As when /dev/shm is full, which has 64 MB in a container."""
 
     def full(_: object) -> None:

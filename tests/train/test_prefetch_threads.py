@@ -26,14 +26,14 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_prefetching_computes_on_one_core_and_others_on_all():
+def test_prefetching_uses_one_core_and_other_threads_all():
     inside = [(torch.get_num_threads(), threads_of_a_new_thread()) for _ in prefetch(iter(range(3)))]
     assert inside == [(2, 2)] * 3
     assert [*prefetch(torch.get_num_threads() for _ in range(3))] == [1, 1, 1]
     assert (torch.get_num_threads(), threads_of_a_new_thread()) == (2, 2)
 
 
-def test_so_does_the_computation_of_features():
+def test_feature_computation_uses_one_core_per_thread():
     """Repeated, as two threads that begin at once must not mistake one's setting for the default."""
     for _ in range(50):
         with ThreadPoolExecutor(2, initializer=use_one_core) as pool:  # as FeatureCache.fill has it

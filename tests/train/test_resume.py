@@ -111,7 +111,7 @@ def same_end(one: tuple[Trainer, Progress], other: tuple[Trainer, Progress]) -> 
         assert len({tuple(sorted(p.name for p in (d / name).iterdir())) for d in directories}) == 1
 
 
-def test_the_comparison_can_fail(straight, data, tmp_path):
+def test_other_seeds_give_other_weights(straight, data, tmp_path):
     """Dropout and order do matter: other randomness, other weights."""
     directory = straight[0].store.directory.parent
     assert toy.metrics(directory) == [("valid", 4), ("train", 5), ("valid", 8), ("train", 10), ("valid", 12)]
@@ -135,7 +135,7 @@ MORE = [(signal.SIGINT, 1), (signal.SIGINT, 6), (None, 4), (None, 10)]
         *(pytest.param(*some, marks=pytest.mark.train) for some in MORE),
     ],
 )
-def test_one_interruption_leaves_no_trace(straight, data, tmp_path, update, how):
+def test_training_after_one_interruption_is_bitwise_equal(straight, data, tmp_path, update, how):
     with pytest.raises(PowerCut if how is None else KeyboardInterrupt):
         training(tmp_path, data, update=update, how=how).run()
     again = training(tmp_path, data)
@@ -145,7 +145,7 @@ def test_one_interruption_leaves_no_trace(straight, data, tmp_path, update, how)
     same_end(straight, (again, again.run()))
 
 
-def test_many_interruptions_leave_no_trace(straight, data, tmp_path):
+def test_training_after_many_interruptions_is_bitwise_equal(straight, data, tmp_path):
     for update in (2, 3, 4, 9, 11):
         with pytest.raises(KeyboardInterrupt):
             training(tmp_path, data, update=update, how=signal.SIGINT).run()
@@ -153,7 +153,7 @@ def test_many_interruptions_leave_no_trace(straight, data, tmp_path):
     same_end(straight, (last, last.run()))
 
 
-def test_checkpoints_by_the_clock_change_nothing_and_a_crash_goes_on_from_them(straight, data, tmp_path):
+def test_crashed_training_resumes_from_timed_checkpoints(straight, data, tmp_path):
     """Here after every update."""
 
     def often(update: int | None = None) -> Trainer:
@@ -169,7 +169,7 @@ def test_checkpoints_by_the_clock_change_nothing_and_a_crash_goes_on_from_them(s
     same_end(straight, (again, again.run()))
 
 
-def test_a_finished_training_has_nothing_left_to_do(straight, data, tmp_path):
+def test_resuming_a_finished_training_changes_nothing(straight, data, tmp_path):
     shutil.copytree(straight[0].store.directory.parent, tmp_path, dirs_exist_ok=True)
     before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
     again = training(tmp_path, data)
@@ -177,7 +177,7 @@ def test_a_finished_training_has_nothing_left_to_do(straight, data, tmp_path):
     assert before == {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
 
 
-def test_more_updates_go_on_where_it_ended(straight, data, tmp_path):
+def test_more_updates_continue_a_finished_training(straight, data, tmp_path):
     training(tmp_path, data, updates=6).run()
     longer = training(tmp_path, data)
     assert [update for update, _ in longer.run().validations] == [4, 6, 8, 12]
@@ -185,7 +185,7 @@ def test_more_updates_go_on_where_it_ended(straight, data, tmp_path):
 
 
 @pytest.mark.parametrize("choice", [{"layer_decay": 0.5}, {"optimizer": "muon"}], ids=str)
-def test_the_optimizer_goes_on_where_it_was(data, tmp_path, choice):
+def test_layer_decay_and_muon_resume_bitwise(data, tmp_path, choice):
     def trainer(name: str, **more) -> Trainer:
         got = training(tmp_path / name, data, updates=8, **more)
         config = replace(got.config, optim=replace(got.config.optim, **choice))
@@ -226,7 +226,7 @@ def test_a_torn_last_line_of_metrics_is_dropped(straight, data, stopped):
     same_end(straight, (again, again.run()))
 
 
-def test_time_adds_up(data, tmp_path):
+def test_training_time_adds_up_over_resumes(data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         training(tmp_path, data, update=5, how=signal.SIGINT).run()
     state = json.loads((tmp_path / "checkpoints" / "00000005" / "state.json").read_text())
@@ -240,7 +240,7 @@ def test_time_adds_up(data, tmp_path):
     assert again.run().update == 6  # the hundred seconds count
 
 
-def test_what_a_killed_save_left_goes_and_what_is_a_strangers_stays(straight, data, stopped):
+def test_leftovers_of_killed_saves_are_removed_and_other_files_kept(straight, data, stopped):
     """Hidden directories, superfluous checkpoints and optimizer files are removed; files with other names stay."""
     folder = stopped / "checkpoints"
     strangers = {"00000008.bak", "00000007 copy", "7", ".hidden", ".00000004.tmp.mine"}
@@ -277,8 +277,8 @@ CUT, GARBLED, GONE = (lambda content: content[:-9]), (lambda content: content[:-
         ("manifest.json", CUT),
     ],
 )
-def test_a_damaged_checkpoint_leaves_the_one_before(data, stopped, capsys, name, damage):
-    hurt(stopped / "checkpoints" / "00000010" / name, damage)
+def test_damaged_checkpoint_falls_back_to_the_previous_one(data, stopped, capsys, name, damage):
+    damage_file(stopped / "checkpoints" / "00000010" / name, damage)
     again = training(stopped, data)
     assert again.store.resume(again.model, again.optimizer).update == 8
     saved = load_file(stopped / "checkpoints" / "00000008" / "model.safetensors")
@@ -289,13 +289,13 @@ def test_a_damaged_checkpoint_leaves_the_one_before(data, stopped, capsys, name,
     )
 
 
-def test_from_the_one_before_a_training_ends_the_same(straight, data, stopped):
-    hurt(stopped / "checkpoints" / "00000010" / "model.safetensors", GARBLED)
+def test_resume_from_the_previous_checkpoint_is_bitwise_equal(straight, data, stopped):
+    damage_file(stopped / "checkpoints" / "00000010" / "model.safetensors", GARBLED)
     again = training(stopped, data)
     same_end(straight, (again, again.run()))
 
 
-def hurt(path: Path, damage) -> None:
+def damage_file(path: Path, damage) -> None:
     """Change the content of a file, or remove it."""
     if damage is None:
         path.unlink()
@@ -303,10 +303,10 @@ def hurt(path: Path, damage) -> None:
         path.write_bytes(damage(path.read_bytes()))
 
 
-def test_where_no_checkpoint_is_whole_nothing_is_lost(data, stopped):
+def test_resume_without_an_undamaged_checkpoint_changes_no_file(data, stopped):
     folder = stopped / "checkpoints"
     for update in (8, 10):
-        hurt(folder / f"{update:08d}" / "state.json", GARBLED)
+        damage_file(folder / f"{update:08d}" / "state.json", GARBLED)
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     with pytest.raises(ValueError) as caught:
         training(stopped, data).run()
@@ -319,7 +319,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_lost(data, stopped):
     assert before == {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
 
 
-def test_a_checkpoint_from_before_there_were_manifests_is_gone_on_from(straight, data, stopped):
+def test_resume_from_checkpoints_without_manifests(straight, data, stopped):
     for path in stopped.rglob("manifest.json"):
         path.unlink()
     (stopped / "checkpoints" / "00000008" / "optimizer.safetensors").unlink()
@@ -328,7 +328,7 @@ def test_a_checkpoint_from_before_there_were_manifests_is_gone_on_from(straight,
     same_end(straight, (again, again.run()))
 
 
-def test_the_second_signal_acts_at_once_and_handlers_come_back():
+def test_second_signal_interrupts_and_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with StopRequest() as stop:
         assert not stop.requested

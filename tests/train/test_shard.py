@@ -56,7 +56,7 @@ def loss_of(model) -> Validation:
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_a_sharded_training_is_the_training_and_goes_on_as_it(tmp_path, monkeypatch):
+def test_sharded_training_equals_unsharded_also_when_resumed(tmp_path, monkeypatch):
     """Begun sharded and ended unsharded, and the other way round; the files of checkpoints are alike."""
     monkeypatch.setattr("transduce.train.log.EVERY", 1)
     ends = {}
@@ -88,7 +88,7 @@ def test_a_sharded_training_is_the_training_and_goes_on_as_it(tmp_path, monkeypa
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_the_norm_is_that_of_the_whole_gradient_and_a_limit_of_0_leaves_it(tmp_path):
+def test_clipping_uses_the_norm_of_the_whole_gradient(tmp_path):
     training = toy.trainer(tmp_path, config=toy.config(shard=True))
     training.objective(toy.Backwards().epoch(0)[0]).total.backward()
     gradients = [local(parameter.grad) for parameter in training.model.parameters()]
@@ -102,7 +102,7 @@ def test_the_norm_is_that_of_the_whole_gradient_and_a_limit_of_0_leaves_it(tmp_p
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_what_is_not_sharded_or_not_wanted_stays_out(tmp_path):
+def test_gathering_and_splitting_keep_unsharded_tensors(tmp_path):
     model = toy.trainer(tmp_path, config=toy.config(shard=True)).model
     plain = toy.weights(toy.model())
     weights = dict(model.named_parameters())
@@ -117,7 +117,7 @@ def test_what_is_not_sharded_or_not_wanted_stays_out(tmp_path):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_a_process_that_does_not_write_gives_its_parts_and_leaves_the_disk_alone(tmp_path):
+def test_non_writing_process_does_not_touch_the_disk(tmp_path):
     training = toy.trainer(tmp_path, config=toy.config(shard=True, max_updates=1))
     training.run()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -127,7 +127,7 @@ def test_a_process_that_does_not_write_gives_its_parts_and_leaves_the_disk_alone
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
-def test_where_others_have_one_batch_more_the_first_counts_zero():
+def test_missing_batches_are_filled_with_the_first_one():
     """All processes run equally many passes."""
     shares = []
     for rank in range(3):
@@ -143,7 +143,7 @@ def test_where_others_have_one_batch_more_the_first_counts_zero():
     ]
 
 
-def test_sums_are_those_of_all_parts():
+def test_exchange_sums_over_processes():
     """Two threads stand for two processes; norms are in tests/train/processes.py."""
 
     def work(rank: int) -> tuple[list[str], list[float], float]:
@@ -167,7 +167,7 @@ def test_sums_are_those_of_all_parts():
         ({"precision": "fp16"}, "optim.optimizer=adamw, lora.rank=0, compile=False and precision=fp16"),
     ],
 )
-def test_what_does_not_go_together_is_refused(other, settings):
+def test_incompatible_settings_are_refused(other, settings):
     with pytest.raises(ValueError, match="shard") as error:
         TrainingConfig(shard=True, **other)
     assert str(error.value) == (
@@ -176,7 +176,7 @@ def test_what_does_not_go_together_is_refused(other, settings):
     )
 
 
-def test_one_process_has_nothing_to_shard():
+def test_sharding_with_one_process_is_refused():
     with pytest.raises(ValueError, match="shard") as error:
         TrainingConfig(shard=True).check_processes(1)
     assert str(error.value) == (

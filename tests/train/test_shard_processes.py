@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 
 
 @torch.no_grad()
-def look(model: nn.Module) -> Validation:
+def validate_with_decoding(model: nn.Module) -> Validation:
     """The loss on a batch, which the first process has, and steps of decoding; the others compute nothing."""
     batch = toy.Backwards(letters=7).epoch(0)[0]
     loss = held_out_loss(model, [batch])
@@ -36,17 +36,17 @@ def look(model: nn.Module) -> Validation:
     return Validation({"loss": loss}, -loss)
 
 
-LOOKING = {"validate": look, "pretrained": True}
+VALIDATION = {"validate": validate_with_decoding, "pretrained": True}
 """A validation before the first update, too."""
 
 
 @pytest.mark.parametrize(
     ("size", "updates"), [(2, 7), (3, 7), *(pytest.param(n, 200, marks=pytest.mark.nightly) for n in (2, 3))]
 )
-def test_sharded_losses_and_validations_are_those_of_one_process(tmp_path, size, updates):
+def test_sharded_losses_and_validations_equal_one_process(tmp_path, size, updates):
     """Three batches make an update, the last one of an epoch has one: then a process runs one that counts zero."""
     assert len(toy.Backwards(n=80, tokens_per_batch=64).epoch(0)) % 3 == 1
-    settings = {"max_updates": updates, "validate_every": updates // 3, "parts": LOOKING}
+    settings = {"max_updates": updates, "validate_every": updates // 3, "parts": VALIDATION}
     want = train(tmp_path / "one", **settings)
     assert len(want.losses) == updates and len(want.scores) == 5
     check_same(together(size, train, tmp_path / "shards", shard=True, **settings), want)
@@ -78,8 +78,8 @@ def recomputing() -> Transformer:
 @pytest.mark.parametrize(
     "settings", [{"model": experts}, {"model": recomputing, "freeze": ("encoder",), "precision": "bf16"}]
 )
-def test_other_models_and_settings_too(tmp_path, settings):
-    settings = {"max_updates": 3, "validate_every": 2, "parts": LOOKING, **settings}
+def test_sharding_of_other_models_and_settings(tmp_path, settings):
+    settings = {"max_updates": 3, "validate_every": 2, "parts": VALIDATION, **settings}
     want = train(tmp_path / "one", **settings)
     check_same(together(2, train, tmp_path / "two", shard=True, **settings), want)
 
@@ -98,7 +98,7 @@ class OneBad(CrossEntropy):
         return loss
 
 
-def test_a_gradient_that_is_not_finite_in_one_process_skips_the_update_in_all(tmp_path):
+def test_non_finite_gradient_in_one_process_skips_the_update_in_all(tmp_path):
     updates = together(2, skipping, tmp_path)
     assert updates == [[True, True, False, True]] * 2
 
@@ -170,7 +170,7 @@ def sometimes(directory: Path, uses: str, shard: bool) -> tuple[list[float], dic
 
 
 @pytest.mark.parametrize("uses", ["later", "at first", "never"])
-def test_weights_that_not_all_updates_use_learn_as_in_one_process(tmp_path, uses):
+def test_partially_used_weights_train_as_in_one_process(tmp_path, uses):
     want = sometimes(tmp_path / "one", uses, shard=False)
     for got in together(2, sometimes, tmp_path / "two", uses, shard=True):
         assert not isinstance(got, str), got

@@ -15,13 +15,13 @@ def test_equal_scores_are_decided_by_loss_and_then_by_time():
     assert progress.validations_since_best == 2  # of the third, than which the fourth is no better
 
 
-def test_checkpoints_without_losses_are_decided_by_time_and_come_after_those_with():
+def test_checkpoints_without_losses_rank_last_and_by_time():
     progress = Progress(validations=[(1, 0.0), (2, 0.0), (3, 0.0)], losses=[9.0])
     assert progress.best(3) == [3, 2, 1]
 
 
 @pytest.mark.parametrize("patience", [2, 3])
-def test_a_training_whose_score_stays_0_goes_on_while_the_loss_falls(tmp_path, patience):
+def test_patience_counts_falling_losses_at_equal_scores(tmp_path, patience):
     losses = iter([3.0, 2.0, 1.5, 1.6, 1.7, 1.8, 1.9])
     config = toy.config(max_updates=7, validate_every=1, patience=patience)
     trainer = toy.trainer(tmp_path, config=config, validate=lambda model: Validation({"loss": next(losses)}, 0.0))

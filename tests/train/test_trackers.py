@@ -65,7 +65,7 @@ def mlflow_numbers(directory: Path) -> dict[tuple[str, int], float]:
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
+def teardown_wandb():
     """Weights & Biases keeps the settings of its first run in a process, until it is torn down."""
     yield
     if library := sys.modules.get("wandb"):
@@ -86,7 +86,7 @@ def offline(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("default")  # of the libraries
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(("name", "numbers"), [("wandb", wandb_numbers), ("mlflow", mlflow_numbers)])
-def test_a_service_receives_the_numbers_of_the_runs_own_file(name, numbers, tmp_path):
+def test_tracker_receives_the_numbers_of_metrics_jsonl(name, numbers, tmp_path):
     """Also from a resumed training, which stays one run there."""
     pytest.importorskip(name)
     run = tmp_path / "run"
@@ -114,7 +114,7 @@ def test_a_service_receives_the_numbers_of_the_runs_own_file(name, numbers, tmp_
 @pytest.mark.parametrize(
     ("name", "reason"), [("wandb", "No API key configured"), ("mlflow", "API request to http://127.0.0.1:9/")]
 )
-def test_a_service_that_cannot_be_reached_is_named_in_a_line(name, reason, tmp_path, monkeypatch):
+def test_unreachable_tracker_is_a_one_line_error(name, reason, tmp_path, monkeypatch):
     pytest.importorskip(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable in ("WANDB_MODE", "WANDB_API_KEY"):
@@ -149,7 +149,7 @@ def test_a_service_that_fails_later_does_not_end_the_training(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_service_whose_library_is_missing_is_refused_before_the_data_is_read(name, monkeypatch, capsys):
+def test_missing_tracker_library_is_refused_before_reading_data(name, monkeypatch, capsys):
     monkeypatch.setattr("transduce.errors.find_spec", lambda library: library != name or None)
     code = main(pytest.fail, SETTINGS, default="commands", description="", arguments=["--log", name])
     assert code == 2

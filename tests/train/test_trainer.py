@@ -26,7 +26,7 @@ def held_out(model) -> float:
 
 
 @pytest.mark.train
-def test_it_learns_to_read_backwards(tmp_path):
+def test_model_learns_to_reverse_sequences(tmp_path):
     """Lengths 3 to 5: a guess of (letter, END) without a look at the source costs at least ln 8 per letter."""
     lengths = [3, 4, 5]
     blind = sum(n * math.log(toy.LETTERS) for n in lengths) / sum(n + 1 for n in lengths)
@@ -41,7 +41,7 @@ def test_it_learns_to_read_backwards(tmp_path):
     assert held_out(training.model) < 0.6 * blind
 
 
-def test_what_is_frozen_keeps_its_weights(tmp_path):
+def test_frozen_weights_do_not_change(tmp_path):
     """The table is shared, so it is frozen under all its names."""
     training = toy.trainer(tmp_path, config=toy.config(max_updates=3, freeze=("encoder.layers.0", "source_input")))
     before = toy.weights(training.model)
@@ -67,7 +67,7 @@ def test_what_is_frozen_keeps_its_weights(tmp_path):
         ),
     ],
 )
-def test_freezing_nothing_or_everything_is_refused(tmp_path, parts, message):
+def test_freezing_unknown_or_all_parts_is_refused(tmp_path, parts, message):
     with pytest.raises(ValueError) as caught:
         toy.trainer(tmp_path, config=toy.config(freeze=parts))
     assert str(caught.value) == message
@@ -110,7 +110,7 @@ def part(batch: Batch, rows: slice) -> Batch:
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.01])
-def test_the_gradient_is_clipped_to_the_norm_asked_for(tmp_path, clip):
+def test_gradients_are_clipped_to_clip_norm(tmp_path, clip):
     training = toy.trainer(tmp_path, config=toy.config(optim=OptimConfig(clip_norm=clip), max_updates=3))
     norms, step = [], training.optimizer.step
 
@@ -126,7 +126,7 @@ def test_the_gradient_is_clipped_to_the_norm_asked_for(tmp_path, clip):
         assert min(norms) > 0.1
 
 
-def test_the_learning_rate_of_every_step_is_the_schedules(tmp_path):
+def test_every_step_uses_the_scheduled_rate(tmp_path):
     training = toy.trainer(
         tmp_path, config=toy.config(optim=OptimConfig(peak_rate=8e-3, warmup_steps=4), max_updates=9)
     )
@@ -137,7 +137,7 @@ def test_the_learning_rate_of_every_step_is_the_schedules(tmp_path):
     assert [rate for rate, _ in rates] == pytest.approx(want) and all(a == b for a, b in rates)
 
 
-def test_the_parts_of_a_loss_are_written_beside_it_where_there_is_more_than_one(tmp_path, monkeypatch):
+def test_parts_of_a_hybrid_loss_are_logged(tmp_path, monkeypatch):
     monkeypatch.setattr("transduce.train.log.EVERY", 5)
     lines = {}
     for name, share in (("plain", 0.0), ("hybrid", 0.25)):
@@ -153,7 +153,7 @@ def test_the_parts_of_a_loss_are_written_beside_it_where_there_is_more_than_one(
     assert entropy == pytest.approx(lines["plain"]["loss"], rel=0.05)  # nats per token, too
 
 
-def test_validation_sees_evaluation_mode_and_training_goes_on_in_training_mode(tmp_path):
+def test_validation_runs_in_eval_mode_and_training_in_train_mode(tmp_path):
     modes, objective = [], CrossEntropy(toy.model())
     objective.register_forward_pre_hook(lambda *_: modes.append(objective.model.training))
 
@@ -170,7 +170,7 @@ def test_validation_sees_evaluation_mode_and_training_goes_on_in_training_mode(t
 @pytest.mark.parametrize(
     ("precision", "hardware"), [("fp32", True), ("bf16", False), ("fp16", True), ("auto", True), ("auto", False)]
 )
-def test_validation_computes_in_the_numbers_of_the_training(tmp_path, monkeypatch, precision, hardware):
+def test_validation_uses_the_precision_of_training(tmp_path, monkeypatch, precision, hardware):
     """auto is bf16 where the hardware computes in it."""
     monkeypatch.setattr("transduce.device.computes_bf16", lambda device: hardware)
     objective, types = CrossEntropy(toy.model()), {True: set(), False: set()}
@@ -189,7 +189,7 @@ def test_validation_computes_in_the_numbers_of_the_training(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("before", [False, True])
-def test_cudnn_attends_only_to_batches_of_one_shape(tmp_path, monkeypatch, static, before):
+def test_cudnn_attention_is_used_only_for_static_shapes(tmp_path, monkeypatch, static, before):
     """It makes a new plan for each shape. Afterwards, the process's own setting is restored."""
     enabled = torch.backends.cuda.cudnn_sdp_enabled
     seen, attend = {True: set(), False: set()}, F.scaled_dot_product_attention

@@ -11,7 +11,7 @@ from bench import features as bench_features
 from transduce.data.features import FeatureExtractor
 
 
-def test_the_rival_makes_nearly_the_same_coefficients(rng):
+def test_compared_extractor_gives_nearly_the_same_features(rng):
     """On noise, whose bands have energy everywhere: floors and the shape of triangles hardly matter."""
     waveform = 0.3 * torch.randn(16000, generator=rng)
     ours, theirs = (
@@ -31,7 +31,7 @@ def test_recordings_are_joined_to_pieces_of_one_length(tmp_path):
     assert [len(each) for each in bench_features.recordings(tmp_path, 2, 0.0)] == [12_000, 12_000]
 
 
-def test_no_sound_and_too_little_of_it_are_told(tmp_path: Path):
+def test_missing_or_too_short_audio_is_an_error(tmp_path: Path):
     with pytest.raises(ValueError) as error:
         bench_features.recordings(tmp_path, 5, 0.0)
     assert str(error.value) == f"a folder with sound files must be named, but {tmp_path} has none; use --data DIR"

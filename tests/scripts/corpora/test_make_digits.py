@@ -77,7 +77,7 @@ def index(name: str) -> int:
     return int(name.split("_")[2])
 
 
-def test_splits_stay_apart(made):
+def test_splits_are_disjoint(made):
     folder = made
     joined = {
         split: {n for _, names in utterances(folder, split) for n in names} for split in ("train", "valid", "test")
@@ -91,7 +91,7 @@ def test_splits_stay_apart(made):
     }
 
 
-def test_utterances_are_the_recordings_that_they_name_with_pauses_between(made):
+def test_utterances_are_their_recordings_joined_by_pauses(made):
     """Found by looking for the recordings' samples, in order, with nothing taken from the script."""
     folder = made
     for split, n in (("train", 30), ("valid", 6), ("test", 12)):
@@ -140,7 +140,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_same_command_makes_the_same_bytes_and_another_seed_others(made, fsdd, make, tmp_path):
+def test_output_is_deterministic_and_depends_on_the_seed(made, fsdd, make, tmp_path):
     folder = made
     assert make(fsdd, tmp_path / "again", *SIZES)[0] == 0
     assert content(tmp_path / "again") == content(folder)
@@ -149,7 +149,7 @@ def test_the_same_command_makes_the_same_bytes_and_another_seed_others(made, fsd
     assert other.keys() == content(folder).keys() and other["train.tsv"] != content(folder)["train.tsv"]
 
 
-def test_what_was_stopped_goes_on_and_what_is_right_is_not_touched(copy, fsdd, make):
+def test_interrupted_corpus_is_completed_without_rewriting_files(copy, fsdd, make):
     """The cache of features goes by the time of change."""
     folder = copy
     want = content(folder)
@@ -162,7 +162,7 @@ def test_what_was_stopped_goes_on_and_what_is_right_is_not_touched(copy, fsdd, m
     assert content(folder) == want and whole.stat().st_mtime_ns == before
 
 
-def test_another_set_up_is_not_written_over(copy, fsdd, make, tmp_path):
+def test_other_corpora_and_files_are_not_overwritten(copy, fsdd, make, tmp_path):
     folder = copy
     before = content(folder)
     assert make(fsdd, folder, *SIZES, "--seed", "2", "--valid", "7")[::2] == (
@@ -181,7 +181,7 @@ def test_another_set_up_is_not_written_over(copy, fsdd, make, tmp_path):
     assert json.loads((folder / "digits.json").read_text())["seed"] == 1
 
 
-def test_a_wrong_folder_is_told(make, fsdd, tmp_path):
+def test_wrong_folders_and_sizes_are_refused(make, fsdd, tmp_path):
     assert make(tmp_path, tmp_path / "out")[::2] == (
         2,
         f"transduce: FSDD must be a folder with train.tsv and test.tsv, but {tmp_path} has no train.tsv and no test.tsv; "
@@ -205,7 +205,7 @@ def small(folder: Path, samples: np.ndarray, rate: int = 8000) -> list[Recording
     return made
 
 
-def test_splits_that_cannot_be_are_told(make, tmp_path):
+def test_invalid_splits_are_refused(make, tmp_path):
     made, out = small(tmp_path, tone(1, "ann", 1)), tmp_path / "out"
     write_manifest(tmp_path / "test.tsv", made[2:])
     assert make(tmp_path, out)[::2] == (
@@ -228,7 +228,7 @@ def test_splits_that_cannot_be_are_told(make, tmp_path):
     )
 
 
-def test_sound_that_is_not_as_it_should_be_is_told(make, tmp_path):
+def test_invalid_audio_is_refused(make, tmp_path):
     out, first = tmp_path / "out", tmp_path / "0.wav"
     for samples, rate, reason in (
         (np.zeros((500, 2), np.int16), 8000, "500 at 8000 Hz and 2 channels"),
@@ -248,7 +248,7 @@ def test_sound_that_is_not_as_it_should_be_is_told(make, tmp_path):
     assert not out.exists()
 
 
-def test_sound_of_nothing_and_shorter_than_the_quiet_place_can_be_joined(make, tmp_path):
+def test_silent_and_very_short_recordings_can_be_joined(make, tmp_path):
     small(tmp_path, np.array([32767, -32768, 32767], np.int16))
     assert make(tmp_path, tmp_path / "out", "--train", "1", "--valid", "1", "--test", "1")[0] == 0
     ((r, names),) = utterances(tmp_path / "out", "test")
@@ -261,7 +261,7 @@ def test_sound_of_nothing_and_shorter_than_the_quiet_place_can_be_joined(make, t
     assert make(silent, silent / "out", "--train", "1", "--valid", "1", "--test", "1")[0] == 0
 
 
-def test_a_pause_sounds_like_what_it_imitates():
+def test_pauses_have_the_spectrum_of_their_template():
     """Its power spectrum is the window's, by a DFT of each: half of the window's energy lies at 1 kHz, half at 3."""
     rng = np.random.default_rng(5)
     time = np.arange(200) / 8000
@@ -274,7 +274,7 @@ def test_a_pause_sounds_like_what_it_imitates():
     assert np.mean(samples**2) == pytest.approx(np.mean(like**2), rel=0.1)
 
 
-def test_the_quietest_place_is_the_one_that_brute_force_finds():
+def test_quietest_place_equals_brute_force():
     samples = np.random.default_rng(3).integers(-3000, 3000, 700).astype(np.int16)
     samples[411:660] //= 3
     energy = [sum(int(s) ** 2 for s in samples[i : i + 200]) for i in range(501)]

@@ -33,14 +33,14 @@ def test_the_commands_take_less_than_6_megabytes():
     assert sum(path.stat().st_size for path in COMMANDS.rglob("*") if path.is_file()) < 6_000_000
 
 
-def test_every_file_has_its_line(shipped):
+def test_every_file_is_in_a_manifest(shipped):
     assert {split: len(recordings) for split, recordings in shipped.items()} == SIZES
     named = {r.audio for recordings in shipped.values() for r in recordings}
     assert named == set((COMMANDS / "sound").rglob("*.opus"))
 
 
 @pytest.mark.long
-def test_every_file_lasts_as_long_as_its_line_says(shipped):
+def test_durations_equal_those_of_the_manifests(shipped):
     for recordings in shipped.values():
         for r in recordings:
             info = soundfile.info(r.audio)
@@ -77,7 +77,7 @@ def test_no_voice_and_no_sentence_is_in_two_splits(shipped):
     assert not accents["test"] & (accents["train"] | accents["valid"])
 
 
-def test_many_voices_say_about_the_same_number_of_sentences(shipped):
+def test_voices_speak_equally_many_sentences(shipped):
     voices = {split: Counter(r.speaker for r in recordings) for split, recordings in shipped.items()}
     assert {split: len(counts) for split, counts in voices.items()} == {"train": 24, "valid": 4, "test": 6}
     assert all(max(counts.values()) - min(counts.values()) <= 1 for counts in voices.values())
@@ -86,7 +86,7 @@ def test_many_voices_say_about_the_same_number_of_sentences(shipped):
         assert len(said) == SIZES[split] and len({text for text, _ in said}) == SIZES[split] // 2
 
 
-def test_every_word_of_valid_and_test_is_said_often_in_training_by_several_voices(shipped):
+def test_words_of_valid_and_test_are_frequent_in_train(shipped):
     counts = Counter(word for r in shipped["train"] for word in r.text.split())
     by = Counter(word for word, _ in {(word, r.speaker) for r in shipped["train"] for word in r.text.split()})
     for split in ("valid", "test"):
@@ -96,7 +96,7 @@ def test_every_word_of_valid_and_test_is_said_often_in_training_by_several_voice
     assert len(counts) <= 110
 
 
-def test_texts_are_sentences_of_the_same_split_of_the_corpus_with_their_translation(shipped):
+def test_texts_and_translations_are_those_of_the_corpus_split(shipped):
     for split, recordings in shipped.items():
         english, german = (
             (COMMANDS / f"{split}.{language}").read_text(encoding="utf-8").splitlines() for language in ("en", "de")
@@ -108,7 +108,7 @@ def test_texts_are_sentences_of_the_same_split_of_the_corpus_with_their_translat
 
 
 @pytest.mark.long
-def test_the_manifests_are_what_the_script_plans(shipped, planned):
+def test_manifests_equal_the_plan_of_the_script(shipped, planned):
     for split, recordings in shipped.items():
         assert [(r.id, r.text, r.speaker, r.columns["german"]) for r in recordings] == [
             (u.id, u.text, u.voice, u.german) for u in planned[split]
@@ -121,7 +121,7 @@ def test_another_seed_makes_another_corpus(planned):
 
 
 @pytest.mark.long
-def test_speed_and_pitch_change(planned):
+def test_speed_and_pitch_cover_their_ranges(planned):
     for value, (low, high) in (("speed", (140, 200)), ("pitch", (35, 65))):
         values = [getattr(u, value) for u in planned["train"]]
         assert (min(values), max(values)) == (low, high)
@@ -150,7 +150,7 @@ def remainder(page):
     return bits
 
 
-def test_a_stream_is_written_alike_every_time_and_decodes_like_the_encoders_own():
+def test_opus_streams_are_deterministic_and_decode_like_soundfile():
     sound = (0.5 * np.sin(np.arange(16000) / 20 * (1 + np.arange(16000) / 16000))).astype(np.float32)
     ours = make_sound.opus(sound, serial=7)
     assert ours == make_sound.opus(sound, serial=7)
@@ -165,13 +165,13 @@ def test_a_stream_is_written_alike_every_time_and_decodes_like_the_encoders_own(
         assert struct.unpack_from("<I", header, 22) == (remainder(header[:22] + bytes(4) + header[26:] + body),)
 
 
-def test_files_are_ogg_streams_with_numbers_of_their_own(shipped):
+def test_ogg_streams_have_distinct_serial_numbers(shipped):
     serials = [struct.unpack_from("<I", r.audio.read_bytes(), 14)[0] for r in shipped["train"]]
     assert serials == list(range(1100))
     assert len(pages(shipped["test"][0].audio.read_bytes())) >= 3
 
 
-def test_without_espeak_the_script_says_what_it_needs(monkeypatch, capsys, tmp_path):
+def test_missing_espeak_is_an_error(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["make_sound.py", "--output", str(tmp_path / "sound")])
     monkeypatch.setenv("PATH", str(tmp_path))
     assert make_sound.main() == 2
@@ -189,7 +189,7 @@ needs_espeak = pytest.mark.skipif(not shutil.which("espeak-ng"), reason="needs e
 
 @needs_espeak
 @pytest.mark.process
-def test_the_shipped_sound_is_what_espeak_says(shipped, planned):
+def test_shipped_audio_matches_espeak(shipped, planned):
     """Decoded sound against the waveform: the same contour of loudness (10 ms), word for word."""
     for split, i in (("train", 3), ("valid", 4), ("test", 5)):
         said, (kept, _) = spoken(planned[split][i]), soundfile.read(shipped[split][i].audio)
@@ -201,14 +201,14 @@ def test_the_shipped_sound_is_what_espeak_says(shipped, planned):
 
 @needs_espeak
 @pytest.mark.process
-def test_a_voice_that_espeak_does_not_have_is_told(planned):
+def test_unknown_espeak_voice_is_an_error(planned):
     with pytest.raises(ValueError) as error:
         spoken(replace(planned["test"][0], voice="xx-nowhere+m3"))
     assert str(error.value).startswith("espeak-ng must speak as xx-nowhere+m3, but says ")
     assert str(error.value).endswith("; try version 1.51")
 
 
-def test_a_vocabulary_keeps_the_words_that_cost_most(monkeypatch):
+def test_vocabulary_drops_the_word_in_the_fewest_sentences(monkeypatch):
     """By brute force: of three words, the one in the fewest held-out sentences goes."""
     monkeypatch.setattr(make_sound, "N_WORDS", 2)
     held_out = [["a", "b"], ["a", "c"], ["a", "b"], ["two", "a"]]

@@ -28,7 +28,7 @@ def probability(lines: list[list[str]], history: tuple[str, ...], token: str) ->
 
 
 @pytest.mark.parametrize("order", [1, 2, 4])
-def test_probabilities_are_those_of_witten_and_bell(tmp_path, capsys, order):
+def test_probabilities_equal_witten_and_bell(tmp_path, capsys, order):
     (tmp_path / "a.tok").write_text("\n".join(TEXT[:3]) + "\n")
     (tmp_path / "b.tok").write_text("\n".join(TEXT[3:]) + "\n")
     twice = [str(tmp_path / name) for name in ("a.tok", "b.tok", "b.tok")]
@@ -49,7 +49,7 @@ def test_probabilities_are_those_of_witten_and_bell(tmp_path, capsys, order):
         assert math.fsum(want) + unknown == pytest.approx(1, abs=1e-4)
 
 
-def test_what_cannot_be_estimated_is_refused(tmp_path, capsys):
+def test_invalid_texts_orders_and_outputs_are_refused(tmp_path, capsys):
     text = tmp_path / "a.tok"
     text.write_text("a b\n")
     (tmp_path / "blank.tok").write_text("\n\n")

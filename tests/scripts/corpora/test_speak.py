@@ -54,7 +54,7 @@ def test_every_sentence_has_several_voices(spoken, tmp_path, capsys):
     assert others and len(spoken) == n + 1 + len(others), "another voice has another file"
 
 
-def test_recordings_of_people_stand_beside(spoken, tmp_path):
+def test_existing_recordings_are_added(spoken, tmp_path):
     people = [Recording("a", tmp_path / "far" / "a.wav", 1.0, "ann", "HELLO", {"age": "7"})]
     write_manifest(tmp_path / "people.tsv", people)
     how = ["--each", "1", "--beside", str(tmp_path / "people.tsv")]
@@ -72,7 +72,7 @@ def test_recordings_of_people_stand_beside(spoken, tmp_path):
     ],
     ids=["no text", "never"],
 )
-def test_what_cannot_be_is_told(spoken, tmp_path, capsys, text, more, message):
+def test_blank_text_and_zero_repetitions_are_refused(spoken, tmp_path, capsys, text, more, message):
     path = tmp_path / "bad.txt"
     path.write_text(text)
     assert speak.main([str(path), str(tmp_path / "out"), *more]) == 2
@@ -80,7 +80,7 @@ def test_what_cannot_be_is_told(spoken, tmp_path, capsys, text, more, message):
     assert not spoken
 
 
-def test_without_espeak_it_says_what_it_needs(monkeypatch, tmp_path, capsys):
+def test_missing_espeak_is_an_error(monkeypatch, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("hello\n")
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert speak.main([str(tmp_path / "text.txt"), str(tmp_path / "out")]) == 2

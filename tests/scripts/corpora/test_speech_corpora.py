@@ -9,18 +9,18 @@ import soundfile
 
 from recipes.speech_to_text import SETTINGS
 from scripts.corpora import make_digits
-from tests.layouts import Said, put_digits, put_learners, sound
+from tests.layouts import Expected, put_digits, put_learners, sound
 from transduce.cli.main import main
 from transduce.data.manifest import Recording, read_manifest
 
 
 @pytest.fixture
-def digits(tmp_path) -> tuple[Path, Said]:
+def digits(tmp_path) -> tuple[Path, Expected]:
     return tmp_path / "fsdd", put_digits(tmp_path / "fsdd")
 
 
 @pytest.fixture
-def learners(tmp_path) -> tuple[Path, Said]:
+def learners(tmp_path) -> tuple[Path, Expected]:
     return tmp_path / "speechocean762", put_learners(tmp_path / "speechocean762")
 
 
@@ -33,11 +33,11 @@ def read(name: str, folder: Path) -> tuple[list[Recording], list[Recording], lis
     return splits
 
 
-def by_id(recordings: list[Recording]) -> Said:
+def by_id(recordings: list[Recording]) -> Expected:
     return {r.id: (r.text, r.speaker, r.audio.resolve()) for r in recordings}
 
 
-def test_the_recipe_reads_the_digits_in_the_split_of_their_authors(digits):
+def test_recipe_reads_fsdd_in_its_official_split(digits):
     home, said = digits
     assert main(["data", "get", "fsdd", str(home)]) == 0
     train, valid, test = map(by_id, read("fsdd", home))
@@ -45,7 +45,7 @@ def test_the_recipe_reads_the_digits_in_the_split_of_their_authors(digits):
     assert {**train, **valid, **test} == said and len(train) + len(valid) + len(test) == len(said)
 
 
-def test_the_recipe_reads_the_learners(learners):
+def test_recipe_reads_speechocean762(learners):
     home, said = learners
     assert main(["data", "get", "speechocean762", str(home)]) == 0
     train, valid, test = splits = read("speechocean762", home)
@@ -67,7 +67,7 @@ def test_the_recipe_reads_connected_digits(digits, tmp_path):
         assert r.text == " ".join(word for word, *_ in joined) and {by for _, by, _ in joined} == {r.speaker}
 
 
-def test_no_setting_of_the_recipe_is_forgotten_here():
+def test_all_corpus_settings_of_the_recipe_are_tested():
     assert SETTINGS.keys() - {"commands", "paper", "commands_german", "manifest", "vectors"} == {
         "fsdd",
         "speechocean762",
@@ -75,7 +75,7 @@ def test_no_setting_of_the_recipe_is_forgotten_here():
     }
 
 
-def test_what_is_not_a_digit_is_left_out(digits, capsys):
+def test_broken_and_unrelated_files_are_left_out(digits, capsys):
     home, _ = digits
     sound(home / "recordings" / "noise.wav")
     broken = home / "recordings" / "3_george_1.wav"
@@ -91,7 +91,7 @@ def test_what_is_not_a_digit_is_left_out(digits, capsys):
 
 
 @pytest.mark.data
-def test_the_layout_of_the_digits_is_the_one_of_the_real_recordings(tmp_path):
+def test_real_fsdd_recordings_give_the_same_manifests(tmp_path):
     """Real digits under their own names; the manifests that lie there are the witness."""
     root = os.environ.get("TRANSDUCE_DATA")
     if not root:

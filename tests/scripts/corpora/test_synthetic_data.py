@@ -20,7 +20,7 @@ def lines(path: Path) -> list[str]:
 @pytest.mark.process
 @pytest.mark.nightly
 @pytest.mark.skipif(not Path(sys.prefix, "installed").exists(), reason="needs the environment of scripts/setup.sh")
-def test_diversification_says_every_pair_five_times(tmp_path):
+def test_diversification_has_every_pair_five_times(tmp_path):
     data, out = tmp_path / "data" / "multi30k", tmp_path / "out"
     data.mkdir(parents=True)
     for split, name in (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr")):

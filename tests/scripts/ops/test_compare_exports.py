@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "ops" / "compare_exports.py"
 @pytest.mark.process
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["translation", "language"])
-def test_outputs_are_the_same_elsewhere(tmp_path, kind):
+def test_outputs_are_the_same_in_all_exports(tmp_path, kind):
     if kind == "translation":
         run, kinds = random_run(tmp_path / "run", model=LITTLE), ["ctranslate2", "onnx", "marian"]
     else:

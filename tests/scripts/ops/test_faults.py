@@ -12,7 +12,7 @@ import pytest
 from scripts.ops import faults
 
 
-def test_the_comparison_sees_all_but_the_clock(tmp_path):
+def test_run_comparison_ignores_only_times(tmp_path):
     """Otherwise the table would say nothing."""
     runs = [tmp_path / "a", tmp_path / "b"]
     for i, run in enumerate(runs):
@@ -55,7 +55,7 @@ print(sum(farm.made.values()), sum(farm.failures.values()))
 
 @pytest.mark.process
 @pytest.mark.long
-def test_two_kills_ctrl_c_and_a_damaged_checkpoint_leave_no_trace(tmp_path):
+def test_runs_recover_bitwise_from_kills_ctrl_c_and_damage(tmp_path):
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-c", FEW, tmp_path]
     done = subprocess.run(words, capture_output=True, text=True, env=path, preexec_fn=interruptible)
@@ -64,7 +64,7 @@ def test_two_kills_ctrl_c_and_a_damaged_checkpoint_leave_no_trace(tmp_path):
 
 @pytest.mark.process
 @pytest.mark.nightly
-def test_a_few_faults_of_every_kind_leave_no_trace():
+def test_runs_recover_bitwise_from_every_kind_of_fault():
     words = [sys.executable, faults.__file__, "--kills", "8", "--others", "1"]
     done = subprocess.run(words, capture_output=True, text=True, preexec_fn=interruptible)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -51,7 +51,7 @@ def test_rows_are_complete():
             assert flags[flags.index("--training.seed") + 1] == each.seed
 
 
-def test_tables_begin_with_the_paper():
+def test_tables_list_papers_first():
     tables = [(subject, list(rows)) for subject, rows in groupby(FIGURES, key=lambda each: each.subject)]
     assert [subject for subject, _ in tables] == list(SUBJECTS)
     for _, rows in tables:
@@ -59,7 +59,7 @@ def test_tables_begin_with_the_paper():
         assert papers == sorted(papers, reverse=True)
 
 
-def test_the_readme_is_made_of_the_register():
+def test_readme_tables_equal_the_register():
     text = README.read_text("utf-8")
     assert readme(FIGURES, text) == text and text.count(MARKER) == 1
     assert len(text.splitlines()) <= 150
@@ -116,7 +116,7 @@ def test_a_command_that_needs_other_runs_is_refused(capsys):
     )
 
 
-def test_the_measured_value_stands_beside_the_stated_one(tmp_path):
+def test_comparison_shows_stated_and_measured_values(tmp_path):
     scores = [
         {"search": "greedy", "measure": "bleu", "value": 1, "low": 0, "high": 2},
         {"search": "beam5", "measure": "bleu", "value": 3.14159, "low": 2.5, "high": 4.004},
