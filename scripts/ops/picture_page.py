@@ -19,7 +19,7 @@ def main(url: str, line: str, path: str) -> None:
         page = browser.new_page(viewport={"width": 820, "height": 600}, color_scheme="light")
         page.goto(url)
         page.get_by_role("tab", name="Translate").click()
-        page.get_by_label("Text, each line by itself").fill(line)
+        page.get_by_label("Text (lines are translated one by one)").fill(line)
         page.get_by_role("button", name="Translate").click()
         cells = page.locator("tbody td")
         cells.first.wait_for()

@@ -330,7 +330,7 @@ def translated(browser, url: str, text: str, n_best: int) -> tuple[str, list[lis
         page.get_by_text("This browser translates by itself").wait_for(timeout=120_000)
         page.get_by_label("Alternatives").fill(str(n_best - 1))
         for each in ("Print it.\n" * 20, text):  # the first one is given up
-            page.get_by_label("Text, each line by itself").fill(each)
+            page.get_by_label("Text (lines are translated one by one)").fill(each)
             page.get_by_role("button", name="Translate").click()
         page.get_by_text("Translated:").wait_for(state="attached", timeout=300_000)
         best = page.locator("#translate-best").evaluate("(element) => element.textContent")

@@ -149,6 +149,13 @@ def test_uploads_without_the_token_are_refused_by_their_header(runs, path):
     assert answer.startswith(b"HTTP/1.1 401 ") and b"connection: close" in answer.lower()
 
 
+def test_scripts_use_the_labels_of_the_page():
+    root, page = Path(__file__).parents[2], (FOLDER / "index.html").read_text()
+    for user in ("scripts/ops/picture_page.py", "tests/cli/test_web.py", "tests/serve/test_page.py"):
+        labels = re.findall(r'get_by_label\("(.+?)"\)', (root / user).read_text())
+        assert [label for label in labels if f">{label}" not in page] == [], user
+
+
 # In a browser.
 
 
@@ -341,7 +348,7 @@ def test_page_records_audio(page):
     sound = soundfile.info(io.BytesIO(bytes(sent)))
     assert (sound.format, sound.subtype, sound.samplerate, sound.channels) == ("WAV", "PCM_16", 16000, 1)
     assert sound.duration > 0.3
-    expect(status_of(page, "transcribe")).to_have_text(re.compile("Transcript: .* Translated: |There are no words"))
+    expect(status_of(page, "transcribe")).to_have_text(re.compile("Transcript: .* Translated: |The recording has no words"))
     expect(page.get_by_role("img", name="Waveform")).to_be_visible()
 
 
