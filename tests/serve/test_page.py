@@ -332,11 +332,32 @@ def test_dropped_audio_is_transcribed_and_words_are_played(page, offline):
 
 
 @pytest.mark.long
+def test_the_same_sound_is_transcribed_again(page):
+    """When another run or translation is chosen, and when the file itself is."""
+    page.get_by_role("tab", name="Transcribe").click()
+    file = page.get_by_label("or choose a sound file")
+    file.set_input_files({"name": "a.wav", "mimeType": "audio/wav", "buffer": wav("red")})
+    expect(status_of(page, "transcribe")).to_contain_text("Translated:")
+    with page.expect_response("**/transcriptions"):
+        page.get_by_label("Then translate").select_option("No")
+    expect(page.get_by_role("toolbar", name="What was said")).to_be_visible()
+    assert page.locator("#transcribe .ranked").count() == 0
+    with page.expect_file_chooser():
+        file.click()
+    expect(file).to_have_value("")
+
+
+@pytest.mark.long
 def test_page_records_audio(page):
     """What a browser records is sent as a WAV file of 16 bits."""
     page.get_by_role("tab", name="Transcribe").click()
-    page.get_by_role("button", name="Record").click()
+    page.evaluate(
+        "() => { const asked = MediaDevices.prototype.getUserMedia; window.streams = 0; "
+        "MediaDevices.prototype.getUserMedia = function (...what) { streams++; return asked.apply(this, what); }; }"
+    )
+    page.get_by_role("button", name="Record").evaluate("(button) => { button.click(); button.click(); }")
     expect(status_of(page, "transcribe")).to_contain_text("Recording")
+    assert page.evaluate("streams") == 1, "no second recording, which nothing would stop"
     page.wait_for_timeout(500)
     page.evaluate(
         "() => { const ask = fetch; window.fetch = (...how) => { window.sent ??= how[1].body; return ask(...how); }; }"

@@ -11,11 +11,13 @@ export function start(panel, runs, translators, limits) {
   const results = panel.querySelector(".results");
   const { work, say } = worker(panel);
   let player;
+  let last; // the sound that was last chosen, and whether it is a recording
   fill(run, runs);
   onward.append(...translators.map((each, i) => h("option", { value: i }, title(each))), h("option", { value: "" }, "No"));
   panel.querySelector("#onward").hidden = !translators.length;
 
   const transcribe = (blob, recorded = false) => work(async (signal, tell) => {
+    last = [blob, recorded];
     tell("Transcribing ...");
     results.replaceChildren();
     if (blob.size > 1e6 * limits.upload_mb) {
@@ -39,6 +41,8 @@ export function start(panel, runs, translators, limits) {
 
   new ResizeObserver(() => player?.draw()).observe(results);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => player?.draw());
+  for (const each of [run, onward]) each.addEventListener("change", () => last && transcribe(...last));
+  file.addEventListener("click", () => { file.value = ""; }); // else the same file cannot be chosen again
   file.addEventListener("change", () => file.files.length && transcribe(file.files[0]));
   panel.addEventListener("dragover", (event) => event.preventDefault());
   panel.addEventListener("drop", (event) => {
@@ -47,9 +51,12 @@ export function start(panel, runs, translators, limits) {
   });
 
   let recorder;
+  let asked = false; // whether the browser is asking for the microphone
   record.addEventListener("click", async () => {
     if (recorder) return recorder.stop();
+    if (asked) return;
     if (!navigator.mediaDevices) return say("Browsers record only on https pages and on localhost; choose a file.", "error");
+    asked = true;
     try {
       recorder = await recording(limits.seconds, (blob) => {
         recorder = undefined;
@@ -60,6 +67,8 @@ export function start(panel, runs, translators, limits) {
       say("Recording ... Press Stop when you have spoken.");
     } catch (error) {
       say(`No microphone is available (${error.message}).`, "error");
+    } finally {
+      asked = false;
     }
   });
   const pressed = (on) => {
