@@ -369,7 +369,9 @@ def test_page_records_audio(page):
     sound = soundfile.info(io.BytesIO(bytes(sent)))
     assert (sound.format, sound.subtype, sound.samplerate, sound.channels) == ("WAV", "PCM_16", 16000, 1)
     assert sound.duration > 0.3
-    expect(status_of(page, "transcribe")).to_have_text(re.compile("Transcript: .* Translated: |The recording has no words"))
+    expect(status_of(page, "transcribe")).to_have_text(
+        re.compile("Transcript: .* Translated: |The recording has no words")
+    )
     expect(page.get_by_role("img", name="Waveform")).to_be_visible()
 
 
