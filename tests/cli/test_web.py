@@ -336,7 +336,7 @@ def translated(browser, url: str, text: str, n_best: int) -> tuple[str, list[lis
         best = page.locator("#translate-best").evaluate("(element) => element.textContent")
         rows = "(lists) => lists.map((list) => [...list.children].map((row) => [...row.children].map((each) => each.textContent)))"
         ranked = page.locator("#translate .ranked").evaluate_all(rows)
-        assert page.get_by_text("Where the decoder looked").count() == 0
+        assert page.get_by_text("Cross-attention").count() == 0
         assert wrong == [] and all(each.startswith(url) for each in asked)
     return best, [[tuple(row) for row in rows] for rows in ranked]
 

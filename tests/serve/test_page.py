@@ -210,7 +210,7 @@ def test_page_translates_and_shows_attention(page, offline):
     expect(best).to_have_text(f"{first[0].text}\n\n{second[0].text}")
     got.nth(1).click()
     expect(best).to_have_text(f"{first[1].text}\n\n{second[0].text}")
-    page.get_by_text("Where the decoder looked").first.click()
+    page.get_by_text("Cross-attention").first.click()
     (look,) = offline["mt"].align([LINE], first[1:2])
     weights = look.weights[look.layer].mean(dim=0)
     cells, readout = page.locator("#translate [role=grid]").first.locator("tbody td"), page.locator(".readout").first

@@ -89,7 +89,7 @@ export async function translated(run, text, nBest, signal, results, show = () =>
 
 function ranked(outputs, open, chosen) {
   const drawn = outputs.some((output) => "attention" in output);
-  const looks = h("details", { open, class: "looks" }, h("summary", {}, "Where the decoder looked"), h("div"));
+  const looks = h("details", { open, class: "looks" }, h("summary", {}, "Cross-attention"), h("div"));
   const choose = (k) => {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === k)));
     if (drawn) looks.lastChild.replaceWith(picture(outputs[k]));
@@ -122,7 +122,7 @@ function picture({ attention }) {
     cells.push(cell);
     return cell;
   })));
-  const table = h("table", { role: "grid", "aria-label": "Where the decoder looked: a row for each target token" },
+  const table = h("table", { role: "grid", "aria-label": "Cross-attention: a row for each target token" },
     h("thead", {}, h("tr", {}, h("td", { role: "presentation" }), ...columns)), h("tbody", {}, ...rows));
   roving(table, cells, source.length);
   return h("div", {}, h("div", { class: "wide" }, table), readout,
