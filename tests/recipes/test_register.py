@@ -93,8 +93,8 @@ def recipe_module(path: str) -> ModuleType:
 
 
 def assert_scores_are_there(figure: Figure, run: Path) -> None:
-    """Every figure of the command has a value in the run."""
-    for each in same_command(FIGURES, figure):
+    """Every figure of the command has a value in the run, unless the command prints it."""
+    for each in filter(lambda each: each.file, same_command(FIGURES, figure)):
         assert re.search(r", measured -?\d", comparison(each, run)), each.name
 
 
