@@ -103,12 +103,12 @@ def test_without_pauses_segments_cover_everything_within_limits(n, rng):
 
 
 def test_without_pauses_the_cut_has_the_least_energy(rng):
-    rate = 200
+    rate, frame = 1000, 10  # samples a second and a frame, in which noise is never a pause
     waveform = torch.randn(10 * rate, generator=rng) * (0.5 + torch.rand(10 * rate, generator=rng))
     (_, got), _ = cuts(waveform, rate, 9.0)
-    # from half of 9 s on, and leaving a quarter of 9 s behind, between frames of two samples
-    places = range(int(4.5 * rate), 10 * rate - 9 * rate // 4 - 20 + 1, 2)
-    energy = {i + 10: sum(float(x) ** 2 for x in waveform[i : i + 20]) for i in places}
+    # from half of 9 s on, and leaving a quarter of 9 s behind, between frames
+    places = range(int(4.5 * rate), 10 * rate - 9 * rate // 4 - 10 * frame + 1, frame)
+    energy = {i + 5 * frame: float(waveform[i : i + 10 * frame].double().square().sum()) for i in places}
     assert got == min(energy, key=lambda place: energy[place])
 
 

@@ -32,9 +32,9 @@ def greedy(language: Language, sentences: list[int], bounds: list[int], **settin
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_no_repeat_ngram_equals_transformers(rng, n):
     for length in (1, 2, 3, 4, 19):
-        tokens, scores = torch.randint(3, (53, length), generator=rng), torch.randn(53, 5, generator=rng)
+        tokens, scores = torch.randint(3, (300, length), generator=rng), torch.randn(300, 5, generator=rng)
         want = NoRepeatNGramLogitsProcessor(n)(tokens, scores.clone())
-        no_repeat_ngram(n, scores, tokens, range(53))
+        no_repeat_ngram(n, scores, tokens, range(300))
         assert torch.equal(scores, want), length
         assert (scores == -math.inf).any() == (length >= n), length
 

@@ -38,7 +38,7 @@ def exact(logits: list[float], x: SamplingConfig, before: list[int], penalty: fl
         order = order[: x.top_k]
     total, mass, kept = sum(weights[i] for i in order), 0.0, []
     for i in order:
-        if mass >= x.top_p * total:
+        if mass >= x.top_p * total and x.top_p < 1:  # rounding could reach all of it early
             break
         kept.append(i)
         mass += weights[i]

@@ -121,7 +121,7 @@ def test_one_call_equals_step_by_step_search(int8, n_threads, rng):
             engine.calls = 0
             want = greedy(engine, memory, prompts, end, step_by_step=True)
             n_steps = max(len(h.tokens) + h.finished for h in want)
-            assert engine.calls == n_steps > 3
+            assert engine.calls == n_steps and (end is not None or n_steps == max(BOUNDS))
             assert greedy(engine, memory, prompts, end) == want
             assert engine.calls == n_steps + 2
 
