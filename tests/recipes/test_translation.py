@@ -97,15 +97,20 @@ def test_repeated_command_changes_nothing_and_others_are_refused(translation_run
         run(replace(first, max_length=255))
 
 
-def test_a_model_newer_than_its_checkpoints_is_kept(translation_run, parallel_text, tmp_path):
+def test_a_finished_model_is_kept_until_there_is_a_newer_checkpoint(translation_run, parallel_text, tmp_path):
+    """Whatever the times of the files: those of a copied run say when and in which order they were copied."""
     copy = shutil.copytree(translation_run.run, tmp_path / "run")
     first = small(copy, parallel_text)
-    (copy / "model.safetensors").write_bytes(b"an average that somebody has made")  # and is newer than the checkpoints
+    model, average = copy / "model.safetensors", b"an average that somebody has made"
+    model.write_bytes(average)
+    os.utime(model, (0, 0))
     with pytest.raises(ValueError, match="model"):
         run(first)
-    assert (copy / "model.safetensors").read_bytes() == b"an average that somebody has made"
-    os.utime(copy / "model.safetensors", (0, 0))  # as of an end before updates that were interrupted
+    assert model.read_bytes() == average
+    (newest,) = copy.glob("checkpoints/*/finished")
+    newest.unlink()  # as in a checkpoint of updates after that model
     assert run(first) == translation_run.scores
+    assert (copy / "model.before.safetensors").read_bytes() == average
 
 
 def test_missing_attention_map_is_drawn_on_resume(translation_run, parallel_text, tmp_path):

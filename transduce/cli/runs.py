@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 SCREEN = 36
 """Lines that `transduce describe` shows without --all."""
 
-BEFORE = "model.before.safetensors"
-
 Name = Annotated[
     str,
     arg(
@@ -89,7 +87,7 @@ def average_checkpoints(
     """
     from transduce.files import write_file
     from transduce.report.documents import write_reports
-    from transduce.report.record import set_aside_scores
+    from transduce.report.record import BEFORE, replace_model
     from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
     if (last is None) == (best is None):
@@ -111,15 +109,11 @@ def average_checkpoints(
     if output is not None:
         check_output(output, paths)
     weights = serialize(average(paths))
-    target = output or run / WEIGHTS
-    is_replaced = output is None and target.is_file() and target.read_bytes() != weights
-    if is_replaced:
-        write_file(run / BEFORE, target.read_bytes())
-        set_aside_scores(run)
-    write_file(target, weights)
-    print(
-        f"{target}: mean of the updates {', '.join(str(int(path.parent.name)) for path in paths)}"
-    )
+    if output is not None:
+        write_file(output, weights)
+    is_replaced = output is None and replace_model(run, weights)
+    updates = ", ".join(str(int(path.parent.name)) for path in paths)
+    print(f"{output or run / WEIGHTS}: mean of the updates {updates}")
     if is_replaced:
         write_reports(run)
         print(f"the previous model is in {run / BEFORE}")

@@ -21,11 +21,11 @@ from transduce.errors import InputError, errors_of
 from transduce.experiment.config import Experiment, SpeechExperiment
 from transduce.experiment.start import take_weights
 from transduce.experiment.validation import Validator, draw_attention
-from transduce.files import HOLDER, set_weights, weights_of, write_file
+from transduce.files import HOLDER, set_weights, weights_of
 from transduce.model.meta import INFERENCE, TRAINING, check_fits, flops_per_token
 from transduce.model.transformer import Transformer
 from transduce.report.documents import write_reports
-from transduce.report.record import set_aside_scores
+from transduce.report.record import BEFORE, is_finished, replace_model
 from transduce.run import (
     CONFIG,
     SAMPLES,
@@ -333,10 +333,8 @@ def finish(directory: Path, trainer: Trainer) -> None:
     by = list(results.values())[-1].by
     if trainer.world.first:
         content = serialize(average(checkpoint_weights(directory, candidates[chosen])))
-        path = directory / WEIGHTS
-        if path.is_file() and path.read_bytes() != content:
-            set_aside_scores(directory)
-        write_file(path, content)
+        if replace_model(directory, content):
+            print(f"the previous model is in {directory / BEFORE}")
     print(f"finished model: {chosen} (update {numbers}); {by}: {scores}")
 
 
@@ -349,10 +347,3 @@ def draw_finished(directory: Path, trainer: Trainer, example: tuple[Any, str] | 
         task = load(directory, trainer.device)
         assert isinstance(task, Translator | Transcriber)
         draw_attention(task, example, path)
-
-
-def is_finished(directory: Path) -> bool:
-    """Whether a finished model is newer than every checkpoint."""
-    model = directory / WEIGHTS
-    saved = [path.stat().st_mtime for path in checkpoints(directory)]
-    return model.is_file() and model.stat().st_mtime >= max(saved, default=0)

@@ -9,15 +9,21 @@ from pathlib import Path
 
 from transduce.config import Json, flatten, from_dict
 from transduce.errors import InputError
-from transduce.files import read_json, regular
+from transduce.files import read_json, regular, write_file
 from transduce.plot import NAMES, Points, curves, spread
-from transduce.run import CONFIG, ERRORS, SAMPLES, read_metrics
+from transduce.run import CONFIG, ERRORS, SAMPLES, WEIGHTS, checkpoints, read_metrics
 
 N_VALIDATIONS = 12
 """Number of validations whose samples are in a record, evenly spaced."""
 
 SCORES = ("test.json", "validation.json")
 """The files with scores on held-out data."""
+
+BEFORE = "model.before.safetensors"
+"""The model before the last one."""
+
+FINISHED = "finished"
+"""In a checkpoint, once a model has been made of it and those before: a file without content."""
 
 LARGEST = 1e300
 """Values below this are numbers in JSON and in browsers."""
@@ -124,15 +130,33 @@ def score_files(directory: Path) -> Iterator[Path]:
     return (directory / name for name in SCORES if (directory / name).exists())
 
 
-def set_aside_scores(directory: Path) -> None:
-    """Rename scores and errors of a model that another one replaces: test.json becomes
-    test.before.json."""
-    for name in (*SCORES, ERRORS):
-        path = directory / name
-        before = path.with_suffix(f".before{path.suffix}")
-        before.unlink(missing_ok=True)  # of an earlier model
-        if path.exists():
-            path.rename(before)
+def replace_model(directory: Path, weights: bytes) -> bool:
+    """Make these weights the finished model of a run; another one becomes BEFORE, and its scores
+    and errors are renamed: test.json becomes test.before.json.
+
+    Returns:
+        Whether there was another one.
+    """
+    path = directory / WEIGHTS
+    replaced = path.read_bytes() if path.is_file() else weights
+    if replaced != weights:
+        write_file(directory / BEFORE, replaced)
+        for name in (*SCORES, ERRORS):
+            scores = directory / name
+            before = scores.with_suffix(f".before{scores.suffix}")
+            before.unlink(missing_ok=True)  # of an earlier model
+            if scores.exists():
+                scores.rename(before)
+    write_file(path, weights)
+    (checkpoints(directory)[-1] / FINISHED).touch()
+    return replaced != weights
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether a run has a model that was made after its newest checkpoint. The times of the files
+    do not say so, as a copy of the run has other ones."""
+    newest = checkpoints(directory)[-1:]
+    return (directory / WEIGHTS).is_file() and all((path / FINISHED).exists() for path in newest)
 
 
 def read_scores(path: Path) -> list[HeldOutScore]:
