@@ -128,6 +128,12 @@ def test_a_text_may_be_one_long_line():
     assert long.encode(["αβγδ εζηθ"]) == short.encode(["αβγδ εζηθ"]) and len(long.encode(["αβγδ"])[0]) <= 2
 
 
+def test_a_space_is_a_space_although_the_training_lines_are_long():
+    """As DNA has them: of a hundred thousand letters, one is a space, which is no token of its own without a rule."""
+    tokenizer = SentencePieceTokenizer.train(["ACGT" * 25_000], vocab_size=270)
+    assert tokenizer.decode(tokenizer.encode(["AC GT"])) == ["AC GT"]
+
+
 def test_a_joint_pair_is_one_tokenizer_and_a_separate_pair_two():
     german = [text.replace("the", "das").replace("cat", "Kätzchen") for text in TEXT]
     one, same = train_tokenizer_pair(TEXT, german, vocab_size=380, joint=True)

@@ -216,6 +216,7 @@ def _learn(
             hard_vocab_limit=False,
             byte_fallback=True,
             character_coverage=0.9999,
+            required_chars="▁",  # a space, however long the lines; as bytes it would stay ▁
             max_sentence_length=4 * LONGEST,  # bytes of UTF-8
             pad_id=PAD,
             unk_id=UNK,
