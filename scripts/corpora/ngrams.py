@@ -28,10 +28,10 @@ History = tuple[str, ...]
 
 
 def count(lines: Iterable[str], order: int) -> dict[History, Counter[str]]:
-    """How often each token follows each history of at most order - 1 tokens."""
+    """How often each token follows each history of at most order - 1 tokens. Only spaces separate tokens: U+00A0 is one."""
     counts: defaultdict[History, Counter[str]] = defaultdict(Counter)
     for line in lines:
-        tokens = [BOS, *line.split(), EOS]
+        tokens = [BOS, *filter(None, line.split(" ")), EOS]
         for i in range(1, len(tokens)):
             for start in range(max(0, i - order + 1), i + 1):
                 counts[tuple(tokens[start:i])][tokens[i]] += 1

@@ -49,6 +49,15 @@ def test_probabilities_equal_witten_and_bell(tmp_path, capsys, order):
         assert math.fsum(want) + unknown == pytest.approx(1, abs=1e-4)
 
 
+def test_only_spaces_separate_tokens(tmp_path):
+    """As KenLM reads them. SentencePiece has tokens such as the no-break space of French before a colon."""
+    (tmp_path / "a.tok").write_text(" a  \xa0 \u3000b \x85\n")
+    assert ngrams.main([str(tmp_path / "lm.arpa"), str(tmp_path / "a.tok"), "--order", "1"]) == 0
+    lines = (tmp_path / "lm.arpa").read_text().split("\n")
+    words = [line.split("\t")[1] for line in lines if "\t" in line]
+    assert words == ["<s>", "a", "\xa0", "\u3000b", "\x85", "</s>", "<unk>"]
+
+
 def test_invalid_texts_orders_and_outputs_are_refused(tmp_path, capsys):
     text = tmp_path / "a.tok"
     text.write_text("a b\n")
