@@ -48,6 +48,15 @@ def test_libretranslate(url, offline):
     assert api.detect("Hello") == [{"confidence": 100.0, "language": "en"}]
 
 
+def test_libretranslate_with_its_api_key(runs, offline):
+    """LibreTranslate itself lists its languages and settings without one."""
+    with serving(served_of({"mt": runs["mt"]}), token="sesame") as url:
+        api = LibreTranslateAPI(url, "sesame")
+        assert [each["code"] for each in api.languages()] == ["en", "de"]
+        assert [api.translate("Print it.", "en", "de")] == offline["mt"](["Print it."])
+        assert httpx.get(f"{url}/frontend/settings").json()["keyRequired"]
+
+
 def test_request_text_is_split_into_lines_like_a_file(http, offline, tmp_path):
     text = "\ufeffPrint it.\r\nOpen the\rold letter.\u2028Print\x85it.\n\n"
     (path := tmp_path / "in").write_bytes(text.encode())

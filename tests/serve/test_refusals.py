@@ -186,7 +186,7 @@ def test_malformed_uploads_are_client_errors(http, caplog, n):
 
 def test_requests_require_the_token(runs, http):
     with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, client_of(url) as client:
-        for path in ("/languages", "/v1/models", "/metrics", "/frontend/settings"):
+        for path in ("/v1/models", "/metrics", "/page/runs"):
             assert client.get(path).status_code == 401
             assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
             assert client.get(path, headers={"Authorization": "Bearer sesame"}).status_code == 200
