@@ -173,13 +173,14 @@ def test_clients_of_whisper_cpp(http, offline):
 
 
 def test_forms_of_every_content_type_are_utf_8(http):
-    """As curl sends it with -d, with --data-urlencode and with -F."""
+    """As curl sends it with -d, with --data-urlencode and with -F, and deep-translator in the URL."""
     text = "Öffne den grünen Ordner, Zoë."
     plain = http.post("/translate", json={"q": text, "source": "en", "target": "de"}).json()
     head = {"Content-Type": "application/x-www-form-urlencoded"}
     for body in (
         {"content": f"q={text}&source=en&target=de".encode(), "headers": head},
         {"data": {"q": text, "source": "en", "target": "de"}},
+        {"params": {"q": text, "source": "en", "target": "de"}},
         {"files": {"q": (None, text), "source": (None, "en"), "target": (None, "de")}},
     ):
         assert http.post("/translate", **body).json() == plain

@@ -255,14 +255,15 @@ async def _read_fields(request: Request) -> Any:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "application/json":
         return from_json(await request.body())
-    if content_type not in FORMS:
+    in_url = not content_type and bool(request.url.query)  # as deep-translator sends a form
+    if content_type not in FORMS and not in_url:
         raise HTTPException(
             415,
             "the body must be application/json or a form, but its Content-Type is "
             f"{content_type[:40]!r}; send the right one",
         )
-    if content_type == FORM:  # UTF-8, which curl -d sends; Starlette decodes Latin-1
-        body = (await request.body()).decode()
+    if in_url or content_type == FORM:  # UTF-8, which curl -d sends; Starlette decodes Latin-1
+        body = request.url.query if in_url else (await request.body()).decode()
         pairs: Any = parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=100)
     else:
         pairs = (await request.form(max_files=1, max_fields=100)).multi_items()
