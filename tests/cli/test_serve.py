@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from time import sleep
 
 import httpx
 import pytest
@@ -99,6 +100,47 @@ def test_accepted_requests_are_answered_before_shutdown(run, end):
         assert answer.json()["translatedText"] == load(run)(lines)
         assert server.wait(60) == (130 if end == signal.SIGINT else -signal.SIGTERM)
         assert "Traceback" not in server.stderr.read()
+    finally:
+        server.kill()
+        server.communicate()
+
+
+COMPUTES = """
+import asyncio, socket, sys, threading, torch
+from transduce.cli.serve import run_server
+from transduce.errors import exit_code
+from transduce.serve import ServeConfig
+
+def compute():
+    while True:
+        torch.rand(100, 100) @ torch.rand(100, 100)
+
+async def answer(scope, receive, send):
+    assert scope["type"] == "http"
+    print("began", file=sys.stderr, flush=True)
+    await asyncio.sleep(600)
+
+threading.Thread(target=compute, daemon=True).start()
+listening = socket.create_server(("127.0.0.1", 0))
+sys.exit(exit_code(lambda: run_server(answer, listening, ServeConfig(), "mt"), interrupted="stopped"))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_ctrl_c_twice_ends_a_server_whose_model_computes():
+    server = subprocess.Popen([sys.executable, "-c", COMPUTES], stderr=subprocess.PIPE, text=True, preexec_fn=interruptible,
+                              env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
+    try:
+        port = int(re.search(r":(\d+)/docs", server.stderr.readline())[1])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert server.stderr.readline() == "began\n"
+            server.send_signal(signal.SIGINT)
+            sleep(0.5)  # a server looks for signals ten times a second
+            server.send_signal(signal.SIGINT)
+            assert server.wait(60) == 130
+        assert server.stderr.read().splitlines()[-1] == "transduce: stopped"
     finally:
         server.kill()
         server.communicate()

@@ -179,7 +179,8 @@ def listening_on(host: str, port: int, option: str = "--port") -> socket.socket:
 
 
 def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: str) -> None:
-    """Serve an application until Ctrl-C, SIGTERM or SIGHUP; accepted requests are answered.
+    """Serve an application until Ctrl-C, SIGTERM or SIGHUP; accepted requests are answered, unless
+    Ctrl-C comes twice.
 
     Args:
         names: names of the runs, for a line on standard error.
@@ -210,7 +211,13 @@ def run_server(app: Any, listening: socket.socket, limits: ServeConfig, names: s
             stack.callback(handler.removeFilter, rate)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-        uvicorn.Server(config).run(sockets=[listening])
+        server = uvicorn.Server(config)
+        try:
+            server.run(sockets=[listening])
+        finally:
+            if server.force_exit:  # Ctrl-C twice; Python would abort while a model computes
+                to_stderr("stopped")
+                os._exit(130)
 
 
 def connection_limit() -> int:
