@@ -24,4 +24,4 @@ if ! grep -qsxF "$wanted" "$VENV/installed$1" || [ "$torch" != "$installed" ]; t
   echo "$wanted" >"$VENV/installed"
   echo "$wanted" >"$VENV/installed$1"
 fi
-PATH="$PWD/$VENV/bin:$PATH"
+PATH="$(cd "$VENV/bin" && pwd):$PATH"

@@ -21,8 +21,9 @@ def setup(tmp_path):
         (tmp_path / "calls").write_text("")
         # programs of the machine, and none of the environment of the tests
         variables = {"PATH": "/usr/bin:/bin", "VENV": str(tmp_path), "TORCH": torch}
-        words = ["bash", "-euo", "pipefail", "-c", f"source scripts/setup.sh '{extra}'"]
-        subprocess.run(words, cwd=ROOT, env=variables, check=True, capture_output=True)
+        words = ["bash", "-euo", "pipefail", "-c", f"source scripts/setup.sh '{extra}'; command -v uv"]
+        done = subprocess.run(words, cwd=ROOT, env=variables, check=True, capture_output=True, text=True)
+        assert done.stdout.endswith(f"{tmp_path}/bin/uv\n")  # VENV's programs come first
         return (tmp_path / "calls").read_text().splitlines()
 
     return source
