@@ -19,6 +19,10 @@ OUT="${1:-runs/read_english}"
 CORPUS="${TRANSDUCE_DATA:?names the folder of the corpora}/speechocean762"
 mkdir -p "$OUT"
 
+awk -F '\t' 'NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next } { print $column["text"] }' \
+  "$CORPUS/train/manifest.tsv" >"$OUT/read.txt"
+gzip -dc "$TRANSDUCE_DATA/multi30k/train.en.gz" | tr a-z A-Z | tr -c "A-Z'\n" ' ' >"$OUT/captions.txt" # written like transcripts
+
 first="" runs=()
 for seed in ${SEEDS:-1}; do
   run="$OUT/seed_$seed"
@@ -30,9 +34,6 @@ for seed in ${SEEDS:-1}; do
   runs+=("$run")
 done
 
-awk -F '\t' 'NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next } { print $column["text"] }' \
-  "$CORPUS/train/manifest.tsv" >"$OUT/read.txt"
-gzip -dc "$TRANSDUCE_DATA/multi30k/train.en.gz" | tr a-z A-Z | tr -c "A-Z'\n" ' ' >"$OUT/captions.txt" # written like transcripts
 for text in read captions; do transduce tokenize "$first" "$OUT/$text.txt" >"$OUT/$text.tok"; done
 texts=("$OUT"/read.tok "$OUT"/read.tok "$OUT"/read.tok "$OUT"/read.tok "$OUT"/read.tok) # count five times
 python scripts/corpora/ngrams.py "$OUT/lm.arpa" "${texts[@]}" "$OUT/captions.tok"
