@@ -23,18 +23,17 @@ awk -F '\t' 'NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next } { print 
   "$CORPUS/train/manifest.tsv" >"$OUT/read.txt"
 gzip -dc "$TRANSDUCE_DATA/multi30k/train.en.gz" | tr a-z A-Z | tr -c "A-Z'\n" ' ' >"$OUT/captions.txt" # written like transcripts
 
-first="" runs=()
+runs=() tokens=()
 for seed in ${SEEDS:-1}; do
   run="$OUT/seed_$seed"
-  tokens=(--tokenizer "$first/target.pronunciations.json" --pronunciations None) # an ensemble has the same tokens
-  [ "$first" ] || tokens=() first="$run"
   transduce train speech-to-text speechocean762 --run "$run" --data "$CORPUS" --training.seed "$seed" "${tokens[@]}" \
     --model.encoder.input.stack 3 --features.n-coefficients 24 --model.encoder.input.n-features 48 --model.d-model 144 \
     --model.ctc-layers 2 4 --training.optim.weight-decay 0.25 "${tiny[@]}"
   runs+=("$run")
+  tokens=(--tokenizer "${runs[0]}/target.pronunciations.json" --pronunciations None) # an ensemble has the same tokens
 done
 
-for text in read captions; do transduce tokenize "$first" "$OUT/$text.txt" >"$OUT/$text.tok"; done
+for text in read captions; do transduce tokenize "${runs[0]}" "$OUT/$text.txt" >"$OUT/$text.tok"; done
 texts=("$OUT"/read.tok "$OUT"/read.tok "$OUT"/read.tok "$OUT"/read.tok "$OUT"/read.tok) # count five times
 python scripts/corpora/ngrams.py "$OUT/lm.arpa" "${texts[@]}" "$OUT/captions.tok"
 if [ "${#runs[@]}" != 1 ]; then runs+=("$(IFS=, && echo "${runs[*]}")"); fi # RUN,RUN is an ensemble

@@ -136,7 +136,7 @@ def _two_rows(alignment: "WordAlignment") -> list[str]:
 
 
 def _sounds(recordings: list[Path]) -> Iterator[tuple[str, Any]]:
-    """Yield a recording from the microphone if there are one and a terminal, else these files."""
+    """Yield a recording from the microphone, or these files if there is none or no terminal."""
     from transduce.data.audio import record
 
     if sys.stdin.isatty():
