@@ -112,7 +112,9 @@ def test_one_token_may_be_both_bos_and_eos():
         ("\\1-grams:\n-1\t<s>\n-1\tword\n\\end\\\n", "an n-gram model is an ARPA file whose words are the run's tokens, but it has none "
          "of them; make its text with transduce tokenize RUN"),
         ("\\1-grams:\n-1\ta\n", "an ARPA file ends with \\end\\, but this one ends in its 1-grams; fetch or make it again"),
-        ("\\1-grams:\n-x\ta\n", "a line of 1-grams must have a number, words and a number, but it is '-x\\ta'"),
+        ("\\1-grams:\n-x\ta\n", "a line of 1-grams must have a number, 1 words and a number, but it is '-x\\ta'"),
+        ("\\1-grams:\n-1\ta\n\\2-grams:\n-2\ta\n\\end\\\n", "a line of 2-grams must have a number, 2 words and a number, "
+         "but it is '-2\\ta'"),
         ("\\1-grams:\n-1\ta\n-1\tc\n\\2-grams:\n-1\ta c\n\\3-grams:\n-1\tc a a\n\\end\\", "the 3-grams of an ARPA file must begin with "
          "2-grams that it has, but one does not; make it anew"),
     ],

@@ -124,9 +124,9 @@ def _read(
                 values = float(log_prob), float(rest[n]) if len(rest) > n else 0.0
             except ValueError:
                 values = math.nan, 0.0
-            if math.isnan(sum(values)):
+            if math.isnan(sum(values)) or len(rest) < n:
                 raise InputError(
-                    f"a line of {n}-grams must have a number, words and a number, but it is "
+                    f"a line of {n}-grams must have a number, {n} words and a number, but it is "
                     f"{line!r:.60}"
                 )
             if len(gram) == n:
