@@ -80,11 +80,15 @@ def test_errors_writing_weights_are_one_line(tmp_path, monkeypatch, capsys, numb
     assert capsys.readouterr().err == f"transduce: {message.format(path=path)}\n"
 
 
-def test_missing_files_are_named(tmp_path, capsys):
+def test_missing_files_and_folders_without_permission_are_named(tmp_path, capsys):
     path = tmp_path / "a.safetensors"
     for action, message in (
         (lambda: read_weights(path), f"{path} does not exist"),
         (failing(FileNotFoundError("there is no such voice")), "there is no such voice"),
+        (
+            failing(PermissionError(errno.EACCES, "Permission denied", str(path.with_name(".a.0.tmp")))),
+            f"{tmp_path} may not be read or written (Permission denied); change its permissions, or name another place",
+        ),
     ):
         assert exit_code(action, interrupted="") == 2
         assert capsys.readouterr().err == f"transduce: {message}\n"

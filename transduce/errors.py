@@ -104,8 +104,11 @@ def os_error_message(error: OSError) -> str:
         if os.path.isfile(place):
             return f"{place} is a file, where a folder must be; name another place"
     if error.filename and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        # of what does not exist, such as a temporary file, it is the folder that refuses
+        exists = os.path.exists(error.filename)
+        place = error.filename if exists else os.path.dirname(error.filename) or "."
         return (
-            f"{error.filename} may not be read or written ({error.strerror}); change its "
+            f"{place} may not be read or written ({error.strerror}); change its "
             "permissions, or name another place"
         )
     return str(error)

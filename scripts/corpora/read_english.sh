@@ -10,11 +10,12 @@
 # instructions. The same command again continues where it was stopped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-source scripts/setup.sh "[train]"
 tiny=()
 if [ "${1:-}" = --tiny ]; then
   tiny=(--training.max-updates 2 --training.validate-every 2 --decoding.length-ratio 0 --decoding.length-extra 5) && shift
 fi
+[ "$#" -le 1 ] || { echo "the arguments must be [--tiny] [FOLDER], but '${*:2}' comes after FOLDER" >&2 && exit 2; }
+source scripts/setup.sh "[train]"
 OUT="${1:-runs/read_english}"
 CORPUS="${TRANSDUCE_DATA:?names the folder of the corpora}/speechocean762"
 mkdir -p "$OUT"

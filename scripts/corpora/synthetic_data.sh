@@ -16,10 +16,11 @@
 # them. The same command again continues where it was stopped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-source scripts/setup.sh "[train]"
 what="${1:?back-translation, distillation or diversification}" && shift
 tiny=""
 if [ "${1:-}" = --tiny ]; then tiny=yes && shift; fi
+[ "$#" -le 1 ] || { echo "the arguments must be [--tiny] [FOLDER], but '${*:2}' comes after FOLDER" >&2 && exit 2; }
+source scripts/setup.sh "[train]"
 OUT="${1:-runs/synthetic_data}"
 MULTI30K="${TRANSDUCE_DATA:?names the folder of the corpora}/multi30k"
 mkdir -p "$OUT"
