@@ -191,6 +191,16 @@ def test_subtitles_keep_their_times_and_a_cue_is_one_text():
         translated("Hello", "srt")
 
 
+def test_quotes_in_a_tag_are_read_as_html_reads_them():
+    """A tag with a stray quote was translated, and its < became an entity; Python's own parser finds the same tags."""
+    text = """<p class="x"" id='5">'>Hello <b class=it's>you</b>, "there" <i title = "a > b">it's</i></p>"""
+    before, after = Nesting(), Nesting()
+    before.feed(text)
+    after.feed(translated(text))
+    assert len(before.seen) == 3 and before.seen == after.seen
+    assert after.text == before.text.upper()
+
+
 def test_the_command_line_translates_markup(text_run, tmp_path, capsys):
     (tmp_path / "in.html").write_text(HTML, "utf-8")
     (tmp_path / "in.srt").write_bytes(SRT.encode())

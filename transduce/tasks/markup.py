@@ -28,7 +28,8 @@ RUBY = re.compile("/?(rb|rp|rt|ruby)")
 OPAQUE = "code|kbd|pre|rp|rt|samp|script|style|textarea|var"
 """Elements whose text is not translated, in addition to those with translate="no"."""
 
-ATTRIBUTES = r"""(?:"[^"]*"|'[^']*'|[^"'<>])*"""
+ATTRIBUTES = r"""(?:[^<>=]|=(?!\s*["'])|=\s*(?:"[^"]*"|'[^']*'))*"""
+"""As in HTML, quotes around a value follow =; others, as in class="a"", are letters like any."""
 
 MARKUP = re.compile(
     rf"<({OPAQUE})\b{ATTRIBUTES}>.*?</\1\s*>"
