@@ -191,6 +191,24 @@ def test_subtitles_keep_their_times_and_a_cue_is_one_text():
         translated("Hello", "srt")
 
 
+@pytest.mark.parametrize("between", ["\n", "\r\n", "\n\n"])
+def test_a_blank_line_in_a_subrip_cue_does_not_end_it(between):
+    """Players show all text before the next time; what followed a blank line was not translated. Tools that mistake
+    line ends put a blank line after every line."""
+    first, second = "00:00:01,000 --> 00:00:02,000", "00:00:03,000 --> 00:00:04,000"
+    rows = ["1", first, "", "Print", "", "it", "", "2", second, "Bye", ""]
+    given = translated(between.join(rows), "srt").split()
+    assert given == ["1", *first.split(), "PRINT", "IT", "2", *second.split(), "BYE"]
+
+
+@pytest.mark.parametrize(("start", "format"), [("", "srt"), ("WEBVTT\n\n", "vtt")])
+def test_a_number_at_the_end_of_a_cue_belongs_to_it(start, format):
+    """Where cues have no numbers."""
+    cues = "00:00:01.000 --> 00:00:02.000\nIn\n1984\n\n00:00:03.000 --> 00:00:04.000\nBye\n"
+    fragments = [each for each in parse(start + cues, format) if isinstance(each, Fragment)]
+    assert [fragment.source for fragment in fragments] == ["In 1984", "Bye"]
+
+
 def test_quotes_in_a_tag_are_read_as_html_reads_them():
     """A tag with a stray quote was translated, and its < became an entity; Python's own parser finds the same tags."""
     text = """<p class="x"" id='5">'>Hello <b class=it's>you</b>, "there" <i title = "a > b">it's</i></p>"""

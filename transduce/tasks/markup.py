@@ -46,8 +46,16 @@ PUNCTUATION = (
 MARKS = re.compile(rf"(?:(?<!&lt)(?<!&gt)(?<!&amp)(?!>){PUNCTUATION})*$")
 """Punctuation at the end of a word, without the end of an entity or of a tag before it."""
 
-BETWEEN_CUES = re.compile(r"(\n[ \t\r]*\n\s*|\n(?=(?:\d+[ \t\r]*\n)?[\d:]*:\d[\d.,]*[ \t]*-->))")
-"""A blank line, or the end of the line before a cue's number and time, where that is missing."""
+TIME = r"[\d:]*:\d[\d.,]*[ \t]*-->"
+
+CUE = rf"(?=(?:\d+[ \t\r]*\n)?{TIME})"
+"""The beginning of a cue: its number, if it has one, and its time."""
+
+BETWEEN_CUES = {
+    "srt": re.compile(rf"(?<=\S)([^\S\n]*\n\s*{CUE}|[^\S\n]*\n\s*\n(?=\d+[^\S\n]*\n\s*{TIME}))"),
+    "vtt": re.compile(rf"(\n[ \t\r]*\n\s*|\n{CUE})"),
+}
+"""What ends a cue: the next cue, and in WebVTT also a blank line."""
 
 PLACE = re.compile(r"^(?:[\u200e\u200f\u202a-\u202e\u2066-\u2069]*\{\\[^{}]*\}\s*)+")
 """The position and style of a SubRip cue, such as {\\an8}, before its text; marks of direction may
@@ -196,7 +204,7 @@ def parse_subtitles(text: str, *, escaped: bool) -> list[str | Fragment]:
             f"there are none after {text[:40]!r}; leave out --format for plain text"
         )
     pieces = list[str | Fragment]()
-    for block in BETWEEN_CUES.split(text):
+    for block in BETWEEN_CUES["vtt" if escaped else "srt"].split(text):
         head, arrow, rest = block.partition("-->")
         times, end, cue = rest.partition("\n")
         rows = (" ".join(row.split()) for row in cue.splitlines())
