@@ -23,6 +23,7 @@ def folder(tmp_path_factory) -> Path:
     random_speech_run(folder / "speech")
     language_run(folder / "letters")
     record(folder, sentences(2))
+    (folder / "a.jsonl").write_text("".join(f'{{"audio": "a{i:02d}.wav", "text": "red"}}\n' for i in range(2)))
     for name, lines in {
         "src": ENGLISH[:2],
         "hyp": GERMAN[:2],
@@ -33,7 +34,9 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", ["text3 src hyp", "text3,text4 src hyp", "speech a.tsv said", "letters prose"])
+@pytest.mark.parametrize(
+    "case", ["text3 src hyp", "text3,text4 src hyp", "speech a.tsv said", "speech a.jsonl said", "letters prose"]
+)
 def test_printed_scores_equal_those_of_the_python_api(case, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     run, *files = case.split()

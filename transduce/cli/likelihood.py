@@ -24,6 +24,7 @@ from transduce.cli.jobs import Job, Progress, Rows
 from transduce.cli.large_files import OutputOptions, carry_out
 from transduce.cli.recordings import version_of
 from transduce.data.manifest import manifest_audio
+from transduce.data.sound_lists import LIST
 from transduce.errors import InputError
 from transduce.tasks.formats import json_line, plain_tokens
 
@@ -66,8 +67,8 @@ def score_likelihood(
 
     Args:
         files: The sources, and the texts to score, line by line: files, plain or .gz, or -. For
-            sound, SRC is a manifest (.tsv), or a list of sound files, one a line. A language model
-            takes HYP alone.
+            sound, SRC is a manifest (.tsv, .csv, .jsonl), or a list of sound files, one a line. A
+            language model takes HYP alone.
         format: text: log-probability and number of tokens, a tab between. json: an object per line,
             with the log-probability of every token.
     """
@@ -160,7 +161,7 @@ class Likelihood(Job):
         lines = list(lines_or_errors(files[-1]))
         if len(files) == 1:
             return [(None, line) for line in lines]
-        is_manifest = self.is_speech and source.suffix == ".tsv"
+        is_manifest = self.is_speech and LIST.fullmatch(source.name)
         inputs = list(manifest_audio(source) if is_manifest else lines_or_errors(source))
         if len(inputs) != len(lines):
             raise InputError(
