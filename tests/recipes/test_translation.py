@@ -142,8 +142,9 @@ def brief(folder, train="valid"):
 def test_lowercase_ignores_capitals(translation_run, parallel_text, tmp_path, untrained):
     """Capitals change nothing, and validation does not count those of the references."""
     x = small(tmp_path / "run", parallel_text, lowercase=True, corpus=brief(parallel_text))
-    untrained(run, x)
+    trainer = untrained(run, x)
     assert load_run(x.run).experiment["validate_by"] == "bleu.lowercase"
+    assert trainer.validate(trainer.model).metrics.keys() == {"loss", "perplexity", "bleu.lowercase"}
     translate = td.load(x.run)
     lines = (parallel_text / "test.en").read_text().splitlines()
     upper = [line.upper() for line in lines]

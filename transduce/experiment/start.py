@@ -97,7 +97,7 @@ def _check_tokenizer(
         tokenizer.required(*needs)
     if lowercase is None:
         return
-    folds = tokenizer.decode(tokenizer.encode(["A"])) == ["a"]
+    folds = folds_case(tokenizer)
     if lowercase and not folds:
         raise InputError(
             f"lowercase needs a tokenizer without capitals, but {path} keeps them; leave out "
@@ -108,6 +108,11 @@ def _check_tokenizer(
             f"the tokenizer of {path} has no capitals, so validation must not count those of the "
             "references; add --lowercase, or name another --tokenizer"
         )
+
+
+def folds_case(tokenizer: Tokenizer) -> bool:
+    """Whether texts lose their capitals."""
+    return tokenizer.decode(tokenizer.encode(["A"])) == ["a"]
 
 
 def speech_tokenizer(x: SpeechExperiment, recordings: Sequence[Recording]) -> Tokenizer:

@@ -19,6 +19,7 @@ from transduce.data.parallel_text import ParallelText
 from transduce.data.speech_batches import SpeechPairs
 from transduce.data.text_batches import MaskedBatches
 from transduce.errors import InputError
+from transduce.experiment.start import folds_case
 from transduce.files import write_json
 from transduce.model.transformer import Transformer
 from transduce.plot import spread
@@ -123,9 +124,13 @@ def translation_validator(
     by: str = "bleu",
     tokenize: Tokenization | None = None,
 ) -> Validator:
-    """Loss and BLEU (greedy search) on held-out pairs, and `by` if it is another measure."""
+    """Loss and BLEU (greedy search) on held-out pairs, and `by` if it is another measure.
+
+    BLEU ignores the capitals of references if outputs can have none.
+    """
     warn_without_words(by, text.target)
-    score = _scoring(["bleu"], by, text.source, tokenize)
+    bleu = "bleu.lowercase" if folds_case(translator.tokenizer) else "bleu"
+    score = _scoring([bleu], by, text.source, tokenize)
     examples = {
         i: (text.source[i], text.target[i]) for i in spread(range(len(text.source)), SAMPLES)
     }
