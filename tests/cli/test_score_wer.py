@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import re
 import sys
 
@@ -38,6 +39,7 @@ def files(tmp_path, monkeypatch):
         "bare.tsv": lines("id\ttext"),
         "ref.gz": gzip.compress(lines(*RIGHT)),
         "m.tsv.gz": gzip.compress(manifest),
+        "nemo.json": lines(*(json.dumps({"audio_filepath": "a.wav", "text": text}) for text in RIGHT)),
     }.items():
         (tmp_path / name).write_bytes(raw)
     return tmp_path
@@ -68,6 +70,7 @@ def refusal(files, capsys):
     [
         ("wer", wer, "words", "ref"),
         ("wer", wer, "words", "m.tsv"),
+        ("wer", wer, "words", "nemo.json"),
         ("cer", cer, "characters", "ref.gz"),
         ("per", per, "phones", "m.tsv.gz"),
     ],

@@ -135,10 +135,12 @@ def test_a_manifest_is_expanded_to_its_recordings(run, tmp_path, capsys, monkeyp
     texts = ["red", "blue green"]
     recordings = record(tmp_path / "a", texts)
     (tmp_path / "b.tsv").write_text("audio\ttext\n" + "".join(f"a/{r.audio.name}\twrong\n" for r in recordings[::-1]))
+    (tmp_path / "nemo.json").write_text(json.dumps({"audio_filepath": f"a/{recordings[1].audio.name}"}) + "\n")
     monkeypatch.chdir(tmp_path / "a")
-    assert transcribe(run, [Path("a.tsv"), recordings[0].audio, Path("../b.tsv")], "--format", "json") == 0
+    lists = [Path("a.tsv"), recordings[0].audio, Path("../b.tsv"), Path("../nemo.json")]
+    assert transcribe(run, lists, "--format", "json") == 0
     got = [json.loads(line) for line in lines_of(capsys.readouterr().out)]
-    assert [each["text"] for each in got] == [*texts, "red", *texts[::-1]]
+    assert [each["text"] for each in got] == [*texts, "red", *texts[::-1], texts[1]]
     assert got[0]["audio"] == recordings[0].audio.name and got[3]["audio"] == f"../a/{recordings[1].audio.name}"
     (tmp_path / "c.tsv").write_text("id\tsound\na\tb.wav\n")
     (tmp_path / "d.tsv").write_text("id\taudio\na\t\n")

@@ -28,7 +28,7 @@ TABLES = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 SOUND = re.compile(r"\.(wav|flac|og[ga]|opus|mp3|aif[fc]?|au|caf|sph|w64)", re.IGNORECASE)
 """Endings of sound files."""
 
-LIST = re.compile(r".+\.(tsv|csv|jsonl)(\.gz)?", re.IGNORECASE | re.DOTALL)
+LIST = re.compile(r".+\.(tsv|csv|jsonl?)(\.gz)?", re.IGNORECASE | re.DOTALL)
 """Names of files that list sound."""
 
 SPAN = "start end"
