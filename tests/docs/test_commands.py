@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from transduce.cli.main import COMMANDS, main
+from transduce.data.lines import read_lines
+from transduce.data.manifest import Recording, write_manifest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("[0-9]_*.py"))]
@@ -76,3 +78,10 @@ def test_commands_of_a_page_are_extracted_and_wrong_ones_refused(tmp_path, capsy
     ]
     assert main(commands(page)[2]) == 2
     assert "--beam-siz" in capsys.readouterr().err
+
+
+def test_own_recordings_cuts_the_texts_out_of_a_manifest(tmp_path):
+    page = (ROOT / "docs/guides/own_recordings.md").read_text(encoding="utf-8")
+    write_manifest(tmp_path / "a.tsv", [Recording("a", Path("a.wav"), 1.0, "ann", "good day", {"age": "6"})])
+    (column,) = re.findall(r"cut -f (\d+) train\.tsv", page)
+    assert [row.split("\t")[int(column) - 1] for row in read_lines(tmp_path / "a.tsv")] == ["text", "good day"]
