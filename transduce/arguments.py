@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import is_dataclass, replace
 from functools import partial, wraps
@@ -112,7 +112,7 @@ def call(
         if stop.code:
             keys = flatten(to_dict(default)) if is_recipe else dict(_marks(function))
             more = f"{prog} --help{'-all' * is_recipe} says more"
-            raise InputError(_wrong_use(page.getvalue(), words, list(keys), more)) from stop
+            raise InputError(_wrong_use(page.getvalue(), keys, more)) from stop
         if has_common:
             print(foot)
         raise
@@ -145,10 +145,13 @@ def _marks(owner: Callable[..., Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield name, notes
 
 
-def _wrong_use(page: str, words: Sequence[str], keys: Sequence[str], more: str) -> str:
+def _wrong_use(page: str, keys: Iterable[str], more: str) -> str:
     """Describe wrong usage in one line: our names for other toolkits' flags, or tyro's message."""
-    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    names = {flag: our_names(flag.lstrip("-"), keys) for flag in flags if flag in page}
+    message = _in_one_line(page)
+    _, _, unknown = message.partition("Unrecognized options: ")
+    flags = re.findall(r"--[\w.-]+", unknown.partition(";")[0])
+    flags_of_fields = [key.removeprefix("corpus.") for key in keys]  # as recipes name them
+    names = {flag: our_names(flag.lstrip("-"), flags_of_fields) for flag in flags}
     hints = [
         f"there is no flag {flag}; here it is {' or '.join(f'--{each}' for each in ours)}".replace(
             "_", "-"
@@ -156,7 +159,7 @@ def _wrong_use(page: str, words: Sequence[str], keys: Sequence[str], more: str) 
         for flag, ours in names.items()
         if ours
     ]
-    return "; ".join(hints or [_in_one_line(page), more])
+    return "; ".join(hints or [message, more])
 
 
 def _in_one_line(page: str) -> str:

@@ -150,7 +150,7 @@ OTHER_NAMES = {
     "warmup_steps": ("warmup", "warmup_updates", "warmup_iters", "num_warmup"),
     "tokens_per_batch": ("batch_size", "max_tokens", "batch_tokens"),
     "frames_per_batch": ("batch_size", "batch_bins", "batch_frames"),
-    "accumulate": ("update_freq", "batch_multiplier", "gradient_accumulation_steps"),
+    "accumulate": ("update_freq", "batch_multiplier", "gradient_accumulation_steps", "accum_grad"),
     "clip_norm": ("grad_clip", "clip_grad_norm", "max_grad_norm"),
     "d_model": ("hidden_size", "embed_dim", "embedding_dim", "n_embd", "n_state"),
     "n_layers": ("num_layers", "n_layer", "num_hidden_layers", "layers"),
@@ -164,15 +164,26 @@ OTHER_NAMES = {
     "max_positions": ("block_size", "n_positions", "n_ctx"),
     "final_rate": ("min_lr",),
     "format": ("output_format",),
+    "run": ("out_dir", "model_dir", "save_dir"),
+    "start_from": ("init_from", "load_model", "restore_file"),
+    "validate_every": ("eval_interval", "save_interval_updates", "validation_freq"),
+    "validate_by": ("best_checkpoint_metric", "best_model_criterion", "early_stopping_metric"),
+    "keep_best": ("keep_best_checkpoints", "keep_best_ckpts", "keep_nbest_models"),
+    "precision": ("bf16", "dtype", "fp16", "use_amp"),
+    "no_repeat_ngram": ("no_repeat_ngram_size",),
 }
 """What JoeyNMT, fairseq, ESPnet, nanoGPT and transformers call our fields."""
 
 
 def our_names(name: str, keys: Iterable[str]) -> list[str]:
-    """The keys, such as training.optim.peak_rate, that other toolkits call by this name."""
-    name = name.replace("-", "_").rpartition(".")[2]
-    ours = [our for our, others in OTHER_NAMES.items() if name in others]
-    return [key for key in keys if key.rpartition(".")[2] in ours and "lora." not in key]
+    """The keys, such as training.optim.peak_rate, that other toolkits call by this name, or that
+    have it in another place."""
+    name = name.replace("-", "_")
+    last = name.rpartition(".")[2]
+    ours = [last, *(our for our, others in OTHER_NAMES.items() if last in others)]
+    return [
+        key for key in keys if key.rpartition(".")[2] in ours and "lora." not in key and key != name
+    ]
 
 
 def shown(value: object) -> str:

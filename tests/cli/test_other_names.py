@@ -14,6 +14,8 @@ TYPED = {
     "warmup": "--training.optim.warmup-steps",
     "num-beams": "--decoding.beam-size",
     "length-penalty": "--decoding.alpha",
+    "weight_decay": "--training.optim.weight-decay",
+    "validation_freq": "--training.validate-every",
 }
 
 
@@ -40,11 +42,25 @@ def test_commands_suggest_our_names_for_flags_of_other_toolkits(capsys):
 
 
 @pytest.mark.parametrize(
+    ("flag", "value"), [("--training.max-updates", "x"), ("--vocab-size", "x"), ("--hold-out", "x")]
+)
+def test_a_flag_of_ours_with_a_wrong_value_is_not_unknown(flag, value, capsys):
+    assert ended(["train", "translation", "files", flag, value]) == 2
+    assert "there is no flag" not in capsys.readouterr().err
+
+
+def test_flags_of_the_corpus_are_named_without_its_field(capsys):
+    assert ended(["train", "translation", "files", "--data.hold-out", "3"]) == 2
+    assert "here it is --hold-out\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "name", "ours"),
     [
         ("lr: 1e-3", "lr", "training.optim.peak_rate"),
         ("training: {optim: {learning_rate: 1e-3}}", "training.optim.learning_rate", "training.optim.peak_rate"),
         ("batch_size: 3", "batch_size", "tokens_per_batch"),
+        ("beam_size: 3", "beam_size", "decoding.beam_size"),
     ],
 )
 def test_config_files_suggest_our_names_for_fields_of_other_toolkits(text, name, ours, tmp_path, capsys):
