@@ -223,6 +223,9 @@ def test_inputs_are_not_overwritten(tmp_path, make):
     put(tmp_path / "a.txt", "good")
     code, _, err = make(tmp_path, tmp_path / "a.txt")
     assert code == 2 and "a.txt is there; name a .tsv" in err and (tmp_path / "a.txt").read_text() == "good\n"
+    for name in ("new.csv", "new.jsonl", "new.tsv.gz"):  # which would be read otherwise than it is written
+        code, _, err = make(tmp_path, tmp_path / name)
+        assert code == 2 and f"{name} would be read as one; name a .tsv" in err and not (tmp_path / name).exists()
     assert len((tmp_path / "metadata.csv").read_text().splitlines()) == 3
 
 

@@ -19,7 +19,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.large_files import check_output
 from transduce.data.manifest import Recording, to_recording, write_manifest
-from transduce.data.sound_lists import SPAN, TABLES, Row, each_row, kaldi_table, seconds_of
+from transduce.data.sound_lists import LIST, SPAN, TABLES, Row, each_row, kaldi_table, seconds_of
 from transduce.errors import InputError
 
 BEYOND = 0.5
@@ -157,9 +157,10 @@ def manifest(
     """
     if out.exists():
         check_output(out, [source, *(source / name for name in TABLES)])
-    if out.is_file() and out.suffix != ".tsv":
+    if out.suffix != ".tsv" and (out.is_file() or LIST.fullmatch(out.name)):
+        is_there = f"{out} is there" if out.is_file() else f"{out} would be read as one"
         raise InputError(
-            f"a manifest must not replace another kind of file, but {out} is there; name a .tsv"
+            f"a manifest must not be named as another kind of file, but {is_there}; name a .tsv"
         )
     _write(out, _usable(each_row(source, parts=True), audio_out))
 
