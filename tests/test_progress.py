@@ -36,7 +36,7 @@ def test_progress_in_a_log_file_is_one_line_in_30_seconds(tmp_path, monkeypatch,
     log.open(Progress())
     for update in range(1, 601):
         clock[0] += 0.2
-        log.update(Progress(update=update), {"loss": 2.0}, norm=1.0, rate=0.1, n_tokens=7)
+        log.update(Progress(update=update), {"loss": 2.0}, norm=1.0, rate=0.1, n_tokens=7, at=clock[0])
         if update % 100 == 0:
             log.validation(Progress(update=update), Validation({"loss": 2.5}, samples=[("a", "b", "c")] * 3))
     log.close()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.train import toy
 from transduce.plot import learning_curve
 from transduce.train import log as log_module
 from transduce.train.log import Log, ProgressBar, RunFiles, Sink, TensorBoard
+from transduce.train.objectives import CrossEntropy
 from transduce.train.state import Progress, Validation
 
 ROOT = Path(__file__).parents[2]
@@ -119,3 +121,21 @@ def test_custom_sink_receives_all_events(tmp_path, monkeypatch):
     assert own.events == [
         ("open", 0), "update", ("train", 1), "update", ("train", 2), ("valid", 2), ("validation", 7.0), "close", "a line"
     ]  # fmt: skip
+
+
+def test_speed_is_that_of_the_updates_though_a_validation_has_the_last_one_reported_early(tmp_path):
+    speeds = []
+
+    class Speeds(Sink):
+        def update(self, losses, tokens_per_second):
+            speeds.append(tokens_per_second)
+
+    class Slow(CrossEntropy):
+        def forward(self, batch):
+            time.sleep(0.1)
+            return super().forward(batch)
+
+    config = toy.config(max_updates=2, validate_every=2)
+    training = toy.trainer(tmp_path, objective=Slow(toy.model()), sinks=[Speeds()], config=config)
+    training.run()
+    assert 0 < speeds[1] < training.log.n_tokens / 0.1

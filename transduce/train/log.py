@@ -73,14 +73,16 @@ class Log:
         norm: float,
         rate: float,
         n_tokens: int,
+        at: float,
     ) -> None:
         """Report an update; every EVERYth one also reports the means since the last line.
 
         Args:
             losses: the "loss" in nats per token, and its parts.
+            at: when the update was made, by time.monotonic; it may be reported later.
         """
         self.n_tokens += n_tokens
-        self.recent.append((time.monotonic(), self.n_tokens))
+        self.recent.append((at, self.n_tokens))
         if math.isfinite(losses["loss"]):
             self.losses.append(losses)
         (start, before), (now, after) = self.recent[0], self.recent[-1]

@@ -93,8 +93,8 @@ class Trainer:
             writes=self.world.first,
         )
         self.progress = Progress()
-        # of the last update: its rate, names of losses, and numbers being copied from the device
-        self.unread: tuple[float, list[str], HostCopy] | None = None
+        # of the last update: time, rate, names of losses, and numbers being copied from the device
+        self.unread: tuple[float, float, list[str], HostCopy] | None = None
         self.stop = StopRequest()
         self.stopping = False  # whether one of several processes is asked to stop, the same in all
         self.validation_seconds = 0.0  # duration of the last one
@@ -224,13 +224,13 @@ class Trainer:
         copy = HostCopy(numbers)
         self._read()
         self.progress.update = update
-        self.unread = rate, names, copy
+        self.unread = time.monotonic(), rate, names, copy
 
     def _read(self) -> None:
         """Read the numbers of the last update and log them, unless that is done already."""
         if self.unread is None:
             return
-        rate, names, copy = self.unread
+        at, rate, names, copy = self.unread
         self.unread = None
         norm, scale, n_tokens, *sums = copy.tolist()
         if self.world.size > 1:
@@ -241,7 +241,8 @@ class Trainer:
             self.progress.skipped_in_a_row = 0
         else:
             self._count_skipped(losses["loss"], norm, scale)
-        self.log.update(self.progress, losses, norm=norm, rate=rate, n_tokens=round(n_tokens))
+        n = round(n_tokens)
+        self.log.update(self.progress, losses, norm=norm, rate=rate, n_tokens=n, at=at)
 
     def _count_skipped(self, loss: float, norm: float, scale: float) -> None:
         """Count an update that was skipped; raise FloatingPointError if there are too many."""
