@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import transduce as td
 from transduce.experiment.command import main
 from transduce.experiment.config import Experiment
-from transduce.experiment.run import Processor, new_model
+from transduce.experiment.run import Processor, _sinks, new_model
 from transduce.files import save_weights, weights_of
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.meta import flops_per_token
@@ -54,6 +54,14 @@ def test_sharding_allows_a_model_too_large_for_one_process(tmp_path, monkeypatch
     assert made(tmp_path, DECODER, training=TrainingConfig(shard=True, accumulate=3))
     with pytest.raises(ValueError, match=r"a model must fit into memory, .* training takes"):
         made(tmp_path, DECODER)
+
+
+def test_mfu_in_several_processes_is_the_share_of_all_their_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr("transduce.device.peak_flops", lambda device: 1e12)
+    monkeypatch.setattr("transduce.experiment.run.world", lambda: World(size=3))
+    model = Transformer(DECODER)
+    bar, *_ = _sinks(Experiment(run=tmp_path, model=DECODER), model)
+    assert bar.full_speed == pytest.approx(3 * 1e12 / flops_per_token(model))
 
 
 @pytest.mark.parametrize(

@@ -230,11 +230,11 @@ def _with_updates(x: Experiment, done: int) -> Experiment:
 
 
 def _sinks(x: Experiment, model: Transformer) -> list[Sink]:
-    """The logs of a training; for a decoder-only model, they include its share of a GPU's peak
+    """The logs of a training; for a decoder-only model, they include its share of the GPUs' peak
     speed."""
-    flops = None
+    flops = None  # of each device, as all processes share the tokens
     if model.config.encoder is None:
-        flops = flops_per_token(model) * (2 if x.training.consistency else 1)
+        flops = flops_per_token(model) * (2 if x.training.consistency else 1) / world().size
     speed = full_speed(model.device, flops)
     sinks = standard_sinks(x.run, x.training, speed)
     trackers = [TRACKERS[name](x.run, to_dict(x)) for name in x.log]

@@ -130,7 +130,7 @@ class ProgressBar(Sink):
     After MEASURED updates a line says how long the training will take, and its memory so far.
 
     Args:
-        full_speed: the tokens/s that would use the whole device; MFU is the share of it that the
+        full_speed: the tokens/s that would use all devices; MFU is the share of it that the
             training reaches (Chowdhery et al. 2022, PaLM). None: unknown.
         max_minutes: the limit of the training's time; see TrainingConfig.
     """
