@@ -5,6 +5,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.image import imread
@@ -84,6 +85,21 @@ def test_disabled_progress_bar_still_counts(monkeypatch):
     sink.update({"loss": 1.0}, 10.0)
     assert sink.n == 4 and "ETA" in sink.shown
     sink.close()
+
+
+def test_speed_after_a_validation_is_that_before_it_until_two_updates_are_timed(monkeypatch):
+    """Ten tokens a second, then twenty; the time of the validation does not count."""
+    speeds, clock = [], SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(log_module, "time", clock)
+    sink = Sink()
+    sink.update = lambda losses, tokens_per_second: speeds.append(tokens_per_second)
+    log = Log([sink])
+    for seconds, n_tokens in ((1, 10), (1, 10), (1, 10), (100, 20), (1, 20)):
+        if seconds == 100:
+            log.validation(Progress(), Validation({"loss": 1.0}))
+        clock.now += seconds
+        log.update(Progress(update=1), {"loss": 1.0}, norm=1.0, rate=1.0, n_tokens=n_tokens)
+    assert speeds == [0.0, 10.0, 10.0, 10.0, 20.0]
 
 
 def test_custom_sink_receives_all_events(tmp_path, monkeypatch):

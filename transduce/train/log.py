@@ -57,6 +57,8 @@ class Log:
         self.n_tokens = 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=EVERY)
         """Time of each of the last updates, and number of tokens until then."""
+        self.speed = 0.0
+        """Tokens a second in these updates, or, while there is only one, in those before."""
         self.losses: list[dict[str, float]] = []
         """Finite losses since the last training line."""
 
@@ -86,9 +88,10 @@ class Log:
         if math.isfinite(losses["loss"]):
             self.losses.append(losses)
         (start, before), (now, after) = self.recent[0], self.recent[-1]
-        speed = (after - before) / max(now - start, 1e-9)
+        if after > before:
+            self.speed = (after - before) / max(now - start, 1e-9)
         for sink in self.sinks:
-            sink.update(losses, speed)
+            sink.update(losses, self.speed)
         if progress.update % EVERY == 0:
             names = list(losses) if len(losses) > 2 else ["loss"]  # a single part is the loss
             finite, self.losses = self.losses, []
@@ -96,7 +99,7 @@ class Log:
                 name: sum(x[name] for x in finite) / len(finite) if finite else math.nan
                 for name in names
             }
-            more = {"gradient_norm": norm, "rate": rate, "tokens_per_second": round(speed, 1)}
+            more = {"gradient_norm": norm, "rate": rate, "tokens_per_second": round(self.speed, 1)}
             for sink in self.sinks:
                 sink.numbers(progress, "train", means | more)
 
