@@ -56,7 +56,7 @@ MAY_CHANGE = (
     "run.", "name.", "device.", "log.", "corpus.", "pronunciations.", "test.", "cache.", "workers.",
     "decoding.", "tokenize.", "generation.", "model.recompute.",
     "training.data_workers.", "training.max_updates.", "training.max_minutes.", "training.shard.",
-    "training.save_every_minutes.",
+    "training.save_every_minutes.", "training.patience.",
 )  # fmt: skip
 """What may change from one start of a run to the next: where files lie, the machine, how long to
 train, how often to save, how to decode and what to test on."""

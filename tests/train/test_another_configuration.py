@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from recipes import translation
+from transduce.config import differences, to_dict
 from transduce.experiment.command import choose
 from transduce.experiment.config import TranslationExperiment
+from transduce.run import load_run
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +87,13 @@ def test_resume_with_moved_files_is_the_same_experiment(monkeypatch, corpus, who
     files = replace(x.corpus, train_source=None, train_target=None, train_tsv=tmp_path / "train.tsv")
     assert translation.run(replace(x, corpus=files)) == {}
     assert (moved / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_run_goes_on_with_other_limits_of_its_length(monkeypatch, corpus, whole):
+    limits = ("--training.max-updates=9", "--training.max-minutes=5", "--training.patience=30")
+    training = to_dict(chosen(monkeypatch, corpus, whole, *limits).training)
+    run = load_run(whole)
+    before = run.experiment["training"]
+    assert all(training[name] != before[name] for name in ("max_updates", "max_minutes", "patience"))
+    changed = replace(run, experiment=run.experiment | {"training": training})
+    assert differences(run.resume_key(), changed.resume_key()) == []

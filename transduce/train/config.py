@@ -214,7 +214,8 @@ class TrainingConfig:
     """Also save a checkpoint after so many minutes without one, so that a crash between distant
     validations loses no more than that."""
     patience: int | None = None
-    """Stop after this many validations without a better score."""
+    """Stop after this many validations without a better score. With more, a run that has stopped
+    goes on."""
     keep_last: int = 5
     """Number of newest checkpoints to keep; the one before the newest is always kept. Their mean
     may become the finished model, and so may the mean of the best ones."""
