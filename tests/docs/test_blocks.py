@@ -158,6 +158,10 @@ def write_sounds(folder: Path) -> None:
         (folder / "talks" / f"{name}.txt").write_text(text + "\n")
         scp.append(f"{name} {folder / 'talks' / name}.wav\n")
         texts.append(f"{name} {text}\n")
+    chapter = folder / "LibriSpeech" / "dev-clean" / "84" / "121123"
+    chapter.mkdir(parents=True)
+    soundfile.write(chapter / "84-121123-0000.flac", samples, rate)
+    (chapter / "84-121123.trans.txt").write_text(f"84-121123-0000 {text.upper()}\n")
     (folder / "spoken").mkdir()
     shutil.copy(folder / "train.tsv", folder / "spoken")
     (folder / "spoken" / "valid").symlink_to("../valid")
