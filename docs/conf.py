@@ -28,12 +28,19 @@ html_copy_source = False
 
 
 def setup(app: Any) -> None:
-    """Let a section of the index be without a page, and "|" in docstrings be what it is."""
+    """Let a section of the index be without a page, "|" in docstrings be what it is, and code in tables be broken."""
     log = logging.getLogger("sphinx.sphinx.directives.other")
     log.addFilter(lambda record: "glob pattern" not in str(record.msg))
     app.connect("autodoc-process-docstring", as_it_is)
+    app.connect("html-page-context", break_code)
 
 
 def as_it_is(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """reStructuredText would take <|en|> for the name of a text."""
     lines[:] = [line if "`" in line else line.replace("|", r"\|") for line in lines]
+
+
+def break_code(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """A long name in one column of a table would leave no room for the others."""
+    style = "<style>td code { overflow-wrap: anywhere }</style>"
+    context["metatags"] = context.get("metatags", "") + style
