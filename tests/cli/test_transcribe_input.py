@@ -154,6 +154,17 @@ def test_a_manifest_is_expanded_to_its_recordings(run, tmp_path, capsys, monkeyp
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "line"), [("metadata.csv", "file_name,text\n", "{},wrong\n"), ("wav.scp", "", "id-{0} {0}\n")]
+)
+def test_a_folder_with_a_list_is_read_in_the_order_of_the_list(run, tmp_path, capsys, name, first, line):
+    """As training reads it, so that scores compare each text with its own reference; files are in another order."""
+    recordings = record(tmp_path, ["red", "blue green", "red blue"])
+    (tmp_path / name).write_text(first + "".join(line.format(r.audio.name) for r in (recordings[2], recordings[0])))
+    assert transcribe(run, [tmp_path]) == 0
+    assert lines_of(capsys.readouterr().out) == ["red blue", "red"]
+
+
 class Microphone:
     """What is used of sounddevice: a stream calls back with blocks of (samples, channels) while it is open."""
 

@@ -24,7 +24,7 @@ from transduce.cli.jobs import Job, Progress, Rows
 from transduce.cli.large_files import OutputOptions, carry_out
 from transduce.cli.recordings import version_of
 from transduce.data.manifest import manifest_audio
-from transduce.data.sound_lists import LIST
+from transduce.data.sound_lists import is_list
 from transduce.errors import InputError
 from transduce.tasks.formats import json_line, plain_tokens
 
@@ -161,7 +161,7 @@ class Likelihood(Job):
         lines = list(lines_or_errors(files[-1]))
         if len(files) == 1:
             return [(None, line) for line in lines]
-        is_manifest = self.is_speech and LIST.fullmatch(source.name)
+        is_manifest = self.is_speech and is_list(source)
         inputs = list(manifest_audio(source) if is_manifest else lines_or_errors(source))
         if len(inputs) != len(lines):
             raise InputError(

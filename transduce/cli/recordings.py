@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from transduce.cli.common import STDIN, Columns, lines_or_errors, side_name
 from transduce.data.config import BY_FFMPEG
 from transduce.data.manifest import manifest_audio
-from transduce.data.sound_lists import LIST, SOUND
+from transduce.data.sound_lists import SOUND, is_list
 from transduce.errors import InputError, errors_of
 from transduce.tasks.formats import ENDINGS
 
@@ -34,15 +34,15 @@ class NamedSound(io.BytesIO):
 
 
 def sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
-    """Yield the sounds of files: a manifest gives the sound files that it lists, a folder all in
-    it; - is standard input.
+    """Yield the sounds of files: a list of recordings gives the sound files that it names, another
+    folder all in it; - is standard input.
 
     Raises:
         InputError: a folder has no sound.
     """
     for file in files:
         for audio in _standard_input() if file == STDIN else [file]:
-            if isinstance(audio, Path) and LIST.fullmatch(audio.name):
+            if isinstance(audio, Path) and is_list(audio):
                 yield from manifest_audio(audio)
             elif os.path.isdir(file):
                 sounds = [

@@ -195,8 +195,8 @@ def transcribe(
     Args:
         files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, .npy of vectors, and with FFmpeg M4A, MP4,
             WebM; a folder gives all sound files in it, and a list such as a manifest (.tsv, .csv,
-            .jsonl) those that it names. - is standard input: one sound file, or names of files, one
-            a line.
+            .jsonl) or a folder with metadata.csv or wav.scp those that it names, in its order. - is
+            standard input: one sound file, or names of files, one a line.
     """
     live.check(files, output, columns, destination)
     if live.microphone:

@@ -46,6 +46,13 @@ FRAME = 0.01
 """Seconds from one vector of a .npy file to the next, where its manifest does not have seconds."""
 
 
+def is_list(path: Path) -> bool:
+    """Whether a path lists recordings: a table, or a folder with one of TABLES or with wav.scp."""
+    return bool(LIST.fullmatch(path.name)) or any(
+        os.path.isfile(path / name) for name in (*TABLES, "wav.scp")
+    )
+
+
 def each_row(path: Path, *, parts: bool = False) -> Iterator[tuple[str, Row]]:
     """The cells of every recording by column, and its place for messages.
 
