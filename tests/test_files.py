@@ -28,6 +28,14 @@ def test_writers_with_equal_process_ids_do_not_collide(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path):
+    """The transcript of a recording has its name, such as the title of a video in Japanese."""
+    for name in ("a" * 255, "日" * 85, "\U00020000" * 63):
+        write_file(tmp_path / name, "whole", durable=False)
+        assert (tmp_path / name).read_text() == "whole"
+    assert len([*tmp_path.iterdir()]) == 3
+
+
 @pytest.mark.parametrize("fault", [OSError("disk full"), KeyboardInterrupt()])
 def test_a_failed_write_leaves_no_temporary_file(tmp_path, monkeypatch, fault):
     def fail(self: Path, target: Path) -> None:

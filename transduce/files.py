@@ -65,7 +65,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
 def _open_temporary(path: Path) -> tuple[Path, BufferedIOBase]:
     """Open a new file beside `path`; it stays locked as long as its writer runs."""
     while True:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        # the name may have 255 bytes already, the most that a file system takes
+        temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
         file = temporary.open("xb")
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
