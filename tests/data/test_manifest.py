@@ -51,6 +51,18 @@ def test_read_manifest_fields_and_columns(manifest):
     assert read_manifest(path, "german")[0].columns == {"text": "good day"}
 
 
+@pytest.mark.parametrize("column", ["id", "audio", "seconds", "speaker"])
+def test_a_column_that_says_something_of_the_recording_may_be_the_target_too(manifest, column):
+    """Such as who speaks."""
+    path = manifest(GOOD)
+    with path.open(newline="") as file:
+        cells = [row[column] for row in csv.DictReader(file, delimiter="\t")]
+    got = read_manifest(path, column)
+    texts = {"columns": {"text": "good day", "german": "guten Tag"}}
+    assert [r.text.replace(f"{path.parent}/", "") for r in got] == cells
+    assert replace(got[0], text="good day") == replace(read_manifest(path)[0], **texts)
+
+
 def test_any_column_order_and_unusual_characters_in_cells(manifest):
     odd = ' "quoted\u2028 \x0cText '
     path = manifest(f"text\tspeaker\tseconds\taudio\tid\n{odd}\tAnn\t1e-3\ta.wav\ta\n")

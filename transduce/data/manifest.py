@@ -83,12 +83,11 @@ def to_recording(row: dict[str, str], place: str, target_column: str = "text") -
             f"a manifest must have the columns audio and {target_column}, but {place} has "
             f"{', '.join(row)}; add {target_column}, or name another target column"
         )
-    cells = {name: cell for name, cell in row.items() if name != "audio"}
-    text = cells.pop(target_column)
-    seconds = cells.pop("seconds", "")
-    name = cells.pop("id")
+    name = row["id"]
+    seconds = row.get("seconds")
     length = positive_seconds(seconds, place) if seconds else seconds_of(audio)
-    return Recording(name, audio, length, cells.pop("speaker", "") or name, text, cells)
+    others = {key: cell for key, cell in row.items() if key not in (*NEEDED, target_column)}
+    return Recording(name, audio, length, row.get("speaker") or name, row[target_column], others)
 
 
 def _audio(row: dict[str, str], place: str) -> Path:
