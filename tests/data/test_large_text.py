@@ -170,6 +170,16 @@ def test_an_interrupted_preparation_is_not_reused(files, tmp_path, monkeypatch):
     assert [batch.source.tolist() for batch in again.epoch(0)] == [batch.source.tolist() for batch in straight.epoch(0)]
 
 
+def test_what_a_killed_preparation_leaves_is_removed(files, tmp_path):
+    """Half a file of ids may have gigabytes."""
+    folder = files.splits(0, tmp_path / "cache")[0].folder
+    for ending in ("ids", "offsets"):
+        (folder / f".0123456789abcdef.{ending}.0123456789abcdef.tmp").write_bytes(b"half")
+    assert len([*folder.glob(".*.tmp")]) == 2
+    stored(files, tmp_path / "cache")
+    assert not [*folder.glob(".*.tmp")]
+
+
 def test_files_of_a_large_text_hold_its_ids(files, tmp_path):
     stored(files, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*/*.ids")

@@ -20,6 +20,7 @@ from transduce.data.config import MaskingConfig
 from transduce.data.language import Stream, smallest_type
 from transduce.data.parallel_text import BLOCK, POOL, LargeText, Pair, ParallelText, blocks
 from transduce.errors import InputError
+from transduce.files import remove_leftovers, replacing
 from transduce.process import Bar
 
 Text = ParallelText | LargeText
@@ -140,8 +141,7 @@ def encode_pairs(
 
 def _write_ids(path: Path, offsets: Path, encoded: Iterator[Encoded], n_pairs: int) -> None:
     """Write ids and offsets, block by block; `path` is the last to get its name."""
-    from transduce.files import replacing  # it loads torch, which would slow down --help
-
+    remove_leftovers(path.parent)  # each may be as large as the text
     bar = Bar(desc="tokenizing", total=n_pairs, unit="pair", unit_scale=True)
     with bar, replacing(path) as ids_file, replacing(offsets) as offsets_file:
         ends = np.zeros(1, "<i8")
