@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.data.segments import LEAD, TRAIL, levels, segments, split_segments
+from transduce.data.segments import LEAD, TRAIL, Levels, levels, segments, split_segments
 
 RATE = 8000
 
@@ -116,6 +116,16 @@ def test_an_hour_of_silence_can_be_cut():
     waveform = torch.zeros(3600 * 1000)
     got = cuts(waveform, 1000, 30.0)
     assert_covers(got, len(waveform), 30 * 1000)
+
+
+def test_two_days_of_sound_can_be_cut():
+    n = 2**24 + 2  # frames: more than torch.quantile takes
+    power = torch.full((n,), 1e-2)
+    power[n // 2 : n // 2 + 50] = 0.0
+    assert segments(Levels(power, 1, n, 100, torch.tensor(0.1)), 100_000.0) == [
+        (0, n // 2 + 9),
+        (n // 2 + 48, n),
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 7, 80, 333, 10_000])
