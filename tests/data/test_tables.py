@@ -1,6 +1,7 @@
 """Pairs in Parquet and Arrow files are those of the same text in lines; what cannot be read is named."""
 
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -92,6 +93,17 @@ def test_a_folder_must_be_one_split_and_follows_state_json(tmp_path):
     assert [path.name for path in tables.table_files(saved)] == ["data-00000-of-00001.arrow"]
 
 
+def test_a_table_that_is_missing_is_named_and_not_left_out(tmp_path):
+    """Of a folder that was copied in part, or under a wrong name."""
+    written(tmp_path / "data-0.arrow", table(), stream=True)
+    listed = [{"filename": f"data-{i}.arrow"} for i in range(2)]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": listed}))
+    for path, missing in ((tmp_path, "data-1.arrow"), (tmp_path / "x.csv", "x.csv"), (tmp_path / "x.tmx", "x.tmx")):
+        with pytest.raises(ValueError) as error:
+            tables.table_files(path)
+        assert str(error.value) == f"a text must be a file, plain or .gz, but {tmp_path / missing} does not exist"
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [("trainset", "testset"), ("training", "testing"), ("traindata", "evaluation"), ("devset", "test")],
@@ -154,7 +166,7 @@ def test_a_damaged_file_is_refused(tmp_path, name, damage):
 
 
 def test_other_files_and_a_missing_pyarrow_are_refused(tmp_path, monkeypatch):
-    for path in (tmp_path / "none.parquet", tmp_path):
+    for path in (tmp_path / "none", tmp_path):
         with pytest.raises(
             ValueError, match=re.escape(f", .csv, .csv.gz, .jsonl, .jsonl.gz, .tmx, .tmx.gz, .zip, but {path} is none")
         ):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from transduce.data.lines import bounded_lines, decode_lines, each_line, in_step
+from transduce.data.lines import bounded_lines, check_text, decode_lines, each_line, in_step
 from transduce.errors import InputError, require
 
 ARROW = (".parquet", ".arrow", ".feather")
@@ -157,15 +157,17 @@ def table_files(path: Path) -> tuple[Path, ...]:
     datasets, the files that its state.json lists.
 
     Raises:
-        InputError: there is no table, or a directory has tables of several splits.
+        InputError: there is no table, one is missing, or a directory has tables of several splits.
     """
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else [path]
     if (state := path / "state.json").is_file():
         with suppress(ValueError, LookupError, TypeError):
             files = [
                 path / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]
             ]
-    files = [file for file in files if file.name.lower().endswith(TABLES) and file.is_file()]
+    files = [file for file in files if file.name.lower().endswith(TABLES)]
+    for file in files:
+        check_text(file)
     names = {file.name.lower() for file in files}
     twins = {name for name in names if name.removesuffix(".gz") in names - {name}}
     files = [file for file in files if file.name.lower() not in twins]
