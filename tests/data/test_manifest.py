@@ -3,6 +3,8 @@
 import csv
 import os
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +63,24 @@ def test_a_column_that_says_something_of_the_recording_may_be_the_target_too(man
     texts = {"columns": {"text": "good day", "german": "guten Tag"}}
     assert [r.text.replace(f"{path.parent}/", "") for r in got] == cells
     assert replace(got[0], text="good day") == replace(read_manifest(path)[0], **texts)
+
+
+def test_what_ffmpeg_decodes_is_measured_like_other_sound(tmp_path, monkeypatch):
+    """Telephones record M4A; without FFmpeg its length is unknown, and training says what is needed."""
+    for name, seconds in (("a.m4a", 1.25), ("b.MP4", 0.5)):
+        soundfile.write(tmp_path / name, np.zeros(round(8000 * seconds)), 8000, format="W64")
+        (tmp_path / name).with_suffix(".txt").write_text("yes")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert [r.seconds for r in read_manifest(tmp_path)] == [0, 0]
+
+    def ffmpeg(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        source = command[command.index("-i") + 1].removeprefix("file:")
+        shutil.copy(source, command[-1])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("subprocess.run", ffmpeg)
+    assert [(r.id, r.seconds, r.text) for r in read_manifest(tmp_path)] == [("a", 1.25, "yes"), ("b", 0.5, "yes")]
 
 
 def test_any_column_order_and_unusual_characters_in_cells(manifest):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transduce.cli.common import STDIN, Columns, lines_or_errors, side_name
-from transduce.data.config import BY_FFMPEG
 from transduce.data.manifest import manifest_audio
 from transduce.data.sound_lists import SOUND, is_list
 from transduce.errors import InputError, errors_of
@@ -45,11 +44,7 @@ def sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
             if isinstance(audio, Path) and is_list(audio):
                 yield from manifest_audio(audio)
             elif os.path.isdir(file):
-                sounds = [
-                    path
-                    for path in sorted(file.rglob("*"))
-                    if SOUND.fullmatch(path.suffix) or path.suffix.lower() in BY_FFMPEG
-                ]
+                sounds = [p for p in sorted(file.rglob("*")) if SOUND.fullmatch(p.suffix)]
                 if not sounds:
                     raise InputError(
                         f"a folder must have sound, but {file} has none; name another, or files"

@@ -77,7 +77,7 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
         InputError: as `read_audio`, except for NaN and infinite samples.
     """
     n = 0
-    with _opened(sound, name) as file:
+    with opened(sound, name) as file:
         rate = file.samplerate
         _check_rate(rate, name, "correct the header or leave it out")
         average = torch.full((file.channels,), 1 / file.channels)
@@ -228,12 +228,12 @@ def _at_rate(blocks: Iterator[Block], ratio: Fraction) -> Iterator[Block]:
 
 
 @contextmanager
-def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.SoundFile]:
+def opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.SoundFile]:
     """An open sound file. Errors of libsndfile, now or while it is read, become a ValueError."""
     if isinstance(sound, Path):
         sound_status(sound)
         if sound.suffix.lower() in BY_FFMPEG:
-            with _decoded(sound) as decoded, _opened(decoded, name) as file:
+            with _decoded(sound) as decoded, opened(decoded, name) as file:
                 yield file
             return
     start = sound.tell() if isinstance(sound, BufferedIOBase) and sound.seekable() else None

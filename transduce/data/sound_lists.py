@@ -1,13 +1,13 @@
 """Lists of recordings as other tools have them: tables, Kaldi directories, folders of sound."""
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from transduce.data.config import BY_FFMPEG
 from transduce.data.lines import read_lines
 from transduce.data.tables import each_record
 from transduce.errors import InputError
@@ -25,7 +25,10 @@ NAMES = {
 TABLES = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 """Files that say which text belongs to which sound of their folder."""
 
-SOUND = re.compile(r"\.(wav|flac|og[ga]|opus|mp3|aif[fc]?|au|caf|sph|w64)", re.IGNORECASE)
+SOUND = re.compile(
+    r"\.(wav|flac|og[ga]|opus|mp3|aif[fc]?|au|caf|sph|w64)|" + "|".join(map(re.escape, BY_FFMPEG)),
+    re.IGNORECASE,
+)
 """Endings of sound files."""
 
 LIST = re.compile(r".+\.(tsv|csv|jsonl?)(\.gz)?", re.IGNORECASE | re.DOTALL)
@@ -186,13 +189,14 @@ def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
 def seconds_of(path: Path) -> float:
     """The length of a sound file, or of vectors that are FRAME apart, in seconds; 0 if it cannot be
     read (it is left out later, with the reason)."""
-    import soundfile
+    from transduce.data.audio import opened  # it loads torch, which would slow down --help
 
     try:
         if path.suffix == VECTORS:
             return len(np.load(path, mmap_mode="r")) * FRAME
-        return float(soundfile.info(os.fsencode(path)).duration)
-    except (soundfile.SoundFileError, OSError, ValueError, TypeError):
+        with opened(path, str(path)) as sound:
+            return sound.frames / sound.samplerate
+    except (OSError, ValueError, TypeError):
         return 0.0
 
 
