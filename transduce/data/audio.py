@@ -124,11 +124,7 @@ def read_samples(
     waveform = torch.as_tensor(samples)
     if waveform.dtype in (torch.int16, torch.int32):
         waveform = waveform / -float(torch.iinfo(waveform.dtype).min)
-    if (
-        waveform.shape != (waveform.numel(),)
-        or not len(waveform)
-        or not waveform.is_floating_point()
-    ):
+    if waveform.ndim != 1 or not len(waveform) or not waveform.is_floating_point():
         raise InputError(
             f"{name} cannot be used: samples must be floats, or integers of 16 or 32 bits, of "
             f"shape (n,), but they are {waveform.dtype} of shape {tuple(waveform.shape)}; average "

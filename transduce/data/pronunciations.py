@@ -134,10 +134,7 @@ class PronunciationTokenizer(Tokenizer):
                 f"a word must have phones, but {silent[0]!r} has none; add them or leave the word "
                 "out"
             )
-        self.all_tokens = [
-            *SPECIAL,
-            *sorted({phone for phones in self._phones.values() for phone in phones}),
-        ]
+        self.all_tokens = [*SPECIAL, *sorted(set().union(*self._phones.values()))]
         self.vocab_size = len(self.all_tokens)
         self._ids = {token: i for i, token in enumerate(self.all_tokens)}
         self._n_words = sum(self._counts.values())
