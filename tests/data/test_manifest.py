@@ -65,6 +65,12 @@ def test_a_column_that_says_something_of_the_recording_may_be_the_target_too(man
     assert replace(got[0], text="good day") == replace(read_manifest(path)[0], **texts)
 
 
+def test_texts_without_sound_come_in_the_order_of_their_names(tmp_path):
+    for name in "gcaehdbf":
+        (tmp_path / f"{name}.txt").write_text("yes")
+    assert "".join(row["id"] for _, row in each_row(tmp_path)) == "abcdefgh"
+
+
 def test_what_ffmpeg_decodes_is_measured_like_other_sound(tmp_path, monkeypatch):
     """Telephones record M4A; without FFmpeg its length is unknown, and training says what is needed."""
     for name, seconds in (("a.m4a", 1.25), ("b.MP4", 0.5)):

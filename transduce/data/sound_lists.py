@@ -182,7 +182,7 @@ def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
         row = {"id": stem.relative_to(folder).as_posix(), "speaker": path.absolute().parent.name}
         text = " ".join(read_lines(texts[stem])) if stem in texts else ""
         yield str(path), {**row, "audio": str(path), "text": text}
-    for stem in texts.keys() - {path.with_suffix("") for path in sounds}:
+    for stem in sorted(texts.keys() - {path.with_suffix("") for path in sounds}):
         yield str(texts[stem]), {"id": stem.relative_to(folder).as_posix(), "text": "alone"}
 
 
