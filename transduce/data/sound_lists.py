@@ -1,6 +1,7 @@
 """Lists of recordings as other tools have them: tables, Kaldi directories, folders of sound."""
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
