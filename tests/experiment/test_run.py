@@ -19,6 +19,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.meta import flops_per_token
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
+from transduce.train.config import LoRAConfig
 from transduce.train.distributed import World
 from transduce.train.trainer import TrainingConfig
 
@@ -54,6 +55,16 @@ def test_sharding_allows_a_model_too_large_for_one_process(tmp_path, monkeypatch
     assert made(tmp_path, DECODER, training=TrainingConfig(shard=True, accumulate=3))
     with pytest.raises(ValueError, match=r"a model must fit into memory, .* training takes"):
         made(tmp_path, DECODER)
+
+
+@pytest.mark.parametrize("training", [{"freeze": ("decoder",)}, {"lora": LoRAConfig(rank=2)}], ids=["frozen", "LoRA"])
+def test_a_model_of_which_little_is_trained_needs_room_for_its_weights_only(tmp_path, monkeypatch, training):
+    n = sum(p.numel() for p in Transformer(DECODER).parameters())
+    monkeypatch.setattr("transduce.model.meta.memory", lambda device: 5 * n)
+    assert made(tmp_path, DECODER, training=TrainingConfig(**training))
+    monkeypatch.setattr("transduce.model.meta.memory", lambda device: 3 * n)
+    with pytest.raises(ValueError, match=r"a model must fit into memory, .* its weights take"):
+        made(tmp_path, DECODER, training=TrainingConfig(**training))
 
 
 def test_mfu_in_several_processes_is_the_share_of_all_their_gpus(tmp_path, monkeypatch):

@@ -81,7 +81,8 @@ def new_model(x: Experiment, processor: Processor) -> Transformer:
     """
     device = torch_device(x.device)
     parts = world().size if x.training.shard else 1  # unsharded weights are needed in validation
-    check_fits(x.model, device, bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts)
+    more = 0 if x.training.lora.rank or x.training.freeze else (TRAINING - INFERENCE) // parts
+    check_fits(x.model, device, bytes_each=INFERENCE + more)
     torch.manual_seed(x.training.seed)
     model = Transformer(x.model).to(device)
     numbers = trains_in(x.training.precision, device)
