@@ -332,7 +332,7 @@ def test_pipes_are_read_once(tmp_path):
 
 def test_many_errors_of_one_kind_are_counted(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    (tmp_path / "bad").write_bytes(b"b\xe4d\n" * 99 + b"good\n")
+    (tmp_path / "bad").write_bytes(b"b\xe4d\nb\xf6d\nb\xfcd\n" * 33 + b"good\n")
     assert run("translate", "text", tmp_path / "bad", "--greedy", *CPU) == 1
     out, err = capsys.readouterr()
     lines = own_lines(err)

@@ -37,7 +37,7 @@ Chunk = tuple[int, list[Any]]
 SHOWN = 5
 """Maximum number of messages of one kind that are shown."""
 
-VARIES = re.compile(r"(['\"]).*?\1|\S*[./]\S+|\d+")
+VARIES = re.compile(r"(['\"]).*?\1|\S*[./]\S+|\d\w*")
 """The parts in which messages of one kind differ: quoted text, paths and numbers."""
 
 
