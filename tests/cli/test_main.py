@@ -213,6 +213,17 @@ def test_describe_prints_scores_first_and_at_most_40_lines(tmp_path, capsys):
     assert "  seed = 3" in whole and f"  model.dropout = {td.transformer_tiny().dropout}" in whole
 
 
+def test_describe_leaves_fields_out_where_scores_fill_the_screen(tmp_path, capsys):
+    run = random_run(tmp_path / "run")
+    scores = [
+        {"search": "greedy", "measure": "bleu", "value": 1, "score": f"{i}: BLEU", "group": i} for i in "abcd" * 10
+    ]
+    (run / "test.json").write_text(json.dumps(scores))
+    assert main(["describe", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[39] == "test, greedy: d: BLEU" and not [line for line in lines if line.startswith("  ")]
+
+
 def test_describe_prints_the_input_of_a_speech_model(tmp_path, capsys):
     assert main(["describe", str(random_speech_run(tmp_path / "run"))]) == 0
     assert "input: 10 features x 2 frames = 20 numbers per position = d_model: straight in\n" in capsys.readouterr().out

@@ -65,7 +65,8 @@ def describe(run: Run, *, all: Flag = False) -> None:
         f"checkpoints: {', '.join(updates) or 'none'}",
     ]
     fields = fields_of(contents)
-    first = fields if all else dict(list(shown_first(fields).items())[: SCREEN - len(lines) - 1])
+    n_shown = max(0, SCREEN - len(lines) - 1)
+    first = fields if all else dict(list(shown_first(fields).items())[:n_shown])
     lines += [f"  {name} = {shown(value)}" for name, value in first.items()]
     if n_more := len(fields) - len(first):
         lines.append(f"and {n_more} more fields: transduce describe {directory} --all")
