@@ -51,15 +51,17 @@ class Said:
 
 
 def sentences(path: Path) -> list[str]:
-    """The sentences to speak.
+    """The sentences to speak; a line without a letter or a digit, such as "...", would be silent and is left out.
 
     Raises:
         InputError: there is nothing.
     """
     lines = [r.text for r in read_manifest(path)] if path.suffix == ".tsv" else read_lines(path)
-    texts = [" ".join(line.split()) for line in lines if line.strip()]
+    texts = [" ".join(line.split()) for line in lines if any(map(str.isalnum, line))]
     if not texts:
-        raise InputError(f"text to speak must have a line that is not blank, but {path} has none; name another file")
+        raise InputError(
+            f"text to speak must have a line with a letter or a digit, but {path} has none; name another file"
+        )
     return texts
 
 

@@ -9,7 +9,7 @@ import soundfile
 from scripts.corpora import speak
 from transduce.data.manifest import Recording, read_manifest, write_manifest
 
-TEXTS = ["ONE  TWO", "THREE", "", "FOUR FIVE"]
+TEXTS = ["ONE  TWO", "THREE", "", "...", "FOUR FIVE"]
 NAMES = ["m1", "f2", "klatt"]
 
 
@@ -67,7 +67,11 @@ def test_existing_recordings_are_added(spoken, tmp_path):
 @pytest.mark.parametrize(
     ("text", "more", "message"),
     [
-        ("\n \n", [], "text to speak must have a line that is not blank, but {path} has none; name another file"),
+        (
+            "\n \n",
+            [],
+            "text to speak must have a line with a letter or a digit, but {path} has none; name another file",
+        ),
         ("hello\n", ["--each", "0"], "--each must be at least 1, but is 0"),
     ],
     ids=["no text", "never"],
