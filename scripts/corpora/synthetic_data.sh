@@ -17,6 +17,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 what="${1:?back-translation, distillation or diversification}" && shift
+[[ $what =~ ^(back-translation|distillation|diversification)$ ]] || {
+  echo "the first word must be back-translation, distillation or diversification, but it is $what" >&2 && exit 2
+}
 tiny=""
 if [ "${1:-}" = --tiny ]; then tiny=yes && shift; fi
 [ "$#" -le 1 ] || { echo "the arguments must be [--tiny] [FOLDER], but '${*:2}' comes after FOLDER" >&2 && exit 2; }
@@ -165,10 +168,6 @@ diversification)
   row "the same five times, in four of them one side by a model" five
   both=$(transduce score bleu "$OUT/both.de" "$OUT/test_2016_flickr.de" --lowercase | sed -n 's/^BLEU //; 1s/ nrefs:.*//p')
   echo "| both as an ensemble | | $both |" >>"$TABLE"
-  ;;
-*)
-  echo "the first word must be back-translation, distillation or diversification, but it is $what" >&2
-  exit 2
   ;;
 esac
 cat "$TABLE"

@@ -38,3 +38,12 @@ def test_diversification_has_every_pair_five_times(tmp_path):
     assert lines(out / "five.en") == english * 3 + written["backward.en"] + written["french.en"]
     assert lines(out / "five.de") == german + written["forward1.de"] + written["forward2.de"] + german * 2
     assert len(english) == 100 and len({tuple(text) for text in written.values()}) == 4  # four models, none the same
+
+
+@pytest.mark.process
+def test_an_unknown_word_is_refused_before_anything_is_installed(tmp_path):
+    words = ["bash", "scripts/corpora/synthetic_data.sh", "distilation", str(tmp_path / "out")]
+    env = os.environ | {"VENV": str(tmp_path / "venv"), "PYTHON": "false"}
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
+    message = "the first word must be back-translation, distillation or diversification, but it is distilation\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
