@@ -74,14 +74,11 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        return self.narrow(self.activate(self.wide(x)))
-
-    def activate(self, x: Float[Tensor, "*B W"]) -> Float[Tensor, "*B H"]:
-        """Activation and gate, between the two maps."""
-        if not self.gated:
-            return self.activation(x)
-        gate, value = x.chunk(2, dim=-1)
-        return self.activation(gate) * value
+        x = self.wide(x)
+        if self.gated:
+            gate, value = x.chunk(2, dim=-1)
+            return self.narrow(self.activation(gate) * value)
+        return self.narrow(self.activation(x))
 
 
 class Experts(nn.Module):
