@@ -80,6 +80,12 @@ def test_validation_has_loss_and_bleu_of_greedy_search(loaded, pairs):
     assert first.samples == again.samples == [(ENGLISH[i], GERMAN[i], outputs[i]) for i in (0, 2, 5)]
 
 
+def test_samples_have_no_tabs_and_line_ends_which_separate_them_in_a_table(loaded, pairs):
+    validate = translation_validator(loaded, ParallelText(["a\tb"], ["c\\d\r"]), pairs.epoch(0))
+    ((source, reference, output),) = validate(loaded.model).samples
+    assert (source, reference) == ("a\\tb", "c\\\\d\\r") and "\t" not in output
+
+
 def test_a_model_with_non_finite_loss_is_not_decoded(loaded, pairs):
     """Its logits are NaN, among which a search finds nothing."""
     broken = Transformer(loaded.model.config)

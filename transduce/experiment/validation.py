@@ -82,7 +82,8 @@ class Validator:
             MEASURES[self.by].higher_is_better if self.by in MEASURES else self.by == "accuracy"
         )
         score = metrics[self.by] if higher else -metrics[self.by]
-        return replace(validation, metrics=metrics, score=score, by=self.by)
+        samples: list[Any] = [tuple(map(_one_cell, sample)) for sample in validation.samples]
+        return Validation(metrics, score, samples, self.by)
 
 
 def _per_token(
@@ -254,8 +255,7 @@ def language_validator(
         )
         shortest = min(generation.min_length, length)
         drawn = generator(before, replace(generation, min_length=shortest, max_length=length))
-        columns = (map(_one_line, texts) for texts in (before, after, drawn))
-        return Validation({}, samples=list(zip(*columns, strict=True)))
+        return Validation({}, samples=list(zip(before, after, drawn, strict=True)))
 
     return Validator(batches=batches, look=look, perplexity=True)
 
@@ -274,7 +274,7 @@ def masked_language_validator(
         filled[batch.target_out != IGNORE] = _filled(fill_mask, batch)
         n = min(SAMPLE_TOKENS, int(batch.target_lengths[0]))
         masked, true, predicted = (
-            _one_line(decode_masked(fill_mask.tokenizer, rows[0, :n].tolist(), "_"))
+            decode_masked(fill_mask.tokenizer, rows[0, :n].tolist(), "_")
             for rows in (batch.source, batches.texts[i].target_out, filled)
         )
         return masked, true, predicted
@@ -304,7 +304,7 @@ def _scoring(
     }
 
 
-def _one_line(text: str) -> str:
+def _one_cell(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
