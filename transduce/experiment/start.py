@@ -31,10 +31,8 @@ TABLES = {
     "ctc.bias": "target",
     "ctc_condition.weight": "target",
 }
-"""The weights with a row per token, and the side whose vocabulary they use."""
-
-COLUMNS = ("ctc_condition.weight",)
-"""Weights in TABLES with a column per token instead."""
+"""The weights with a row per token (ctc_condition: a column), and the side whose vocabulary they
+use."""
 
 
 def saved_tokenizers(
@@ -244,7 +242,7 @@ def _take(
 ) -> str | None:
     """Copy the matching part of a weight into another; return a note on the rest, or None if
     nothing fits."""
-    if name in COLUMNS:
+    if name == "ctc_condition.weight":
         new, old = new.T, old.T  # views
     if new.shape[1:] != old.shape[1:]:
         return None
