@@ -462,6 +462,17 @@ def test_a_blank_term_is_refused(translator):
     for terms in ({"": "a"}, {"a": " "}):
         with pytest.raises(ValueError, match=r"^terms of a glossary .* one is blank; leave it out$"):
             translator(LINES, glossary=terms)
+        with pytest.raises(ValueError, match=r"^terms of a glossary .* one is blank; leave it out$"):
+            td.SearchConfig(glossary=terms)
+
+
+def test_a_configuration_takes_a_glossary_as_a_dict():
+    """Its terms may have spaces, and later changes of the dict change nothing."""
+    terms = {"old letter": "Epistel", "print": "Berta"}
+    config = td.SearchConfig(glossary=terms)
+    assert config == td.SearchConfig().changed(glossary=terms) == td.SearchConfig(glossary=(*terms.items(),))
+    terms.clear()
+    assert config.glossary == (("old letter", "Epistel"), ("print", "Berta"))
 
 
 def test_glossary_applies_per_sentence_of_split_lines(translator):

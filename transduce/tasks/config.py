@@ -123,6 +123,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
         at_least(0, self, "split_length", "min_seconds", "margin")
         within("[0, inf]", self, "glossary_bonus")
         at_least(1.0, self, "max_seconds")
+        object.__setattr__(self, "glossary", tuple(dict(self.glossary).items()))
         if not all(term.strip() for pair in self.glossary for term in pair):
             raise InputError(
                 "terms of a glossary and their translations must have a character, but one is "
