@@ -348,6 +348,28 @@ def test_the_same_sound_is_transcribed_again(page):
 
 
 @pytest.mark.long
+def test_a_sound_that_was_replaced_is_not_shown(page):
+    """Its decoding may end after that of the sound that was chosen next."""
+    page.get_by_role("tab", name="Transcribe").click()
+    page.get_by_label("Then translate").select_option("No")
+    page.evaluate(
+        "() => { const decode = BaseAudioContext.prototype.decodeAudioData; window.held = [];"
+        "BaseAudioContext.prototype.decodeAudioData = function (raw) { const sound = decode.call(this, raw);"
+        "return held.length ? sound : new Promise((go) => held.push(() => go(sound))); }; }"
+    )
+    for words in ("red blue red blue", "red"):
+        raw = {"name": "a.wav", "mimeType": "audio/wav", "buffer": wav(words)}
+        page.get_by_label("or choose a sound file").set_input_files(raw)
+        page.wait_for_function("held.length")
+    seconds = soundfile.info(io.BytesIO(wav("red"))).duration
+    waveform = page.get_by_role("img", name="Waveform")
+    expect(waveform).to_have_attribute("aria-label", f"Waveform of {seconds:.1f} seconds")
+    page.evaluate("held[0]()")
+    expect(status_of(page, "transcribe")).to_contain_text(re.compile("Transcript: |no words"))
+    expect(waveform).to_have_attribute("aria-label", f"Waveform of {seconds:.1f} seconds")
+
+
+@pytest.mark.long
 def test_page_records_audio(page):
     """What a browser records is sent as a WAV file of 16 bits."""
     page.get_by_role("tab", name="Transcribe").click()

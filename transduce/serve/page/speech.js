@@ -24,7 +24,9 @@ export function start(panel, runs, translators, limits) {
       const size = (blob.size / 1e6).toFixed(1);
       throw new Error(`A file may have ${limits.upload_mb} MB, but ${blob.name ?? "this recording"} has ${size}; send it in parts.`);
     }
-    player = new Player(await decoded(blob));
+    const sound = await decoded(blob);
+    signal.throwIfAborted(); // another sound was chosen in the meantime
+    player = new Player(sound);
     if (player.sound) results.replaceChildren(h("div", { class: "card" }, ...player.parts));
     player.draw();
     const info = runs[run.value];
