@@ -398,6 +398,23 @@ def test_page_records_audio(page):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("limits", [ServeConfig(seconds=1.0), ServeConfig(upload_mb=0.03)])
+def test_a_recording_ends_before_the_server_would_refuse_it(browser, runs, limits):
+    """For it would be lost: a second takes 32,000 bytes."""
+    with browser.new_context() as context, serving(served_of(runs, limits), limits) as url:
+        page = context.new_page()
+        page.goto(url)
+        page.get_by_role("tab", name="Transcribe").click()
+        with page.expect_response("**/transcriptions") as answered:
+            page.get_by_role("button", name="Record").click()
+            page.wait_for_timeout(3500)
+            if (stop := page.get_by_role("button", name="Stop")).is_visible():
+                stop.click()
+        assert answered.value.status == 200
+        expect(page.get_by_role("img", name=re.compile("Waveform of (0.[5-9]|1.0) seconds"))).to_be_visible()
+
+
+@pytest.mark.long
 def test_page_generates_text(page, offline):
     page.get_by_role("tab", name="Generate").click()
     page.get_by_label("Prompt").fill("ROMEO:")

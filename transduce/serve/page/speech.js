@@ -60,7 +60,7 @@ export function start(panel, runs, translators, limits) {
     if (!navigator.mediaDevices) return say("Browsers record only on https pages and on localhost; choose a file.", "error");
     asked = true;
     try {
-      recorder = await recording(limits.seconds, (blob) => {
+      recorder = await recording(Math.min(limits.seconds, (1e6 * limits.upload_mb) / (2 * RATE)), (blob) => {
         recorder = undefined;
         pressed(false);
         transcribe(blob, true);
