@@ -462,6 +462,22 @@ def test_page_follows_a_running_training(browser, runs, tmp_path):
 
 
 @pytest.mark.long
+def test_a_record_that_takes_long_is_shown(browser, runs):
+    """The page waits for it, instead of asking anew every five seconds."""
+    with serving([], records={"mt": runs["mt"]}) as url, browser.new_context() as context:
+        page, asked = context.new_page(), []
+        page.clock.install()
+        page.route("**/page/runs/mt", lambda route: asked.append(route))
+        page.goto(url)
+        expect(status_of(page, "runs")).to_have_text("Reading ...")
+        for _ in range(3):
+            page.clock.run_for(5_000)
+        (only,) = asked
+        only.continue_()
+        expect(page.locator("#runs .results")).to_contain_text("update 200, epoch")
+
+
+@pytest.mark.long
 def test_page_asks_for_the_token(browser, runs):
     with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, browser.new_context() as context:
         page = context.new_page()

@@ -31,7 +31,7 @@ export function start(panel, names, writers) {
     say(parts.length ? "" : "The directory of this run has no record of its training.");
   });
   select.addEventListener("change", show);
-  setInterval(() => panel.hidden || document.hidden || show(), PAUSE);
+  setInterval(() => panel.hidden || document.hidden || panel.hasAttribute("aria-busy") || show(), PAUSE);
   return show;
 }
 
