@@ -48,6 +48,16 @@ def test_encoder_states_equal_those_of_single_lines(translator, model):
         torch.testing.assert_close(states, model.encode(torch.tensor([source])).states[0], rtol=0, atol=1e-10)
 
 
+def test_encoding_computes_as_much_at_once_as_the_call_says(translator, monkeypatch):
+    """Else it might not fit into memory."""
+    encode, n_rows = translator.engine.encode, []
+    monkeypatch.setattr(
+        translator.engine, "encode", lambda source, lengths: (n_rows.append(len(source)), encode(source, lengths))[1]
+    )
+    translator.encode(SOURCES, batch_tokens=1)
+    assert n_rows == [1] * len(SOURCES)
+
+
 @torch.no_grad()
 def test_forced_scores_are_the_chain_rule_written_out(translator, model):
     ours = translator.score(SOURCES, TARGETS)

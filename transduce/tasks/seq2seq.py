@@ -158,8 +158,9 @@ class Seq2SeqTask(SearchTask, ABC, Generic[InputT]):
                 ensemble.
         """
         self._check_single("encode")
-        sources = self._for_call(settings)._checked_sources(inputs)
-        return encoder_states(self.engine, sources, self.decoding.batch_tokens)
+        task = self._for_call(settings)
+        sources = task._checked_sources(inputs)
+        return encoder_states(task.engine, sources, task.decoding.batch_tokens)
 
     def score(
         self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any
