@@ -54,6 +54,18 @@ def search(
     return beam_search(scorer(language, sentences), prompts, constraints, beam, required=required)
 
 
+def test_the_ways_of_a_long_chinese_text_are_found_fast():
+    """All tokens with the first byte of a character were compared at each place, 8 ms; conftest.py bounds a test's time."""
+    signs = [chr(0x4E00 + i) for i in range(4096)]
+    pieces = [*signs, *(a + b for k in (1, 7, 99, 500, 999) for a, b in zip(signs, signs[k:], strict=False))]
+    surfaces = [b"", *(bytes([i]) for i in range(256)), *(piece.encode() for piece in pieces)]
+    written = "".join(random.Random(0).choices(signs, k=2_000)).encode()
+    ways = Vocabulary(surfaces, EOS).ways(written)
+    for start in range(0, len(written), 501):
+        rest = written[start:]
+        assert sorted(ways[start]) == [i for i, each in enumerate(surfaces) if each and rest.startswith(each)]
+
+
 def never(*phrases: bytes) -> TextRule:
     return biased_phrases(VOCABULARY, dict.fromkeys(phrases, -math.inf))
 

@@ -5,7 +5,8 @@ the end of a phrase and more. Texts are matched as if they were between two spac
 either end of a phrase also matches the beginning or end of the text.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,10 +33,13 @@ class Vocabulary:
     def __init__(self, surfaces: Sequence[bytes], eos_id: int | None) -> None:
         self.surfaces = list(surfaces)
         self.eos_id = eos_id
-        self.ordered = sorted(
-            (surface, i) for i, surface in enumerate(surfaces) if surface and i != eos_id
-        )
-        self.longest = max((len(surface) for surface, _ in self.ordered), default=0)
+        self.ids = defaultdict[bytes, list[int]](list)
+        """The tokens that write exactly these bytes."""
+        for i, surface in enumerate(surfaces):
+            if surface and i != eos_id:
+                self.ids[surface].append(i)
+        self.ordered = sorted(self.ids)
+        self.longest = max(map(len, self.ordered), default=0)
         if eos_id is not None:
             self.surfaces[eos_id] = b" "
         lengths = np.array([len(surface) for surface in self.surfaces])
@@ -49,12 +53,11 @@ class Vocabulary:
         """The space before a text, then the bytes that these tokens write."""
         return b" " + b"".join([self.surfaces[i] for i in tokens])
 
-    def starting_with(self, text: bytes) -> list[tuple[bytes, int]]:
-        """The tokens whose bytes begin with these, as pairs of bytes and id."""
-        first = last = bisect_left(self.ordered, (text, -1))
-        while last < len(self.ordered) and self.ordered[last][0].startswith(text):
-            last += 1
-        return self.ordered[first:last]
+    def starting_with(self, text: bytes) -> list[int]:
+        """The tokens whose bytes begin with these."""
+        first = bisect_left(self.ordered, text)
+        last = bisect_right(self.ordered, text, first, key=lambda surface: surface[: len(text)])
+        return [i for surface in self.ordered[first:last] for i in self.ids[surface]]
 
     def ways(self, text: bytes) -> list[list[int]]:
         """For every byte position in a text, and its end, the next tokens with which all of it can
@@ -65,11 +68,10 @@ class Vocabulary:
         """
         ways: list[list[int]] = [[] for _ in text]
         for start in reversed(range(len(text))):
-            ways[start] = [i for _, i in self.starting_with(text[start:])]
+            ways[start] = self.starting_with(text[start:])
             for stop in range(start + 1, min(len(text), start + self.longest + 1)):
-                if stop < len(text) and ways[stop]:
-                    part = text[start:stop]
-                    ways[start] += [i for surface, i in self.starting_with(part) if surface == part]
+                if ways[stop]:
+                    ways[start] += self.ids.get(text[start:stop], [])
         return [*ways, []]
 
 
