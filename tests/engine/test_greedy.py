@@ -144,7 +144,7 @@ def test_without_a_score_no_log_probability_is_computed(rng):
 
 def bias_logits(engine: Counting, tokens: list[int] | slice, value: float) -> None:
     """Add a number to the logits of some tokens."""
-    bias = torch.zeros(engine.model.vocab_size)
+    bias = torch.zeros(engine.vocab_size)
     bias[tokens] = value
     engine.output.linear.bias = bias
 

@@ -48,6 +48,7 @@ class CPUEngine:
         self.model = model.eval().requires_grad_(False)
         self.config = config = model.config
         self.int8 = int8
+        self.vocab_size = model.vocab_size
         self.device = model.device
         self.dtype = torch.float32
         self.encoder = self.decoder = None
