@@ -45,6 +45,22 @@ def ranked(outputs: list[Hypothesis]) -> list[tuple[float, float, list[int]]]:
     return sorted((h.score, h.log_prob, tokens) for h, tokens in zip(outputs, kept, strict=True))
 
 
+@torch.no_grad()
+def without_near_ties(plain, memory, prompts: Tensor, eos_id: int | None, rng) -> list[int]:
+    """The sentences whose outputs stay if all weights change by 1e-5: in others, rounding may decide."""
+    before = {name: weight.clone() for name, weight in plain.state_dict().items()}
+    tokens = []
+    for scale in (0, *[1e-5] * 8):
+        for name, weight in plain.state_dict().items():
+            noise = torch.randn(weight.shape, generator=rng, dtype=weight.dtype)
+            weight.copy_(before[name] * (1 + scale * noise))
+        tokens.append(tokens_of(search(plain, memory, prompts, eos_id)))
+    plain.load_state_dict(before)
+    clear = [i for i, ways in enumerate(zip(*tokens, strict=True)) if all(way == ways[0] for way in ways)]
+    assert 2 * len(clear) > len(BOUNDS)
+    return clear
+
+
 @pytest.fixture
 def float64_by_default():
     torch.set_default_dtype(torch.float64)
@@ -78,10 +94,12 @@ def test_beam_search_equals_that_of_the_layers(name, n_prompt, rng, monkeypatch)
     plain, engine = models(CASES[name], rng)
     memory, singles, prompts = example_of(plain, engine, rng, n_prompt)
     free = tokens_of(search(plain, memory, prompts, None))
-    assert tokens_of(search(engine, singles, prompts, None)) == free
     eos = choose_eos([*chain(*free)])
-    want, got = search(plain, memory, prompts, eos), search(engine, singles, prompts, eos)
-    assert tokens_of(got) == tokens_of(want)
+    for end in (None, eos):
+        clear = without_near_ties(plain, memory, prompts, end, rng)
+        both = search(plain, memory, prompts, end), search(engine, singles, prompts, end)
+        want, got = ([outputs[i] for i in clear] for outputs in both)
+        assert tokens_of(got) == tokens_of(want)
     pairs = [*zip(chain(*got), chain(*want), strict=True)]
     assert [h.finished for h, _ in pairs] == [h.finished for _, h in pairs] and {h.finished for h, _ in pairs} == {
         True,
