@@ -406,7 +406,7 @@ class Farm:
         folder.chmod(0o555)
         status, output = Started(self.trainings[name][0], x, before=_no_root).end()
         as_expected = (
-            f"transduce: {folder}/" in output.splitlines()[-1]
+            f"transduce: {folder}" in output.splitlines()[-1]
             and "may not be read or written" in output.splitlines()[-1]
         )
         self.check(fault, status == 2 and as_expected and "Traceback" not in output, f"exit code {status}: {output}")
