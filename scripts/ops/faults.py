@@ -405,10 +405,8 @@ class Farm:
             path.chmod(0o777)
         folder.chmod(0o555)
         status, output = Started(self.trainings[name][0], x, before=_no_root).end()
-        as_expected = (
-            f"transduce: {folder}" in output.splitlines()[-1]
-            and "may not be read or written" in output.splitlines()[-1]
-        )
+        last = output.splitlines()[-1]
+        as_expected = last.startswith(f"transduce: {folder} may not be read or written (")
         self.check(fault, status == 2 and as_expected and "Traceback" not in output, f"exit code {status}: {output}")
         folder.chmod(0o777)
         self.ends({fault}, name, x)
