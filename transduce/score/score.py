@@ -20,21 +20,14 @@ def resampled_sums(
 ) -> Float[np.ndarray, "R K"]:
     """The sums of the lines' statistics over draws of as many lines with replacement.
 
-    One draw at a time is in memory, as counts: how often lines with these statistics were drawn.
+    One draw at a time is in memory, as counts: how often each line was drawn.
     The same number of lines and seed give the same draws, which are those of sacrebleu.
 
     Source: Efron (1979), Bootstrap methods.
     """
-    # with many lines, most share their statistics with others
-    rows, kinds = np.unique(statistics, axis=0, return_inverse=True)
-    kinds = kinds.ravel().astype(np.int32)
     rng, n = np.random.default_rng(seed), len(statistics)
-    draws = (
-        np.bincount(kinds[rng.integers(n, size=n)], minlength=len(rows)) for _ in range(resamples)
-    )
-    return np.array([counts.astype(np.float64) @ rows for counts in draws]).reshape(
-        -1, rows.shape[1]
-    )
+    draws = (np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(resamples))
+    return np.array([counts.astype(np.float64) @ statistics for counts in draws])
 
 
 def p_value(difference: float, leads: Float[np.ndarray, " R"]) -> float:
