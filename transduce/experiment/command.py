@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from transduce.arguments import HELP_ALL, call, help_texts
-from transduce.config import Config, changed, to_dict, without_removed
+from transduce.config import Config, changed, flatten, to_dict, without_removed
 from transduce.errors import InputError, command_process, errors_of, exit_code
 from transduce.experiment.config import Experiment, ExperimentT, resolved
 from transduce.process import keep_memory, limit_omp_spin
@@ -340,23 +340,17 @@ def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
         path: the run's config.json.
 
     Raises:
-        InputError: the file was not written by transduce, or is damaged.
+        InputError: the run cannot be read.
     """
-    try:
-        plain = without_removed(json.loads(path.read_text("utf-8")), str(path), is_trained=True)
-        taken: dict[str, Any] = {
-            name: plain[name]
-            for name in ("model", "features")
-            if name in plain and hasattr(x, name)
-        }
-        if "features" in taken:
-            search = plain.get("experiment", {}).get("decoding", {})
-            taken["decoding"] = {"alignment_heads": search.get("alignment_heads", [])}
-        like = changed(x, taken)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"a run to start from has a config.json of transduce, but {path}: {error}"
-        ) from error
+    from transduce.run import load_run
+
+    run = load_run(path.parent)
+    taken: dict[str, Any] = {"model": run.model}
+    if run.feature_extractor is not None and hasattr(x, "features"):
+        heads = flatten(run.experiment).get("decoding.alignment_heads", [])
+        taken["features"] = run.feature_extractor.config
+        taken["decoding"] = {"alignment_heads": heads}
+    like = changed(x, taken)
     return like if _inputs(like) == _inputs(x) else x
 
 
