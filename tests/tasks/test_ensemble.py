@@ -154,26 +154,21 @@ def test_incompatible_runs_are_refused(runs, tmp_path):
     other = random_run(tmp_path / "other", joint=False, model=LITTLE)
     rate = random_speech_run(tmp_path / "rate", FeatureExtractor(replace(FEATURES, hop=0.02)))
     wide = language_run(tmp_path / "wide", "bytes")
+    rule = "the runs of an ensemble must have the same task, tokens and features, but"
+    way_out = "train one with --tokenizer and the file of the other, or with --start-from the other"
+    tokens, size = "source_tokenizer, target_tokenizer", "model.vocab_size"
     for pair, message in {
-        (
-            text,
-            speech,
-        ): f"the runs of an ensemble must do the same, but {text} translates, and {speech} transcribes",
-        (
-            text,
-            other,
-        ): f"the runs of an ensemble must have the same tokenizer, but {other} has another than {text}; train "
-        "one with --tokenizer and the file of the other",
-        (
-            speech,
-            rate,
-        ): f"the runs of an ensemble must have the same features of sound, but those of {speech} and {rate} "
-        "differ; train one with --start-from the other",
+        (text, speech): f"{rule} {speech} and {text} differ in {tokens}, feature_extractor, {size}; {way_out}",
+        (text, letters): f"{rule} {letters} and {text} differ in {tokens}, model.encoder, {size}; {way_out}",
+        (text, other): f"{rule} {other} and {text} differ in {tokens}; {way_out}",
+        (speech, rate): f"{rule} {rate} and {speech} differ in feature_extractor; {way_out}",
         (): "load takes a run directory, or several as an ensemble, but got none",
     }.items():
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             td.load(pair)
-    with pytest.raises(ValueError, match=f"same tokenizer, but {re.escape(str(wide))} "):
+    with pytest.raises(
+        ValueError, match=f"{re.escape(str(wide))} and .* differ in target_tokenizer, model.vocab_size;"
+    ):
         td.load([letters, wide])
     ensemble = td.load_translator(runs["text"])
     for ask, arguments in ((ensemble.encode, [["a"]]), (ensemble.align, [["a"], ["b"]])):

@@ -1,10 +1,9 @@
 """The model of an experiment, its losses and its training, up to the finished model."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from operator import attrgetter, eq
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from transduce.config import Json, differences, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import Features
-from transduce.data.tokenizer_files import same_tokens
 from transduce.decode.phrases import save_lexicon
 from transduce.device import full_speed, torch_device, trains_in
 from transduce.errors import InputError, errors_of
@@ -40,7 +38,7 @@ from transduce.run import (
     serialize,
     weights_path,
 )
-from transduce.tasks.load import load, same_features
+from transduce.tasks.load import differing_parts, load
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.config import LossConfig
@@ -115,7 +113,7 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
     for path in x.training.teachers:
         run = teacher_run(path)
         teacher = read_model(run, student.device).requires_grad_(False)
-        if differing := _differing(run, taught):
+        if differing := differing_parts(run, taught):
             raise InputError(
                 "a teacher must have the task, tokens and features of its student, but that of "
                 f"{path} differs in {differing}; train with --tokenizer and its tokenizer file, "
@@ -140,25 +138,6 @@ def token_losses(x: Experiment, student: Transformer, processor: Processor) -> L
         blank_id=blank,
         ctc_consistency=x.ctc_consistency,
     )
-
-
-def _differing(teacher: Run, student: Run) -> str:
-    """The parts in which two runs differ so that one cannot teach the other; "" if there are
-    none."""
-    parts: dict[str, Callable[[Any, Any], bool]] = {
-        "source_tokenizer": same_tokens,
-        "target_tokenizer": same_tokens,
-        "feature_extractor": same_features,
-        "model.encoder": lambda *_: True,
-        "model.decoder": lambda *_: True,
-        "model.vocab_size": eq,
-    }
-    names = []
-    for name, same in parts.items():
-        its, ours = map(attrgetter(name), (teacher, student))
-        if its is not ours and (None in (its, ours) or not same(its, ours)):
-            names.append(name)
-    return ", ".join(names)
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """Loading run directories as tasks that can be called: text or sound in, text out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter, eq
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,12 +64,19 @@ def load(
         InputError: a directory is not a complete run, runs do not fit together, or there are no
             kernels for int8.
     """
-    first, *rest = paths(directory)
     dtype = torch_dtype(dtype)
-    task = _load(first, device, dtype)
-    others = [_load(path, device, dtype) for path in rest]
-    for path, other in zip(rest, others, strict=True):
-        _check_ensemble(first, task, path, other)
+    runs = [load_run(path) for path in paths(directory)]
+    first = runs[0].directory
+    for run in runs[1:]:
+        if differing := differing_parts(run, runs[0]):
+            raise InputError(
+                "the runs of an ensemble must have the same task, tokens and features, but "
+                f"{run.directory} and {first} differ in {differing}; train one with --tokenizer "
+                "and the file of the other, or with --start-from the other"
+            )
+        if run.model.decoder is None:
+            raise InputError(f"an ensemble writes text, but {first} fills masks; name one run")
+    task, *others = (_load(run, device, dtype) for run in runs)
     task.engines = tuple(each.engine for each in (task, *others))
     if lm is not None:
         if not isinstance(task, Translator | Transcriber):
@@ -135,40 +143,9 @@ def paths(directory: Directories) -> list[Path]:
     return runs
 
 
-def _check_ensemble(first: Path, one: Any, path: Path, other: Any) -> None:
-    """Raise InputError unless two runs can form an ensemble: they have the same task, tokens and
-    features."""
-    if type(one) is not type(other):
-        raise InputError(
-            f"the runs of an ensemble must do the same, but {first} {KINDS[type(one)][1]}, and "
-            f"{path} {KINDS[type(other)][1]}"
-        )
-    if isinstance(one, FillMask):
-        raise InputError(f"an ensemble writes text, but {first} fills masks; name one run")
-    for name in ("tokenizer", "source_tokenizer"):
-        if hasattr(one, name) and not same_tokens(getattr(one, name), getattr(other, name)):
-            raise InputError(
-                f"the runs of an ensemble must have the same {name}, but {path} has another than "
-                f"{first}; train one with --tokenizer and the file of the other"
-            )
-    if isinstance(one, Transcriber) and not same_features(
-        one.feature_extractor, other.feature_extractor
-    ):
-        raise InputError(
-            f"the runs of an ensemble must have the same features of sound, but those of {first} "
-            f"and {path} differ; train one with --start-from the other"
-        )
-    if one.model.vocab_size != other.model.vocab_size:
-        raise InputError(
-            f"the models of an ensemble must have equally many tokens, but {first} has "
-            f"{one.model.vocab_size} and {path} {other.model.vocab_size}"
-        )
-
-
-def _load(directory: Path, device: Device, dtype: torch.dtype) -> AnyTask:
-    run = load_run(directory)
+def _load(run: Run, device: Device, dtype: torch.dtype) -> AnyTask:
     if run.target_tokenizer is None:
-        raise InputError(f"a run needs a tokenizer to write text, but {directory} has none")
+        raise InputError(f"a run needs a tokenizer to write text, but {run.directory} has none")
     int8 = dtype == torch.int8
     model = read_model(run, device).to(torch.float32 if int8 else dtype)
     experiment = run.experiment
@@ -218,7 +195,26 @@ def run_decoding(run: Run, kind: type[ConfigT]) -> ConfigT:
     return from_dict(kind, plain, f"decoding in {run.directory / CONFIG}")
 
 
-def same_features(a: Features, b: Features) -> bool:
+def differing_parts(one: Run, other: Run) -> str:
+    """The parts in which two runs differ so that they form no ensemble, and one cannot teach the
+    other; "" if there are none."""
+    parts: dict[str, Callable[[Any, Any], bool]] = {
+        "source_tokenizer": same_tokens,
+        "target_tokenizer": same_tokens,
+        "feature_extractor": _same_features,
+        "model.encoder": lambda *_: True,
+        "model.decoder": lambda *_: True,
+        "model.vocab_size": eq,
+    }
+    names = []
+    for name, same in parts.items():
+        its, ours = map(attrgetter(name), (one, other))
+        if its is not ours and (None in (its, ours) or not same(its, ours)):
+            names.append(name)
+    return ", ".join(names)
+
+
+def _same_features(a: Features, b: Features) -> bool:
     """Whether both make the same frames of a sound."""
     pairs = ((a.mean, b.mean), (a.std, b.std))  # where the configurations are equal, both or none
     return a.config == b.config and all(
