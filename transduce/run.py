@@ -1,7 +1,6 @@
 """A run directory: config.json, tokenizers, weights, and checkpoints while training goes on."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -306,33 +305,6 @@ def checkpoints(directory: Path) -> list[Path]:
 def checkpoint_weights(directory: Path, updates: Sequence[int]) -> list[Path]:
     """The weight files of these updates' checkpoints."""
     return [directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates]
-
-
-def validated_checkpoints(directory: Path) -> list[tuple[Path, tuple[float, float]]]:
-    """The validated checkpoints of a run, each with its score and minus its loss, which decides
-    between equal scores (higher is better), oldest first.
-
-    Raises:
-        InputError: the newest checkpoint does not list the scores of the validations.
-    """
-    paths = checkpoints(directory)
-    if not paths:
-        return []
-    path = paths[-1] / STATE
-    state = read_json(path)
-    try:
-        validations = state["validations"]
-        losses = state.get("losses", [])
-        losses = [math.inf] * (len(validations) - len(losses)) + losses  # as in former versions
-        scores = {
-            int(update): (float(score), -float(loss))
-            for (update, score), loss in zip(validations, losses, strict=True)
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} must list validations as pairs of update and score, but it does not"
-        ) from error
-    return [(path, scores[int(path.name)]) for path in paths if int(path.name) in scores]
 
 
 def weights_path(directory: Path) -> Path:

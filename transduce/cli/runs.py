@@ -86,10 +86,11 @@ def average_checkpoints(
         best: Average this many checkpoints with the best validation score.
         output: Write the weights there, and keep the run's finished model as it is.
     """
+    from transduce.experiment.run import validated_checkpoints
     from transduce.files import write_file
     from transduce.report.documents import write_reports
     from transduce.report.record import BEFORE, replace_model
-    from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
+    from transduce.run import WEIGHTS, average, load_run, serialize
 
     if (last is None) == (best is None):
         raise InputError(
@@ -97,16 +98,14 @@ def average_checkpoints(
             "given"
         )
     load_run(run)
-    validated = validated_checkpoints(run)
+    validated = validated_checkpoints(run, best=best is not None)
     count = last or best or 0
     if not 1 <= count <= len(validated):
         raise InputError(
             "an average takes at least 1 and at most all validated checkpoints, but --last or "
             f"--best is {count}, and {run} has {len(validated)}"
         )
-    if best is not None:  # the sort is stable: of equal ones the latest is last
-        validated.sort(key=lambda each: each[1])
-    paths = [path / WEIGHTS for path, _ in validated[-count:]]
+    paths = [path / WEIGHTS for path in validated[-count:]]
     if output is not None:
         check_output(output, paths)
     weights = serialize(average(paths))

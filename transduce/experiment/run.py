@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transduce.config import Json, differences, to_dict
+from transduce.config import Json, differences, from_dict, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import Features
 from transduce.decode.phrases import save_lexicon
@@ -19,7 +19,7 @@ from transduce.errors import InputError, errors_of
 from transduce.experiment.config import Experiment, SpeechExperiment
 from transduce.experiment.start import take_weights
 from transduce.experiment.validation import Validator, draw_attention
-from transduce.files import HOLDER, set_weights, weights_of
+from transduce.files import HOLDER, read_json, set_weights, weights_of
 from transduce.model.meta import INFERENCE, TRAINING, check_fits, flops_per_token
 from transduce.model.transformer import Transformer
 from transduce.report.documents import write_reports
@@ -27,6 +27,7 @@ from transduce.report.record import BEFORE, is_finished, replace_model
 from transduce.run import (
     CONFIG,
     SAMPLES,
+    STATE,
     WEIGHTS,
     Run,
     average,
@@ -286,6 +287,22 @@ def mean_candidates(progress: Progress, *, last: int, best: int) -> dict[str, li
         for name, updates in means.items()
         if len(updates) > 1
     }
+
+
+def validated_checkpoints(directory: Path, *, best: bool) -> list[Path]:
+    """The validated checkpoints of a run, the newest last, or, with `best`, the best last.
+
+    Raises:
+        InputError: the newest checkpoint has no valid state.
+    """
+    paths = {int(path.name): path for path in checkpoints(directory)}
+    if not paths:
+        return []
+    path = paths[max(paths)] / STATE
+    progress = from_dict(Progress, read_json(path), str(path))
+    n = len(progress.validations)
+    updates = progress.best(n)[::-1] if best else progress.last(n)
+    return [paths[update] for update in updates if update in paths]
 
 
 def finish(directory: Path, trainer: Trainer) -> None:
