@@ -11,20 +11,23 @@ from torch import Tensor
 
 from transduce.decode.scorer import Places, Scores, Tokens, at_least_float32
 
+UpTo = Float[Tensor, "N j"]
+"""A number for the frames 1 ... j of every row, for every j."""
+
 
 class Prefixes(NamedTuple):
     """N prefixes: natural logs of the probability that frames 1 ... j spell each."""
 
-    log_p_nonblank: Float[Tensor, "N j"]
+    log_p_nonblank: UpTo
     """Summed over the alignments whose frame j is the prefix's last token."""
-    log_p_blank: Float[Tensor, "N j"]
+    log_p_blank: UpTo
     """Summed over those whose frame j is blank."""
     log_prob: Float[Tensor, " N"]
     """Over all frames: the log-probability that the transcript begins with the prefix."""
     last: Tokens
 
     @property
-    def alpha(self) -> Float[Tensor, "N j"]:
+    def alpha(self) -> UpTo:
         """The sum of both: frame j is the last token or blank."""
         return torch.logaddexp(self.log_p_nonblank, self.log_p_blank)
 
@@ -132,19 +135,19 @@ class CTCPrefixScorer:
         log_p_blank = _recursion(self._before(log_p_nonblank), blank)
         return Prefixes(log_p_nonblank, log_p_blank, (phi + token.diff()).logsumexp(dim=1), tokens)
 
-    def _before(self, alpha: Float[Tensor, "N j"]) -> Float[Tensor, "N S"]:
+    def _before(self, alpha: UpTo) -> Float[Tensor, "N S"]:
         """The columns before each frame, with -inf from the sentence's length on."""
         beams = len(alpha) // self.n_sentences
         return alpha[:, :-1].masked_fill(self.padding.repeat_interleave(beams, dim=0), -math.inf)
 
-    def _cumulative(self, tokens: Tokens) -> Float[Tensor, "N j"]:
+    def _cumulative(self, tokens: Tokens) -> UpTo:
         """The log-probability that frames 1 ... j are all the row's token, in float64."""
         index = tokens.view(self.n_sentences, 1, -1).expand(-1, self.log_probs.size(1), -1)
         frames = self.log_probs.gather(2, index).transpose(1, 2).flatten(0, 1)
         return F.pad(frames.double().cumsum(dim=1), (1, 0))
 
 
-def _recursion(phi: Float[Tensor, "N S"], cumulative: Float[Tensor, "N j"]) -> Float[Tensor, "N j"]:
+def _recursion(phi: Float[Tensor, "N S"], cumulative: UpTo) -> UpTo:
     """The x of x(j) = (x(j-1) + phi(j-1)) p(j), x(0) = 0, in logs; `cumulative`: products of p."""
     x = cumulative[:, 1:] + (phi - cumulative[:, :-1]).logcumsumexp(dim=1)
     return F.pad(x, (1, 0), value=-math.inf)

@@ -21,7 +21,7 @@ from transduce.engine.select import engine_for
 from transduce.errors import InputError, errors_of
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
-from transduce.run import CONFIG, Run, load_run, on_disk, read_model
+from transduce.run import CONFIG, Run, load_run, read_model
 from transduce.tasks.base import LanguageModel, Task, last_position
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
@@ -65,7 +65,7 @@ def load(
             kernels for int8.
     """
     dtype = torch_dtype(dtype)
-    runs = [load_run(path) for path in paths(directory)]
+    runs = [*map(load_run, names_of(directory))]
     first = runs[0].directory
     for run in runs[1:]:
         if differing := differing_parts(run, runs[0]):
@@ -129,18 +129,16 @@ def load_lm(
     )
 
 
-def paths(directory: Directories) -> list[Path]:
-    """The directories of one run or of the runs of an ensemble; those on the hub are downloaded.
+def names_of(directory: Directories) -> list[Path | str]:
+    """The names of one run or of the runs of an ensemble.
 
     Raises:
         InputError: no run is named.
     """
-    runs = [
-        on_disk(each) for each in ([directory] if isinstance(directory, Path | str) else directory)
-    ]
-    if not runs:
+    names = [directory] if isinstance(directory, Path | str) else list(directory)
+    if not names:
         raise InputError("load takes a run directory, or several as an ensemble, but got none")
-    return runs
+    return names
 
 
 def _load(run: Run, device: Device, dtype: torch.dtype) -> AnyTask:
@@ -264,7 +262,7 @@ def load_as(
     task = load(directory, device, dtype, lm=lm)
     if not isinstance(task, kind):
         _, does, way_out = KINDS[type(task)]
-        raise InputError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {does}; {way_out}")
+        raise InputError(f"{KINDS[kind][0]}, but {names_of(directory)[0]} {does}; {way_out}")
     return task
 
 
