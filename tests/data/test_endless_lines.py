@@ -45,7 +45,7 @@ def test_an_endless_line_in_a_file_is_refused(read):
 def test_an_endless_line_on_standard_input_is_refused(monkeypatch):
     with ZERO.open() as zero:
         monkeypatch.setattr(sys, "stdin", zero)
-        for read in (lambda: list(common.lines_or_errors(Path("-"))), lambda: common._next_line(1)):
+        for read in (lambda: list(common.lines_or_errors(Path("-"))), lambda: common.interact(print)):
             with pytest.raises(InputError, match="but standard input has a longer one; split it"):
                 read()
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -272,20 +271,28 @@ def interact(answer: Callable[[str, int], object]) -> None:
     Args:
         answer: called with a line and how many came before it; it prints.
     """
-    if sys.stdin.isatty():
-        if find_spec("readline"):
-            import_module("readline")
-        print("type a line to get its output; Ctrl-C stops an output, Ctrl-D ends", file=sys.stderr)
-    for number in count():
+    lines = _typed() if sys.stdin.isatty() else lines_or_errors(STDIN)
+    for number, line in enumerate(lines):
         try:
-            line = _next_line(number + 1)
-            if line is None:
-                return
-            answer(line, number)
+            answer(checked(line), number)
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
         except InputError as error:
             to_stderr(error)
+
+
+def _typed() -> Iterator[str]:
+    """Yield the lines that are typed on a terminal."""
+    if find_spec("readline"):
+        import_module("readline")
+    print("type a line to get its output; Ctrl-C stops an output, Ctrl-D ends", file=sys.stderr)
+    while True:
+        try:
+            yield input(PROMPT)
+        except KeyboardInterrupt:
+            print("\nstopped", file=sys.stderr)
+        except EOFError:
+            return print()
 
 
 def check_interactive(others: dict[str, object]) -> None:
@@ -299,19 +306,3 @@ def check_interactive(others: dict[str, object]) -> None:
             "--interactive asks for its lines and prints to the terminal, so leave out "
             f"{', '.join(named)}"
         )
-
-
-def _next_line(number: int) -> str | None:
-    """The next line without its end; None at the end of input.
-
-    Raises:
-        InputError: it is not UTF-8, or too long.
-    """
-    if sys.stdin.isatty():
-        try:
-            return input(PROMPT)
-        except EOFError:
-            print()
-            return None
-    raw = next(bounded_lines(sys.stdin.buffer.readline, "standard input"), b"")
-    return decode_line(raw.removesuffix(b"\n"), "standard input", number) if raw else None
