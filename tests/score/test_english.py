@@ -47,6 +47,6 @@ def test_normalize_and_english_exclude_each_other(tmp_path, capsys):
 
 def test_missing_library_is_named(monkeypatch):
 
-    monkeypatch.setitem(sys.modules, "whisper_normalizer.english", None)
-    with pytest.raises(ValueError, match="pip install whisper-normalizer"):
+    monkeypatch.setitem(sys.modules, "whisper_normalizer", None)
+    with pytest.raises(ValueError, match=r"pip install '\.\[english\]', or use --normalize$"):
         replace(wer, english=True)(["one"], ["one"])

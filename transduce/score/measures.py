@@ -49,12 +49,8 @@ LONGEST_WORD = 7
 BY_LETTERS = {"wer": "cer", "ter": "chrf"}
 """For measures that count words, those that count characters."""
 
-LIBRARIES: dict[Tokenization, tuple[str, str]] = {
-    "ja-mecab": ("MeCab", "ja"),
-    "ko-mecab": ("mecab_ko", "ko"),
-    "flores200": ("sentencepiece", ""),
-}
-"""The module that a tokenization needs, and the extra of sacrebleu that brings it."""
+LIBRARIES: dict[Tokenization, str] = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}
+"""The module that a tokenization needs."""
 
 
 def tokenization(texts: Iterable[str]) -> Tokenization:
@@ -84,7 +80,7 @@ def tokenization(texts: Iterable[str]) -> Tokenization:
 
 def is_installed(name: Tokenization) -> bool:
     """Whether the library that this tokenization needs is installed."""
-    return name not in LIBRARIES or find_spec(LIBRARIES[name][0]) is not None
+    return name not in LIBRARIES or find_spec(LIBRARIES[name]) is not None
 
 
 def warn_without_words(measure: str, references: Lines) -> None:
@@ -170,12 +166,9 @@ class BleuMeasure(TranslationMeasure):
         """
         lines = [line for each in references for line in each]
         name = self.tokenize or tokenization(lines)
-        if not is_installed(name):
-            module, extra = LIBRARIES[name]
-            raise InputError(
-                f"--tokenize {name} needs the library {module}, which is not installed; pip "
-                f"install 'sacrebleu[{extra}]', or name --tokenize char"
-            )
+        if name in LIBRARIES:
+            way_out = ", or name --tokenize char"
+            require(LIBRARIES[name], f"--tokenize {name}", "mecab", way_out)
         measure = replace(self, make=partial(BLEU, tokenize=name))
         metric: Any = measure.metric
         order = metric.max_ngram_order

@@ -12,7 +12,7 @@ import jiwer
 import numpy as np
 from jiwer import CharacterOutput, WordOutput
 
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.score.score import (
     Lines,
     Measure,
@@ -282,13 +282,10 @@ def english_normalizer() -> Callable[[str], str]:
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
     appendix C.
     """
-    try:
-        from whisper_normalizer.english import EnglishTextNormalizer
-    except ImportError as error:
-        raise InputError(
-            "Whisper's normalization of English needs the library whisper-normalizer, which is not "
-            "installed; pip install whisper-normalizer, or use --normalize"
-        ) from error
+    feature = "Whisper's normalization of English"
+    require("whisper_normalizer", feature, "english", ", or use --normalize")
+    from whisper_normalizer.english import EnglishTextNormalizer
+
     normalizer = EnglishTextNormalizer()
 
     def normalize(text: str) -> str:
