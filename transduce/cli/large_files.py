@@ -1,7 +1,6 @@
 """Large inputs: processed in chunks, by one process or several, as a whole or in parts to merge."""
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -218,7 +217,7 @@ def _complete(
     job: Job, items: Iterable[Any], file: BinaryIO, done: Done, limit: int, n_workers: int
 ) -> None:
     """Do the rest of an output, or of a part of one; sync it to disk after every chunk."""
-    from transduce.files import write_file
+    from transduce.files import write_json
 
     start, stop = done.part.span(done.n_total)
     n = stop - start
@@ -242,7 +241,7 @@ def _complete(
                 done.n_inputs += n_inputs
                 done.n_bytes = file.tell()
                 done.n_errors += len(rows.errors)
-                write_file(progress_file(Path(file.name)), json.dumps(to_dict(done)))
+                write_json(progress_file(Path(file.name)), to_dict(done))
     except KeyboardInterrupt:
         report("; the same command resumes from there")
         raise

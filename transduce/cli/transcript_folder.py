@@ -63,10 +63,10 @@ def _known(directory: Path, key: Json) -> dict[str, list[str]]:
     Raises:
         InputError: see `unfinished`.
     """
-    from transduce.files import read_json
+    from transduce.files import read_optional
 
     record = directory / RECORD
-    before = read_json(record) if record.exists() else {}
+    before = read_optional(record)
     known = before.pop("recordings", {})
     if before and (changed := differences(before, key)):
         raise InputError(

@@ -2,7 +2,6 @@
 from shards."""
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -95,7 +94,7 @@ def write_shard(
 ) -> None:
     """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not
     finished, so one that is made again loses its header first."""
-    from transduce.files import write_file  # it loads torch, which would slow down --help
+    from transduce.files import write_file, write_json  # they load torch: slow for --help
 
     kind = smallest_type(vocab_size)
     content = ids.astype(kind).tobytes()
@@ -108,7 +107,7 @@ def write_shard(
     )
     path.with_suffix(".json").unlink(missing_ok=True)
     write_file(path.with_suffix(".bin"), content)
-    write_file(path.with_suffix(".json"), json.dumps(asdict(header)) + "\n")
+    write_json(path.with_suffix(".json"), asdict(header))
 
 
 def read_header(path: Path) -> ShardHeader:

@@ -245,7 +245,7 @@ def survey(files: PairFiles, cache: Path) -> LargeText:
 
 
 def _survey(files: PairFiles, folder: Path) -> None:
-    from transduce.files import write_file  # it loads torch, which would slow down --help
+    from transduce.files import write_file, write_json  # they load torch: slow for --help
 
     rng = np.random.default_rng(0)
     digests = [hashlib.sha256(), hashlib.sha256()]
@@ -269,7 +269,7 @@ def _survey(files: PairFiles, folder: Path) -> None:
     write_file(folder / "sample.jsonl", "".join(json.dumps(pair) + "\n" for pair in sample))
     both = hashlib.sha256("".join(side.hexdigest() for side in digests).encode())
     counts = {"n_pairs": n_pairs, "n_blank": n_blank, "digest": both.hexdigest()}
-    write_file(folder / SURVEY, json.dumps(counts) + "\n")
+    write_json(folder / SURVEY, counts)
 
 
 def _draw(pairs: Sequence[Pair], n: int, seed: int) -> list[Pair]:

@@ -1,6 +1,5 @@
 """The progress of a training, and its checkpoints."""
 
-import json
 import math
 import re
 import shutil
@@ -26,6 +25,7 @@ from transduce.files import (
     set_weights,
     weights_of,
     write_directory,
+    write_json,
 )
 from transduce.train.optim import adapted, is_part, merged
 
@@ -167,7 +167,7 @@ class Store:
             for name, tensors in files.items():
                 if tensors or f"{name}.safetensors" in NEEDED:
                     save_tensors(path / f"{name}.safetensors", gathered(tensors))
-            (path / "state.json").write_text(json.dumps(to_dict(progress)) + "\n")
+            write_json(path / "state.json", to_dict(progress))
 
         if self.writes:
             write_directory(self.path(progress.update), fill)
