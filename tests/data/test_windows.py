@@ -142,6 +142,14 @@ def test_invalid_shards_are_refused(tmp_path):
     open_shards([path], tokenizer=b"t")
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must have the checksum of its header"):
         open_shards([path], tokenizer=b"t", verify=True)
+    stream = open_shards([path], tokenizer=b"t", vocab_size=256)
+    assert stream.read(0, 1).tolist() == [0]
+    with pytest.raises(ValueError) as error:
+        stream.read(0, 2)
+    assert str(error.value) == (
+        "ids of shards must be below the 256 of their tokenizer, but one is 256; make them again: transduce data shards "
+        "replaces damaged ones"
+    )
     path.write_bytes(b"\0\0\0")
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must have 4 bytes.* but has 3"):
         open_shards([path], tokenizer=b"t")

@@ -136,7 +136,17 @@ def test_shards(tmp_path, running_text, untrained):
             f"tokenizer={kind}, symbols={symbols!r}; leave these out, or make other shards: "
             "transduce data shards --tokenizer FILE"
         )
-    assert Shards(data=folder).read(same, 0).tokenizer.model == tokenizer.model
+    language = Shards(data=folder).read(same, 0)
+    assert language.tokenizer.model == tokenizer.model
+    assert language.train.vocab_size == language.valid.vocab_size == 280
+    (folder / "train-00000.bin").rename(folder / "train-00002.bin")
+    with pytest.raises(ValueError) as error:
+        Shards(data=folder).read(same, 0)
+    assert str(error.value) == (
+        f"shards are numbered from 0 without a gap, but {folder / 'train-00001.bin'} stands where train-00000.bin is "
+        "missing; make it again with transduce data shards"
+    )
+    (folder / "train-00002.bin").rename(folder / "train-00000.bin")
     untrained(lambda x: scores.update(run(x)), replace(x, tokenizer="byte_bpe"))
     assert json.loads((tmp_path / "a" / "validation.json").read_text())["tokens"] == 2 * 11
     rows = torch.from_numpy(ids[:60].astype("int64")).unfold(0, 12, 22)  # 2 of the 5 windows of 11: every other

@@ -36,20 +36,29 @@ class Stream:
     Args:
         checksums: one per array, where they are known; then a fingerprint is made without reading
             the ids.
+        vocab_size: all ids that are read must be below it; None: they are known to be.
     """
 
     def __init__(
-        self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()
+        self,
+        parts: Sequence[Integer[np.ndarray, " _"]],
+        checksums: Sequence[str] = (),
+        vocab_size: int | None = None,
     ) -> None:
         self.parts = list(parts)
         self.checksums = list(checksums)
+        self.vocab_size = vocab_size
         self.ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
     def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
-        """The ids start ... stop - 1, or up to the end, across the borders of arrays."""
+        """The ids start ... stop - 1, or up to the end, across the borders of arrays.
+
+        Raises:
+            InputError: one of them is not below vocab_size.
+        """
         first, last = np.searchsorted(self.ends, (start, stop - 1), side="right")
         pieces = []
         for part, end in zip(
@@ -57,7 +66,13 @@ class Stream:
         ):
             begin = end - len(part)
             pieces.append(part[max(start - begin, 0) : stop - begin])
-        return np.concatenate(pieces).astype(np.int64)
+        ids = np.concatenate(pieces).astype(np.int64)
+        if self.vocab_size is not None and (largest := ids.max(initial=0)) >= self.vocab_size:
+            raise InputError(
+                f"ids of shards must be below the {self.vocab_size} of their tokenizer, but one is "
+                f"{largest}; make them again: transduce data shards replaces damaged ones"
+            )
+        return ids
 
     def chunks(self, overlap: int = 0, limit: int | None = None) -> Iterator[Int[np.ndarray, " _"]]:
         """The first `limit` ids, or all, in chunks; each chunk ends with the first `overlap` ids of
@@ -129,10 +144,17 @@ def read_header(path: Path) -> ShardHeader:
         ) from error
 
 
-def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
+def open_shards(
+    paths: Sequence[Path],
+    *,
+    tokenizer: bytes,
+    vocab_size: int | None = None,
+    verify: bool = False,
+) -> Stream:
     """Open shards as one stream. Files are memory-mapped and read where ids are needed.
 
     Args:
+        vocab_size: see `Stream`.
         verify: whether to read everything once and compare it with the checksums.
 
     Raises:
@@ -167,7 +189,7 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
                 f"{path} must have the checksum of its header, but has not; make it again"
             )
         parts.append(ids)
-    return Stream(parts, [header.sha256 for header in headers])
+    return Stream(parts, [header.sha256 for header in headers], vocab_size)
 
 
 PART = 1 << 20
@@ -339,8 +361,8 @@ class Shards:
                 used.
 
         Raises:
-            InputError: no folder is named, it lacks shards or the tokenizer, or another tokenizer
-                or symbols are named.
+            InputError: no folder is named, it lacks shards or the tokenizer, a shard is missing
+                among others, or another tokenizer or symbols are named.
         """
         if self.data is None:
             raise InputError(
@@ -357,10 +379,21 @@ class Shards:
                 f"{self.data}, but there is tokenizer={kind}, symbols={' '.join(symbols)!r}; leave "
                 "these out, or make other shards: transduce data shards --tokenizer FILE"
             )
-        train, valid = (
-            open_shards(
-                sorted(self.data.glob(f"{split}-*.bin")), tokenizer=stored.model, verify=self.verify
+        streams = []
+        for split in ("train", "valid"):
+            paths = sorted(self.data.glob(f"{split}-*.bin"))
+            for i, path in enumerate(paths):
+                if path.stem != (name := f"{split}-{i:05d}"):
+                    raise InputError(
+                        f"shards are numbered from 0 without a gap, but {path} stands where "
+                        f"{name}.bin is missing; make it again with transduce data shards"
+                    )
+            streams.append(
+                open_shards(
+                    paths,
+                    tokenizer=stored.model,
+                    vocab_size=stored.vocab_size,
+                    verify=self.verify,
+                )
             )
-            for split in ("train", "valid")
-        )
-        return Language(stored, train, valid)
+        return Language(stored, *streams)
