@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 
 from tests.train import toy
 from transduce.experiment.run import finish, mean_candidates
+from transduce.files import write_file
+from transduce.report.record import replace_model
 from transduce.train.state import Progress, Validation
 
 
@@ -74,3 +76,31 @@ def test_a_new_finished_model_drops_the_old_scores(tmp_path):
         finish(tmp_path, trainer)
         assert scores.exists() != replaced
     assert (tmp_path / "test.before.json").read_text() == "[]"
+
+
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_replacing_a_model_again_after_a_kill_keeps_its_scores(tmp_path, monkeypatch, killed_at):
+    """A kill before either file of weights is written; the scores of the model before the last one do not stay."""
+    (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
+    replace_model(tmp_path, b"first")
+    (tmp_path / "validation.json").write_text("first's")
+    replace_model(tmp_path, b"second")
+    assert (tmp_path / "validation.before.json").read_text() == "first's"
+    (tmp_path / "test.json").write_text("second's")
+    with monkeypatch.context() as patch:
+        calls = []
+
+        def write(path, content):
+            calls.append(path)
+            if len(calls) == killed_at:
+                raise KeyboardInterrupt
+            write_file(path, content)
+
+        patch.setattr("transduce.report.record.write_file", write)
+        with pytest.raises(KeyboardInterrupt):
+            replace_model(tmp_path, b"third")
+    replace_model(tmp_path, b"third")
+    assert (tmp_path / "model.safetensors").read_bytes() == b"third"
+    assert (tmp_path / "model.before.safetensors").read_bytes() == b"second"
+    scores = {path.name: path.read_text() for path in tmp_path.glob("*.json")}
+    assert scores == {"test.before.json": "second's"}

@@ -140,13 +140,16 @@ def replace_model(directory: Path, weights: bytes) -> bool:
     path = directory / WEIGHTS
     replaced = path.read_bytes() if path.is_file() else weights
     if replaced != weights:
-        write_file(directory / BEFORE, replaced)
-        for name in (*SCORES, ERRORS):
-            scores = directory / name
-            before = scores.with_suffix(f".before{scores.suffix}")
-            before.unlink(missing_ok=True)  # of an earlier model
-            if scores.exists():
-                scores.rename(before)
+        former = directory / BEFORE
+        scores = [directory / name for name in (*SCORES, ERRORS)]
+        before = [each.with_suffix(f".before{each.suffix}") for each in scores]
+        if not former.is_file() or former.read_bytes() != replaced:  # else a call was killed here
+            for each in before:
+                each.unlink(missing_ok=True)  # of an earlier model
+            write_file(former, replaced)
+        for now, then in zip(scores, before, strict=True):
+            if now.exists():
+                now.rename(then)
     write_file(path, weights)
     (checkpoints(directory)[-1] / FINISHED).touch()
     return replaced != weights
