@@ -105,3 +105,20 @@ def test_unreached_time_limit_does_not_change_rates(tmp_path, monkeypatch):
         rates.append(rates_of(training))
         training.run()
     assert len(rates[0]) == 15 and rates[0] == rates[1]
+
+
+def test_raised_max_minutes_print_how_the_rate_rises(tmp_path, monkeypatch, capsys):
+    """An update takes a second: six seconds end at rate 0, which are half of twelve seconds."""
+    clock, printed = Clock(monkeypatch), []
+    optim = OptimConfig(peak_rate=1e-2, warmup_steps=2, schedule="cosine")
+    for updates, minutes in ((3, 0.1), (50, 0.1), (50, 0.1), (50, 0.2)):
+        config = toy.config(optim=optim, max_updates=updates, validate_every=50, max_minutes=minutes)
+        toy.trainer(tmp_path, objective=clock.objective(), config=config).run()
+        printed.append(capsys.readouterr().out)
+    assert "resumes after update 3, in a schedule of 50 updates or 0.1 minutes" in printed[1]
+    rate = 1e-2 * (1 + math.cos(math.pi * (25 - 2) / (50 - 2))) / 2
+    assert printed[2:] == [
+        "",
+        f"resumes after update 6, in a schedule of 50 updates or 0.2 minutes: the rate was 0 and is now {rate:.3g}; "
+        f"for a new schedule: --start-from {tmp_path} --run NEW\n",
+    ]

@@ -25,7 +25,6 @@ from transduce.model.transformer import Transformer
 from transduce.report.documents import write_reports
 from transduce.report.record import BEFORE, is_finished, replace_model
 from transduce.run import (
-    CONFIG,
     SAMPLES,
     STATE,
     WEIGHTS,
@@ -49,7 +48,7 @@ from transduce.train.objectives import Objective
 from transduce.train.optim import merge
 from transduce.train.state import Progress, Validation, parts_like
 from transduce.train.trackers import TRACKERS
-from transduce.train.trainer import Data, Trainer, TrainingConfig
+from transduce.train.trainer import Data, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +178,10 @@ def train(
     x, specified = _with_updates(x, done), _with_updates(specified or x, done)
     run = processor.as_run(objective.model, to_dict(x) | {"data": fingerprint}, to_dict(specified))
     here = world()  # only the first process writes in the directory
-    former = load_run(x.run).experiment.get("training", {}) if (x.run / CONFIG).exists() else {}
     with here.exchanging(COLLECTIVE), open_run(x.run, run) if here.first else nullcontext():
         if here.first:
             save_lexicon(x.run, processor.lexicon)
         _check_alike(x, run)
-        _print_schedule(x.run, done, former.get("max_updates", 0), x.training)
         trainer = Trainer(
             objective=objective,
             data=data,
@@ -244,19 +241,6 @@ def _check_alike(x: Experiment, run: Run) -> None:
         raise InputError(
             f"every process must have the same settings and data, but in {process}, this differs "
             f"from the first: {'; '.join(changed)}; start the same command on all machines"
-        )
-
-
-def _print_schedule(directory: Path, done: int, former: int, training: TrainingConfig) -> None:
-    """Print how the learning rate changes if a run that had ended, after `former` updates, is
-    resumed."""
-    if 0 < former <= done < training.max_updates:
-        before = training.optim.rate(done, done)
-        now = training.optim.rate(done + 1, training.max_updates)
-        print(
-            f"resumes after update {done}, in a schedule of {training.max_updates} updates: the "
-            f"rate was {before:.3g} and is now {now:.3g}; for a new schedule: --start-from "
-            f"{directory} --run NEW"
         )
 
 

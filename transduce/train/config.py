@@ -169,7 +169,7 @@ class TrainingConfig:
     validations and checkpoints. The schedule ends by then (OptimConfig.rate), and a validation that
     would not end by then is postponed to the end of the training. This is the only field that makes
     a result depend on the machine's speed, and only if minutes / max_minutes exceeds update /
-    max_updates."""
+    max_updates. Raising it on a finished run is like raising max_updates."""
     data_workers: int = 0
     """Processes that make batches, for example by augmenting recordings; 0: a thread of this
     process. The batches are the same."""

@@ -56,6 +56,8 @@ class Progress:
     """Number of this epoch's batches that are done."""
     seconds: float = 0.0
     """Wall time of the training, summed over its parts."""
+    rate: float | None = None
+    """Learning rate of the last update; unknown in checkpoints of older versions."""
     skipped: int = 0
     skipped_in_a_row: int = 0
     loss_scale: tuple[float, int] | None = None

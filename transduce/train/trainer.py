@@ -121,6 +121,7 @@ class Trainer:
                 f"update {self.progress.update} for process {self.world.rank} and another one for "
                 "the first"
             )
+        self._print_rise()
         with ExitStack() as stack:
             stack.enter_context(self.world.exchanging(COLLECTIVE))
             if not self.config.static_shapes:
@@ -217,7 +218,7 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         norm = self.parallel.clip(self.config.optim.clip_norm)
         numbers = torch.cat([norm[None], scale, numbers])
-        rate = self.config.optim.rate(update, self.config.max_updates, done=self._time_used())
+        rate = self.progress.rate = self._rate(update)
         step(self.optimizer, rate=rate, finite=numbers.isfinite().all())
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -225,6 +226,22 @@ class Trainer:
         self._read()
         self.progress.update = update
         self.unread = time.monotonic(), rate, names, copy
+
+    def _rate(self, update: int) -> float:
+        return self.config.optim.rate(update, self.config.max_updates, done=self._time_used())
+
+    def _print_rise(self) -> None:
+        """Print how the rate rises if a training is resumed with a longer schedule."""
+        update, before, config = self.progress.update, self.progress.rate, self.config
+        now = self._rate(update + 1)
+        warm = update >= config.optim.warmup_steps
+        if before is not None and now > before and warm and not self._finished():
+            minutes = f" or {config.max_minutes:g} minutes" if config.max_minutes else ""
+            print(
+                f"resumes after update {update}, in a schedule of {config.max_updates} updates"
+                f"{minutes}: the rate was {before:.3g} and is now {now:.3g}; for a new schedule: "
+                f"--start-from {self.store.directory.parent} --run NEW"
+            )
 
     def _read(self) -> None:
         """Read the numbers of the last update and log them, unless that is done already."""
