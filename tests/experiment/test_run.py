@@ -57,6 +57,21 @@ def test_sharding_allows_a_model_too_large_for_one_process(tmp_path, monkeypatch
         made(tmp_path, DECODER)
 
 
+@pytest.mark.parametrize(
+    ("training", "value"),
+    [
+        ({"freeze": ("decodr",)}, "'decodr' has no weights"),
+        ({"freeze": ("decoder", "target_input", "output")}, "leaves none"),
+        ({"lora": LoRAConfig(rank=2, maps=("vv",))}, "'vv' is none"),
+        ({"lora": LoRAConfig(rank=99)}, "rank=99"),
+    ],
+)
+def test_parts_that_a_model_lacks_are_refused_before_the_run_begins(tmp_path, training, value):
+    """Otherwise config.json would stay, and refuse the corrected command."""
+    with pytest.raises(ValueError, match=value):
+        made(tmp_path, DECODER, training=TrainingConfig(**training))
+
+
 @pytest.mark.parametrize("training", [{"freeze": ("decoder",)}, {"lora": LoRAConfig(rank=2)}], ids=["frozen", "LoRA"])
 def test_a_model_of_which_little_is_trained_needs_room_for_its_weights_only(tmp_path, monkeypatch, training):
     n = sum(p.numel() for p in Transformer(DECODER).parameters())

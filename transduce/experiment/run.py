@@ -20,7 +20,7 @@ from transduce.experiment.config import Experiment, SpeechExperiment
 from transduce.experiment.start import take_weights
 from transduce.experiment.validation import Validator, draw_attention
 from transduce.files import HOLDER, read_json, set_weights, weights_of
-from transduce.model.meta import INFERENCE, TRAINING, check_fits, flops_per_token
+from transduce.model.meta import INFERENCE, TRAINING, check_fits, flops_per_token, on_meta
 from transduce.model.transformer import Transformer
 from transduce.report.documents import write_reports
 from transduce.report.record import BEFORE, is_finished, replace_model
@@ -45,7 +45,7 @@ from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
 from transduce.train.log import Sink, standard_sinks
 from transduce.train.objectives import Objective
-from transduce.train.optim import merge
+from transduce.train.optim import add_lora, freeze, merge
 from transduce.train.state import Progress, Validation, parts_like
 from transduce.train.trackers import TRACKERS
 from transduce.train.trainer import Data, Trainer
@@ -75,12 +75,16 @@ def new_model(x: Experiment, processor: Processor) -> Transformer:
 
     Raises:
         InputError: start_from is not a run with weights, or none of them fits; or the model does
-            not fit into memory.
+            not fit into memory, or lacks what is to be frozen or adapted.
     """
     device = torch_device(x.device)
     parts = world().size if x.training.shard else 1  # unsharded weights are needed in validation
     more = 0 if x.training.lora.rank or x.training.freeze else (TRAINING - INFERENCE) // parts
     check_fits(x.model, device, bytes_each=INFERENCE + more)
+    probe = on_meta(x.model)  # the Trainer would raise the same errors after the run has begun
+    if x.training.lora.rank:
+        add_lora(probe, x.training.lora, seed=0)
+    freeze(probe, x.training.freeze)
     torch.manual_seed(x.training.seed)
     model = Transformer(x.model).to(device)
     numbers = trains_in(x.training.precision, device)

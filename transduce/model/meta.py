@@ -54,7 +54,7 @@ def check_fits(
 def _sizes(config: TransformerConfig) -> tuple[int, int]:
     """The number of parameters, and of computed numbers such as sinusoids."""
     try:
-        model = _on_meta(config)
+        model = on_meta(config)
     except (RuntimeError, TypeError) as error:
         if "verflow" not in str(error):
             raise
@@ -111,7 +111,7 @@ def filled_transformer(
     Raises:
         InputError: a name is missing or unknown, or a shape differs.
     """
-    model = _on_meta(config)
+    model = on_meta(config)
     empty = weights_of(model)
     check_weights(empty, weights, name)
     return _assign(model, {n: weights[n].to(device, torch.float32, copy=True) for n in empty})
@@ -119,7 +119,7 @@ def filled_transformer(
 
 def blank_transformer(config: TransformerConfig) -> Transformer:
     """A Transformer on the CPU in evaluation mode: norms are identities, all other weights zero."""
-    model = _on_meta(config)
+    model = on_meta(config)
     _assign(model, {name: torch.zeros(old.shape) for name, old in weights_of(model).items()})
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
@@ -127,7 +127,8 @@ def blank_transformer(config: TransformerConfig) -> Transformer:
     return model
 
 
-def _on_meta(config: TransformerConfig) -> Transformer:
+def on_meta(config: TransformerConfig) -> Transformer:
+    """A Transformer without memory."""
     with torch.device("meta"):
         return Transformer(config)
 

@@ -82,15 +82,16 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
     for parameter in parts_of(model, config.train, "lora.train"):
         parameter.requires_grad_(True)
     rng = torch.Generator().manual_seed(seed)
+    changes = []
     for name, _, module, rows in (each for each in maps if any(map(each.matches, config.maps))):
         if config.rank > min(len(rows), module.in_features):
             raise InputError(
                 "lora.rank must be at most the rows and columns of every map, but "
                 f"rank={config.rank} and {name} has {len(rows)} and {module.in_features}"
             )
-        parametrize.register_parametrization(
-            module, "weight", LowRank(module.weight, rows, config, rng)
-        )
+        changes.append((module, LowRank(module.weight, rows, config, rng)))
+    for module, change in changes:  # unsafe: not computed first, as the meta device has no autocast
+        parametrize.register_parametrization(module, "weight", change, unsafe=True)
 
 
 def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Parameter]:
