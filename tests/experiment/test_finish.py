@@ -1,6 +1,7 @@
 """The end of a training: candidates for the finished model, and the choice among them."""
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -55,6 +56,26 @@ def test_the_finished_model_is_the_best_candidate(tmp_path, capsys, values, targ
     assert said.startswith(f"finished model: {name}; wer: best checkpoint ")
     scores = [float(score) for score in re.findall(r"[a-z] (\d+\.\d+)", said)]
     assert len(scores) == n_candidates and min(scores) == pytest.approx(abs(value - target), abs=1e-3)
+
+
+def test_removed_checkpoints_are_no_candidates(tmp_path, capsys):
+    """As after the best one was removed because it is damaged, or because a disk was full."""
+    validate = toy.Scores([1.0, 9.0, 3.0, 2.0])
+    trainer = toy.trainer(tmp_path, validate=validate, config=toy.config(max_updates=4, validate_every=1, keep_best=2))
+    trainer.run()
+    weights = tmp_path / "checkpoints" / "00000002" / "model.safetensors"
+    weights.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=f"but {weights} is damaged; remove {weights.parent}, and use the others"):
+        finish(tmp_path, trainer)
+    shutil.rmtree(weights.parent)
+    capsys.readouterr()
+    validate.values = [0.0]  # of means
+    finish(tmp_path, trainer)
+    assert capsys.readouterr().out.startswith(
+        "finished model: best checkpoint (update 3); score: best checkpoint 3.000"
+    )
+    model = (tmp_path / "model.safetensors").read_bytes()
+    assert model == (tmp_path / "checkpoints" / "00000003" / "model.safetensors").read_bytes()
 
 
 def test_a_single_candidate_is_reported_with_its_measure(tmp_path, capsys):

@@ -297,11 +297,13 @@ def finish(directory: Path, trainer: Trainer) -> None:
     """Make the best candidate the finished model, and print which one it is.
 
     Candidates are the best checkpoint and means of checkpoints. All are validated, so the finished
-    model is never worse on the validation data than any checkpoint.
+    model is never worse on the validation data than any checkpoint. A checkpoint that was removed
+    is no candidate.
     """
-    progress, config = trainer.progress, trainer.config
+    config = trainer.config
     merge(trainer.model)
     trainer.world.broadcast(None)  # wait until the first process has written the checkpoints
+    progress = trainer.progress.among([int(path.name) for path in checkpoints(directory)])
     means = mean_candidates(progress, last=config.keep_last, best=config.keep_best)
     candidates = {"best checkpoint": progress.best(1), **means}
     results = {"best checkpoint": progress.best_validation()}

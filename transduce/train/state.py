@@ -4,8 +4,8 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,19 @@ class Progress:
         """Whether this update has been validated."""
         return self.last(1) == [self.update]
 
+    def _with_losses(self) -> Iterator[tuple[tuple[int, float], float]]:
+        """Return each validation and its loss."""
+        missing = len(self.validations) - len(self.losses)
+        return zip(self.validations, [*[math.inf] * missing, *self.losses], strict=True)
+
     def _keys(self) -> list[tuple[float, float]]:
         """Return a sort key per validation: the highest score, then the lowest loss, is first."""
-        missing = len(self.validations) - len(self.losses)
-        losses = [*[math.inf] * missing, *self.losses]
-        return [(-score, loss) for (_, score), loss in zip(self.validations, losses, strict=True)]
+        return [(-score, loss) for (_, score), loss in self._with_losses()]
+
+    def among(self, updates: Collection[int]) -> "Progress":
+        """Return the same progress with the validations of these updates only."""
+        rows = [row for row in self._with_losses() if row[0][0] in updates]
+        return replace(self, validations=[row[0] for row in rows], losses=[row[1] for row in rows])
 
     @property
     def validations_since_best(self) -> int:
