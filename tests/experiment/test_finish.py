@@ -78,6 +78,22 @@ def test_removed_checkpoints_are_no_candidates(tmp_path, capsys):
     assert model == (tmp_path / "checkpoints" / "00000003" / "model.safetensors").read_bytes()
 
 
+def test_a_finished_run_without_checkpoints_is_not_trained_anew(tmp_path):
+    """The record of the training and the model would be replaced."""
+    trainer = toy.trainer(tmp_path, config=toy.config(max_updates=1, validate_every=1))
+    trainer.run()
+    finish(tmp_path, trainer)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(ValueError) as error:
+        toy.trainer(tmp_path, config=toy.config(max_updates=1)).run()
+    assert str(error.value) == (
+        f"a finished training resumes from its checkpoints, but {tmp_path / 'checkpoints'} has none; put them back, or "
+        f"--start-from {tmp_path} --run NEW to go on from its weights"
+    )
+    assert before == {path: path.read_bytes() for path in before} and tmp_path / "metrics.jsonl" in before
+
+
 def test_a_single_candidate_is_reported_with_its_measure(tmp_path, capsys):
     config = toy.config(max_updates=1, validate_every=1, keep_last=1)
     trainer = toy.trainer(tmp_path, validate=lambda _: Validation({"wer": 3.0}, -3.0, by="wer"), config=config)

@@ -139,7 +139,7 @@ class Store:
         Messages on stderr name newer ones that are damaged.
 
         Raises:
-            InputError: all of them are damaged.
+            InputError: all of them are damaged; or there are none, but a finished model.
         """
         messages: list[str] = []
         for path in reversed(numbered(self.directory)):
@@ -156,6 +156,12 @@ class Store:
                 "a training resumes from an undamaged checkpoint with its optimizer, but there is "
                 f"none: {messages[0]}; move {self.directory} away to begin again, or --start-from "
                 f"{self.directory.parent} to go on from its weights"
+            )
+        run = self.directory.parent
+        if (run / "model.safetensors").exists():  # a training from the beginning would replace it
+            raise InputError(
+                f"a finished training resumes from its checkpoints, but {self.directory} has none; "
+                f"put them back, or --start-from {run} --run NEW to go on from its weights"
             )
         return None
 
