@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from tests.runs import ENGLISH, library_tokenizer
 from transduce.data.base_tokenizer import END
-from transduce.data.json_tokenizer import JSONTokenizer
+from transduce.data.json_tokenizer import JSONTokenizer, special_tokens
 
 LAYOUTS = {
     "SentencePiece's names": ("<unk>", "</s>", "<mask>", "<pad>", "<s>"),
@@ -91,3 +91,13 @@ def test_trained_byte_bpe_merges_and_is_lossless():
     assert "low" in tokenizer.tokens(ids[0])
     with pytest.raises(ValueError, match=r"at least 257, .*vocab_size=256"):
         JSONTokenizer.train([text], vocab_size=256)
+
+
+def test_special_tokens_are_known_in_every_form_of_the_settings():
+    """transformers writes a token as a string or an object, and has changed the lists more than once."""
+    added = {"7": {"content": "<c>", "special": True}, "8": {"content": "d", "special": False}, "9": "e"}
+    settings = {"eos_token": "</s>", "bos_token": {"content": "<s>"}, "pad_token": None, "add_bos_token": False}
+    settings |= {"additional_special_tokens": ["<a>", {"content": "<b>"}], "added_tokens_decoder": added}
+    assert special_tokens(settings) == {"</s>", "<s>", "<a>", "<b>", "<c>"}
+    for value in (None, 5, "x"):
+        assert special_tokens({"additional_special_tokens": value, "added_tokens_decoder": value}) == set()

@@ -14,6 +14,8 @@ import torch
 from tests.interop.rivals import compare, drawn, pieces_of, random_search, random_sizes, randomize
 from transduce.cli.main import main
 from transduce.data.tokenizer_files import ImportedTokenizer, load_tokenizer
+from transduce.interop import read_run
+from transduce.interop.pretrained import read_settings
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -106,6 +108,10 @@ def without(path: Path, piece: str) -> None:
             "{}/vocab.json must have an id of 0 to 107 for every piece, but 'wrong' has 108",
         ),
         (lambda d: without(d / "vocab.json", "<unk>"), "{}/vocab.json must have the piece <unk>, but it does not"),
+        (
+            lambda d: (d / "added_tokens.json").write_text('{"<ctx>": 108}'),
+            "its ids must be less than size=108",
+        ),
         (lambda d: (d / "source.spm").unlink(), "{}/source.spm does not exist"),
         (
             lambda d: (d / "source.spm").write_bytes(b"spam"),
@@ -160,3 +166,20 @@ def test_logits_and_outputs_equal_those_of_transformers(tmp_path, spm, seed):
     difference, got, want = compare(*rival(tmp_path / "theirs", seed, spm), tmp_path / "theirs")
     assert difference < 1e-4
     assert got == want
+
+
+@pytest.mark.parametrize("adds", ["add_tokens", "add_special_tokens"])
+def test_added_tokens_are_read_and_written_whole(tmp_path, spm, adds):
+    """As people add them before they fine-tune: a domain, or a mark around a term. A special one is read only."""
+    theirs, tokenizer = rival(directory := tmp_path / "theirs", 0, spm)
+    names = ["<ctx>", "NEWWORD", "NEW"]
+    getattr(tokenizer, adds)(names if adds == "add_tokens" else {"additional_special_tokens": names})
+    theirs.resize_token_embeddings(len(tokenizer))
+    for part in (theirs, tokenizer):
+        part.save_pretrained(directory)
+    _, source, target, *_ = read_run(read_settings(directory))
+    lines = ["<ctx> Open the letter.", "the NEWWORD is NEW", "NEWNEWWORD<ctx>it"]
+    rows = tokenizer(lines)["input_ids"]
+    assert source is not None and source.with_eos(source.encode(lines)) == rows
+    rows = [[*row[2:], *row[:2]] for row in rows]
+    assert target.decode(rows) == tokenizer.batch_decode(rows, skip_special_tokens=True)

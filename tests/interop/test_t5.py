@@ -1,5 +1,6 @@
 """T5 1.0 and 1.1 and mT5 against transformers: logits, greedy and beam search, tokenizers."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from tests.interop.rivals import compare, drawn, sentencepiece_model
 from tests.interop.test_gpt2 import changed
 from tests.runs import ENGLISH, GERMAN, TINY, random_run
 from transduce.cli.main import main
+from transduce.interop.encoder_decoder import _read_vocabulary
+from transduce.interop.pretrained import read_settings
 from transduce.model.inputs import distance_buckets
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -100,6 +103,28 @@ def test_tokenizer_json_equals_spiece_model_and_exports_are_refused(tmp_path, ca
     changed(tmp_path / "theirs", relative_attention_num_buckets=16)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "other")]) == 2
     assert "relative_attention_num_buckets must be 32, but in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [({}, 100), ({"extra_ids": 5}, 5), ({"extra_ids": 0}, 0)],
+)
+def test_sentinels_beside_spiece_model_equal_those_of_transformers(tmp_path, settings, more):
+    """T5 1.1 and mT5 on the hub have no tokenizer.json, and <extra_id_0> is the last of 100 ids, unless there is no room."""
+    import transformers
+
+    rival(directory := tmp_path / "theirs", 0, "T5", gated=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).unlink()
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    plain = replace(read_settings(directory), vocab_size=90 + more)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    vocabulary = _read_vocabulary(plain, 1, "m2m100")
+    ours = vocabulary.make(special={"bos": 0, "eos": 1, "pad": 0, "unk": vocabulary.unk_id})
+    lines = ["The <extra_id_0> letter <extra_id_4>.", *ENGLISH[:3], "<extra_id_99>"]
+    rows = tokenizer(lines)["input_ids"]
+    assert ours.with_eos(ours.encode(lines)) == rows
+    assert ours.decode(rows) == [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
 
 @pytest.mark.parametrize("half", ["encoder", "decoder"])

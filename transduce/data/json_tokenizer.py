@@ -195,6 +195,22 @@ class JSONTokenizer(Tokenizer):
         return [self._tokenizer.id_to_token(i) or "" for i in range(self.vocab_size)]
 
 
+def special_tokens(settings: Json) -> set[str]:
+    """The special tokens that tokenizer_config.json and special_tokens_map.json name."""
+    listed = [value for name, value in settings.items() if name.endswith("_token") and value]
+    more, added = (settings.get(n) for n in ("additional_special_tokens", "added_tokens_decoder"))
+    if isinstance(more, list):
+        listed += more
+    if isinstance(added, dict):
+        listed += [t for t in added.values() if isinstance(t, dict) and t.get("special")]
+    return {*map(_text, listed)}
+
+
+def _text(token: object) -> str:
+    """A token that is written as a string, or as an object with its properties."""
+    return str(token.get("content") if isinstance(token, dict) else token)
+
+
 def _byte_level(model: models.BPE) -> LibraryTokenizer:
     tokenizer = LibraryTokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -211,17 +227,12 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
     """
     from transduce.files import read_optional  # it loads torch, which would slow down --help
 
-    settings: Json = {
-        name: value.get("content") if isinstance(value, dict) else value
-        for name, value in (
-            read_optional(directory / "special_tokens_map.json")
-            | read_optional(directory / "tokenizer_config.json")
-        ).items()
-    }
+    settings = read_optional(directory / "special_tokens_map.json") | read_optional(
+        directory / "tokenizer_config.json"
+    )
     if settings.get("add_prefix_space"):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    names = [value for name, value in settings.items() if name.endswith("_token")]
-    special = {*filter(None, map(str, [*names, *settings.get("additional_special_tokens", [])]))}
+    special = special_tokens(settings)
     for name, i in sorted(
         read_optional(directory / "added_tokens.json").items(), key=lambda item: item[1]
     ):
@@ -238,7 +249,7 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
             if tokenizer.token_to_id(name) is not None
         ]
     )
-    bos = str(settings.get("bos_token"))
+    bos = _text(settings.get("bos_token"))
     start = tokenizer.token_to_id(bos)
     if settings.get("add_bos_token") is True and start is not None:
         tokenizer.post_processor = processors.TemplateProcessing(

@@ -3,7 +3,7 @@
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -28,16 +28,22 @@ its EOS, or in place of BOS."""
 
 class Pieces(Tokenizer):
     """A SentencePiece model with a separate table of ids; pieces that are not in the table are
-    unknown."""
+    unknown. Added tokens, with their ids, are not split into pieces."""
 
-    def __init__(self, model: bytes, pieces: Sequence[str], unk_id: int) -> None:
+    def __init__(
+        self, model: bytes, pieces: Sequence[str], unk_id: int, added: dict[str, int]
+    ) -> None:
         super().__init__(model)
         self.vocab_size = len(pieces)
         self.all_tokens = list(pieces)
+        for token, i in added.items():
+            self.all_tokens[i] = token
+        longest_first = sorted(map(re.escape, added), key=len, reverse=True)
+        self._added = re.compile(f"({'|'.join(longest_first) or '(?!)'})")
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
         self.unk_id: int = unk_id
-        self._ids = {piece: i for i, piece in enumerate(pieces) if piece}
+        self._ids = {piece: i for i, piece in enumerate(self.all_tokens) if piece}
         self._tagged = any(map(TAG.fullmatch, pieces))
 
     def id_of(self, token: str) -> int | None:
@@ -46,14 +52,17 @@ class Pieces(Tokenizer):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids, a list per text; a tag such as >>fra<< at the beginning is one token, if the table
         has tags."""
-        rows = []
-        for text in texts:
-            tag = TAG.match(text) if self._tagged else None
-            start = tag[0] if tag else ""
-            pieces = self._processor.encode(text.removeprefix(start), out_type=str)
-            pieces = [start, *pieces] if start else pieces
-            rows.append([self._ids.get(piece, self.unk_id) for piece in pieces])
-        return rows
+        return [
+            [self._ids.get(piece, self.unk_id) for piece in self._pieces(text)] for text in texts
+        ]
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        for i, part in enumerate(self._added.split(text)):
+            tag = TAG.match(part) if self._tagged else None
+            whole = part if i % 2 else tag[0] if tag else ""  # every second part is an added token
+            if whole:
+                yield whole
+            yield from self._processor.encode(part.removeprefix(whole), out_type=str)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return [
@@ -66,9 +75,10 @@ class ImportedTokenizer(Tokenizer):
     settings of an imported model.
 
     Its file is JSON: `sentencepiece` (in base64) and `pieces` by id ("" if an id has none), or else
-    `tokenizer`; `size`, the model's vocabulary size; `special`, the ids of bos, eos, pad and unk;
-    `opening` and `closing`, the ids before every text and after its EOS; `languages`, the ids of
-    the language tags; and `place`, where a text has its tag (see PLACES).
+    `tokenizer`; perhaps `added_tokens`, as in a tokenizer.json; `size`, the model's vocabulary
+    size; `special`, the ids of bos, eos, pad and unk; `opening` and `closing`, the ids before every
+    text and after its EOS; `languages`, the ids of the language tags; and `place`, where a text has
+    its tag (see PLACES).
     """
 
     file_name = "tokenizer.imported.json"
@@ -88,8 +98,12 @@ class ImportedTokenizer(Tokenizer):
             self._closing = [*plain["closing"]]
             self.opening = tuple(plain["opening"])
             special = [plain["special"][role] for role in ROLES]
-            ids = [*special, *self.opening, *self._closing, *self.languages.values()]
-            if type(size) is not int or not all(type(i) is int and 0 <= i < size for i in ids):
+            added = {token["content"]: token["id"] for token in plain.get("added_tokens", ())}
+            hidden = [token["id"] for token in plain.get("added_tokens", ()) if token["special"]]
+            ids = [*special, *self.opening, *self._closing, *self.languages.values(), *hidden]
+            if type(size) is not int or not all(
+                type(i) is int and 0 <= i < size for i in [*ids, *added.values()]
+            ):
                 raise InputError(f"its ids must be less than size={size}")
             if self._place not in PLACES:
                 raise InputError(f"place must be one of {', '.join(PLACES)}")
@@ -99,7 +113,7 @@ class ImportedTokenizer(Tokenizer):
                 self._tokenizer = JSONTokenizer(_to_json(plain["tokenizer"]))
             else:
                 pieces = b64decode(plain["sentencepiece"], validate=True)
-                self._tokenizer = Pieces(pieces, plain["pieces"], self.unk_id)
+                self._tokenizer = Pieces(pieces, plain["pieces"], self.unk_id, added)
             if self._tokenizer.vocab_size > size:
                 raise InputError(f"it has {self._tokenizer.vocab_size} tokens, but size={size}")
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -131,7 +145,7 @@ class ImportedTokenizer(Tokenizer):
         place: str = "opening",
     ) -> "ImportedTokenizer":
         """Make a tokenizer of these parts; `tokenizer` has the key `tokenizer`, or `sentencepiece`
-        and `pieces`.
+        and `pieces`, and perhaps the optional ones.
 
         Raises:
             InputError: the parts do not fit together.
@@ -147,21 +161,30 @@ class ImportedTokenizer(Tokenizer):
         return cls(_to_json(tokenizer | parts))
 
     @classmethod
-    def of_pieces(cls, model: bytes, pieces: Sequence[str], **parts: Any) -> "ImportedTokenizer":
+    def of_pieces(
+        cls, model: bytes, pieces: Sequence[str], settings: Json | None = None, **parts: Any
+    ) -> "ImportedTokenizer":
         """The tokenizer of a SentencePiece model and its pieces by id.
+
+        Args:
+            settings: `added_tokens`.
 
         Raises:
             InputError: they do not go together.
         """
         tokenizer = {"sentencepiece": b64encode(model).decode(), "pieces": list(pieces)}
-        return cls.of(tokenizer, size=len(pieces), **parts)
+        return cls.of(tokenizer | (settings or {}), size=len(pieces), **parts)
 
     def sentencepiece(self) -> bytes | None:
         """The SentencePiece model of this tokenizer, if it has one and adds nothing to texts."""
         model = self._plain.get("sentencepiece")
         return (
             None
-            if not model or self.opening or self._closing or self.languages
+            if not model
+            or self.opening
+            or self._closing
+            or self.languages
+            or self._plain.get("added_tokens")
             else b64decode(model)
         )
 

@@ -34,6 +34,7 @@ from transduce.interop.pretrained import (
     check_same,
     our_config,
     our_fields,
+    pieces_settings,
     read_table,
     their_settings,
     write_model,
@@ -44,6 +45,7 @@ from transduce.interop.settings import (
     EncoderDecoderSettings,
     MarianSettings,
     PegasusSettings,
+    T5Settings,
     one_of,
 )
 from transduce.interop.weights import (
@@ -158,6 +160,7 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
     """Read tokenizer.json, or spiece.model of T5 and Pegasus, or sentencepiece.bpe.model and
     vocab.json of M2M-100."""
     directory, size = settings.directory, settings.vocab_size
+    more = pieces_settings(directory)
     if (directory / "tokenizer.json").is_file():
         stored = JSONTokenizer.load(directory / "tokenizer.json")
         plain = _without_ids_from(size, json.loads(stored.model))
@@ -176,8 +179,14 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
             raise InputError(f"{spm} is no SentencePiece model: {error}") from error
         first = BEFORE_PIECES if isinstance(settings, PegasusSettings) else 0
         pieces = [""] * first + model.id_to_piece([*range(len(model))])
+        n_extra = read_optional(directory / TOKENIZER).get("extra_ids", 100) or 0
+        if isinstance(settings, T5Settings) and len(pieces) + n_extra <= size:
+            more["added_tokens"] = more["added_tokens"] or [
+                {"content": f"<extra_id_{i}>", "id": len(pieces) + n_extra - 1 - i, "special": True}
+                for i in range(n_extra)
+            ]
         pieces += [""] * (size - len(pieces))
-        make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces)
+        make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces, more)
         return Vocabulary(make, first + model.unk_id(), set(), {})
     spm = directory / "sentencepiece.bpe.model"
     if not spm.is_file() or not (directory / "vocab.json").is_file():
@@ -194,7 +203,7 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
     first = 1 + max(i for i, piece in enumerate(pieces) if piece)
     tags = enumerate(M2M100[language_codes].split(), first)
     languages = {name: i for i, name in tags if i < size}
-    make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces)
+    make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces, more)
     return Vocabulary(make, pieces.index("<unk>"), {*languages.values()}, languages)
 
 

@@ -13,7 +13,7 @@ from transduce.config import Json
 from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError, logger
 from transduce.files import read_json, regular
-from transduce.interop.pretrained import CONFIG, known_fields, read_table
+from transduce.interop.pretrained import CONFIG, known_fields, pieces_settings, read_table
 from transduce.interop.settings import EncoderDecoderSettings, Settings, Stored, WhisperSettings
 from transduce.model.config import TransformerConfig
 
@@ -80,7 +80,8 @@ class Generation(Stored):
         pieces = read_table(self.directory / table, vocab_size)
         spm = regular(self.directory / model).read_bytes()
         special = self.special_ids() | {"unk": pieces.index("<unk>")}
-        return ImportedTokenizer.of_pieces(spm, pieces, special=special, opening=opening)
+        settings = pieces_settings(self.directory)
+        return ImportedTokenizer.of_pieces(spm, pieces, settings, special=special, opening=opening)
 
     def refusal(self, name: str, rule: str, value: object) -> InputError:
         """The error that says which value a setting must have."""

@@ -14,8 +14,9 @@ from safetensors.torch import save as serialize
 from transduce.config import Json, differences, from_dict, to_dict
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.features import Features
+from transduce.data.json_tokenizer import special_tokens
 from transduce.errors import InputError
-from transduce.files import Weights, read_json, write_file, write_json
+from transduce.files import Weights, read_json, read_optional, write_file, write_json
 from transduce.interop.settings import (
     SETTINGS,
     EncoderDecoderSettings,
@@ -255,6 +256,15 @@ def write_tokenizer_settings(
     """
     known = {"tokenizer_class": kind, "model_max_length": max_positions}
     write_json(directory / TOKENIZER, known | settings)
+
+
+def pieces_settings(directory: Path) -> Json:
+    """The optional parts of an `ImportedTokenizer` of a SentencePiece model."""
+    config = read_optional(directory / TOKENIZER)
+    special = special_tokens(read_optional(directory / "special_tokens_map.json") | config)
+    added = read_optional(directory / "added_tokens.json")
+    tokens = [{"content": name, "id": i, "special": name in special} for name, i in added.items()]
+    return {"added_tokens": tokens}
 
 
 def read_table(path: Path, size: int) -> list[str]:
