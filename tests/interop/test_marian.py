@@ -15,6 +15,7 @@ from tests.interop.rivals import compare, drawn, pieces_of, random_search, rando
 from transduce.cli.main import main
 from transduce.data.tokenizer_files import ImportedTokenizer, load_tokenizer
 from transduce.interop import read_run
+from transduce.interop.encoder_decoder import export_marian
 from transduce.interop.pretrained import read_settings
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -183,3 +184,18 @@ def test_added_tokens_are_read_and_written_whole(tmp_path, spm, adds):
     assert source is not None and source.with_eos(source.encode(lines)) == rows
     rows = [[*row[2:], *row[:2]] for row in rows]
     assert target.decode(rows) == tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def test_spaces_are_cleaned_up_as_tokenizer_config_says(tmp_path, spm):
+    """transformers 4 saved that for every tokenizer by default; it survives an export to Marian."""
+    _, tokenizer = rival(directory := tmp_path / "theirs", 0, spm)
+    rows = tokenizer(text_target=["Der Brief .", "Es ist , was ' s ist !"])["input_ids"]
+    spaced = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    tokenizer.clean_up_tokenization_spaces = True
+    changed(directory / "tokenizer_config.json", clean_up_tokenization_spaces=True)
+    parts = read_run(read_settings(directory))
+    want = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    assert parts.target_tokenizer.decode(rows) == want != spaced
+    assert export_marian(parts, tmp_path / "again")
+    stored = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
+    assert stored["clean_up_tokenization_spaces"] is True

@@ -107,7 +107,7 @@ def test_tokenizer_json_equals_spiece_model_and_exports_are_refused(tmp_path, ca
 
 @pytest.mark.parametrize(
     ("settings", "more"),
-    [({}, 100), ({"extra_ids": 5}, 5), ({"extra_ids": 0}, 0)],
+    [({}, 100), ({"extra_ids": 5}, 5), ({"extra_ids": 0}, 0), ({"clean_up_tokenization_spaces": True}, 100)],
 )
 def test_sentinels_beside_spiece_model_equal_those_of_transformers(tmp_path, settings, more):
     """T5 1.1 and mT5 on the hub have no tokenizer.json, and <extra_id_0> is the last of 100 ids, unless there is no room."""
@@ -121,7 +121,7 @@ def test_sentinels_beside_spiece_model_equal_those_of_transformers(tmp_path, set
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     vocabulary = _read_vocabulary(plain, 1, "m2m100")
     ours = vocabulary.make(special={"bos": 0, "eos": 1, "pad": 0, "unk": vocabulary.unk_id})
-    lines = ["The <extra_id_0> letter <extra_id_4>.", *ENGLISH[:3], "<extra_id_99>"]
+    lines = ["The <extra_id_0> letter <extra_id_4>.", *ENGLISH[:3], "it 's <extra_id_99> , it ' s !"]
     rows = tokenizer(lines)["input_ids"]
     assert ours.with_eos(ours.encode(lines)) == rows
     assert ours.decode(rows) == [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]

@@ -25,6 +25,10 @@ PLACES = ("opening", "first", "closing", "bos")
 """Where a text has its language tag: as the whole opening, as the first id of the opening, after
 its EOS, or in place of BOS."""
 
+SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+"""What transformers writes without spaces if tokenizer_config.json has
+clean_up_tokenization_spaces."""
+
 
 class Pieces(Tokenizer):
     """A SentencePiece model with a separate table of ids; pieces that are not in the table are
@@ -75,10 +79,10 @@ class ImportedTokenizer(Tokenizer):
     settings of an imported model.
 
     Its file is JSON: `sentencepiece` (in base64) and `pieces` by id ("" if an id has none), or else
-    `tokenizer`; perhaps `added_tokens`, as in a tokenizer.json; `size`, the model's vocabulary
-    size; `special`, the ids of bos, eos, pad and unk; `opening` and `closing`, the ids before every
-    text and after its EOS; `languages`, the ids of the language tags; and `place`, where a text has
-    its tag (see PLACES).
+    `tokenizer`; perhaps `added_tokens`, as in a tokenizer.json, and `clean_up`, whether texts are
+    written without SPACED; `size`, the model's vocabulary size; `special`, the ids of bos, eos, pad
+    and unk; `opening` and `closing`, the ids before every text and after its EOS; `languages`, the
+    ids of the language tags; and `place`, where a text has its tag (see PLACES).
     """
 
     file_name = "tokenizer.imported.json"
@@ -120,6 +124,7 @@ class ImportedTokenizer(Tokenizer):
             raise InputError(
                 f"a tokenizer of an imported model is JSON with its parts, but: {error!r:.200}"
             ) from error
+        self.clean_up = plain.get("clean_up") is True
         self._special_ids = {*ids}
         self._by_language: dict[str, ImportedTokenizer] = {}
         tags = {*self.languages.values()}
@@ -167,7 +172,7 @@ class ImportedTokenizer(Tokenizer):
         """The tokenizer of a SentencePiece model and its pieces by id.
 
         Args:
-            settings: `added_tokens`.
+            settings: `added_tokens` and `clean_up`.
 
         Raises:
             InputError: they do not go together.
@@ -236,9 +241,12 @@ class ImportedTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         n = self._tokenizer.vocab_size
-        return self._tokenizer.decode(
+        texts = self._tokenizer.decode(
             [[i for i in row if i not in self._special_ids and i < n] for row in ids]
         )
+        for spaced in SPACED if self.clean_up else ():
+            texts = [text.replace(spaced, spaced.strip()) for text in texts]
+        return texts
 
     @cached_property
     def surfaces(self) -> list[bytes]:

@@ -29,6 +29,7 @@ from transduce.interop.generation import (
     read_decoding,
 )
 from transduce.interop.pretrained import (
+    CLEAN_UP,
     TOKENIZER,
     Parts,
     check_same,
@@ -169,7 +170,9 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
         languages = {token: i for token, i in added.items() if LANGUAGE.fullmatch(token)}
         unk_id = added.get("<unk>", tokenizer.unk_id)
         around = _around(LibraryTokenizer.from_str(tokenizer.model.decode()), end)
-        make = partial(ImportedTokenizer.of, {"tokenizer": plain}, size=size)
+        cleans_up = plain["model"].get("type") != "BPE" and more["clean_up"]
+        parts = {"tokenizer": plain, "clean_up": cleans_up}  # transformers leaves BPE alone
+        make = partial(ImportedTokenizer.of, parts, size=size)
         return Vocabulary(make, unk_id, {*added.values()}, languages, *around)
     spm = directory / "spiece.model"
     if spm.is_file():
@@ -350,6 +353,8 @@ def _write_tokenizers(
     pad, unk, eos = target.tokens(target.required("pad_id", "unk_id", "eos_id"))
     tokens = {"pad_token": pad, "unk_token": unk, "eos_token": eos}
     settings = tokens | {"separate_vocabs": separate}
+    if isinstance(target, ImportedTokenizer):
+        settings[CLEAN_UP] = target.clean_up
     write_tokenizer_settings(directory, "MarianTokenizer", max_positions, settings)
 
 

@@ -223,6 +223,7 @@ def their_settings(config: TransformerConfig, model_type: str, architecture: str
 
 
 TOKENIZER = "tokenizer_config.json"
+CLEAN_UP = "clean_up_tokenization_spaces"
 
 
 class Parts(NamedTuple):
@@ -264,7 +265,7 @@ def pieces_settings(directory: Path) -> Json:
     special = special_tokens(read_optional(directory / "special_tokens_map.json") | config)
     added = read_optional(directory / "added_tokens.json")
     tokens = [{"content": name, "id": i, "special": name in special} for name, i in added.items()]
-    return {"added_tokens": tokens}
+    return {"added_tokens": tokens, "clean_up": config.get(CLEAN_UP)}
 
 
 def read_table(path: Path, size: int) -> list[str]:
