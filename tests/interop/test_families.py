@@ -35,3 +35,15 @@ def test_unknown_model_types_and_missing_arguments_are_refused(tmp_path, capsys,
     (tmp_path / "config.json").write_text(json.dumps({"model_type": got}))
     assert main(["import", *(word.format(tmp_path) for word in words)]) == 2
     assert message.format(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["facebook/bart-base", "adapter"])
+def test_folder_without_config_is_refused_with_ways_to_get_one(tmp_path, capsys, name):
+    """A name of the hub, or an adapter of peft, which has none."""
+    (tmp_path / "adapter").mkdir()
+    assert main(["import", str(tmp_path / name), str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.replace("\n", " ") == (
+        f"transduce: a model of transformers is a folder with config.json, but {tmp_path / name} has none; fetch one "
+        "with hf download NAME --local-dir DIRECTORY, or merge an adapter of peft into its model (merge_and_unload) "
+        "and save that "
+    )

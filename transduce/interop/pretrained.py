@@ -138,14 +138,21 @@ def read_settings(directory: Path) -> Settings:
         InputError: the directory has another kind of model, or a setting has another type, or a
             value that would silently give other outputs here.
     """
-    plain = read_json(directory / CONFIG)
+    path = directory / CONFIG
+    if not directory.is_file() and not path.exists():
+        raise InputError(
+            f"a model of transformers is a folder with {CONFIG}, but {directory} has none; fetch "
+            "one with hf download NAME --local-dir DIRECTORY, or merge an adapter of peft into its "
+            "model (merge_and_unload) and save that"
+        )
+    plain = read_json(path)
     kind = plain.get("model_type")
     if not isinstance(kind, str) or kind not in SETTINGS:
         ours = "; it is a run of transduce already" if "experiment" in plain else ""
         raise InputError(
             f"model_type must be {one_of(SETTINGS)}, but in {directory} it is {kind!r}{ours}"
         )
-    settings = known_fields(SETTINGS[kind], plain, directory / CONFIG)
+    settings = known_fields(SETTINGS[kind], plain, path)
     for name, allowed in FIXED.items():
         if hasattr(settings, name):
             settings.require(name, *allowed)
