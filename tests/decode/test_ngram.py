@@ -104,6 +104,12 @@ def test_one_token_may_be_both_bos_and_eos():
         assert scorer.step(torch.tensor([new]))[0].tolist() == pytest.approx(want, rel=1e-5)
 
 
+def test_the_unknown_word_in_capitals_is_the_same_one():
+    """Some tools write it so, and KenLM reads both."""
+    got, want = (model(text).log_probs(torch.tensor([[BOS]])) for text in (ARPA.replace("<unk>", "<UNK>"), ARPA))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

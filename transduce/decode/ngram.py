@@ -54,7 +54,7 @@ class NGrams:
         self.start = bos_id if bos_id != eos_id else unknown + 1
         """The id of <s>; not that of </s>, even if BOS and EOS are the same token."""
         words = {word: i for i, word in enumerate(tokens)}
-        words |= {"<s>": self.start, "</s>": eos_id, "<unk>": unknown}
+        words |= {"<s>": self.start, "</s>": eos_id, "<unk>": unknown, "<UNK>": unknown}
         self.order = 0
         self.backoffs: dict[tuple[int, ...], float] = {}
         following: dict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
