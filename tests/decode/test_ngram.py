@@ -113,10 +113,12 @@ def test_the_unknown_word_in_capitals_is_the_same_one():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hello\n", "an n-gram model is an ARPA file whose words are the run's tokens, but it has no 1-grams; make its text "
-         "with transduce tokenize RUN"),
-        ("\\1-grams:\n-1\t<s>\n-1\tword\n\\end\\\n", "an n-gram model is an ARPA file whose words are the run's tokens, but it has none "
-         "of them; make its text with transduce tokenize RUN"),
+        ("hello\n", "an n-gram model is an ARPA file whose 1-grams are the run's tokens, but 0 of its 0 1-grams are; make its "
+         "text with transduce tokenize RUN"),
+        ("\\1-grams:\n-1\t</s>\n-1\ta\n-1\tb\n-1\tword\n-1\tof\n\\end\\\n", "an n-gram model is an ARPA file whose 1-grams are "
+         "the run's tokens, but 1 of its 4 1-grams are; make its text with transduce tokenize RUN"),
+        ("\\1-grams:\n-1\t<s>\n-1\ta\n-1\tc\n\\end\\\n", "an n-gram model must have the end of a sentence, </s>, but this one lacks "
+         "it; make it anew"),
         ("\\1-grams:\n-1\ta\n", "an ARPA file ends with \\end\\, but this one ends in its 1-grams; fetch or make it again"),
         ("\\1-grams:\n-x\ta\n", "a line of 1-grams must have a number, 1 words and a number, but it is '-x\\ta'"),
         ("\\1-grams:\n-1\ta\n\\2-grams:\n-2\ta\n\\end\\\n", "a line of 2-grams must have a number, 2 words and a number, "

@@ -159,8 +159,8 @@ def test_incompatible_language_models_are_refused(text, letters_run, tmp_path):
          "transduce generate"),
         (text, tmp_path / "none", f"a language model is a run directory or a file of n-grams, but {tmp_path / 'none'} does not exist; "
          "check the path"),
-        (text, tmp_path / "wrong.arpa", f"{tmp_path / 'wrong.arpa'}: an n-gram model is an ARPA file whose words are the run's "
-         "tokens, but it has no 1-grams; make its text with transduce tokenize RUN"),
+        (text, tmp_path / "wrong.arpa", f"{tmp_path / 'wrong.arpa'}: an n-gram model is an ARPA file whose 1-grams are the "
+         "run's tokens, but 0 of its 0 1-grams are; make its text with transduce tokenize RUN"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             td.load(run, lm=lm)

@@ -18,6 +18,9 @@ MISSING = -100.0
 """Log 10 of the probability of tokens that are not words of a model without <unk>; the value is
 KenLM's."""
 
+OTHER = -1
+"""The id of words that are not tokens."""
+
 CACHED = 512
 """Histories whose next-token probabilities are kept in memory."""
 
@@ -35,7 +38,7 @@ class NGrams:
         eos_id: the token that the file writes as </s>.
 
     Raises:
-        InputError: this is not an ARPA file, or its words are not the tokens.
+        InputError: this is not an ARPA file, or most of its words are not tokens.
     Source: Katz (1987), Estimation of probabilities from sparse data; Stolcke (2002), SRILM, for
     the format.
     """
@@ -58,7 +61,11 @@ class NGrams:
         self.order = 0
         self.backoffs: dict[tuple[int, ...], float] = {}
         following: dict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
+        n_others = 0
         for gram, log_prob, backoff in _read(lines, words):
+            if OTHER in gram:
+                n_others += len(gram) == 1
+                continue
             past = gram[:-1]
             if past and past not in self.backoffs:
                 raise InputError(
@@ -73,11 +80,17 @@ class NGrams:
             for past, values in following.items()
         }
         known = {*following[()]}
-        if not known & {*range(unknown)} - {bos_id, eos_id}:
+        n_tokens = len(known & {*range(unknown)} - {bos_id, eos_id})
+        if n_tokens <= n_others:  # words of plain text may be tokens, too, such as "in"
             raise InputError(
-                "an n-gram model is an ARPA file whose words are the run's tokens, but it has "
-                f"{'none of them' if known else 'no 1-grams'}; make its text with transduce "
-                "tokenize RUN"
+                "an n-gram model is an ARPA file whose 1-grams are the run's tokens, but "
+                f"{n_tokens} of its {n_tokens + n_others} 1-grams are; make its text with "
+                "transduce tokenize RUN"
+            )
+        if eos_id not in known:
+            raise InputError(
+                "an n-gram model must have the end of a sentence, </s>, but this one lacks it; "
+                "make it anew"
             )
         self.words = np.array([i if i in known else unknown for i in range(unknown + 2)])
         """The model's word for each token, then two words that are not tokens: <unk> and <s>."""
@@ -103,10 +116,7 @@ class NGrams:
 def _read(
     lines: Iterable[str], words: dict[str, int]
 ) -> Iterator[tuple[tuple[int, ...], float, float]]:
-    """The n-grams of an ARPA file as ids, with log 10 of their probabilities and backoffs.
-
-    N-grams with a word that is not a token are left out.
-    """
+    """The n-grams of an ARPA file as ids, with log 10 of their probabilities and backoffs."""
     n = 0
     for line in lines:
         if line.startswith("\\"):
@@ -119,7 +129,7 @@ def _read(
             n = n + 1 if section.isdecimal() else 0
         elif n and line.strip():
             log_prob, *rest = re.split("[ \t]+", line.strip(" \t\r\n"))
-            gram = tuple(words[word] for word in rest[:n] if word in words)
+            gram = tuple(words.get(word, OTHER) for word in rest[:n])
             try:
                 values = float(log_prob), float(rest[n]) if len(rest) > n else 0.0
             except ValueError:
@@ -129,8 +139,7 @@ def _read(
                     f"a line of {n}-grams must have a number, {n} words and a number, but it is "
                     f"{line!r:.60}"
                 )
-            if len(gram) == n:
-                yield gram, *values
+            yield gram, *values
     if n:
         raise InputError(
             f"an ARPA file ends with \\end\\, but this one ends in its {n}-grams; fetch or make it "
