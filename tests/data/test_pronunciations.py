@@ -100,6 +100,12 @@ def test_stress_of_lowercase_and_reduced_vowels_is_removed(tmp_path):
     assert [*read_dictionary(tmp_path / "a.dict").values()] == ["z ih r ow", "r ow z ix z", "AX B AW T", "m er d axr"]
 
 
+def test_probabilities_before_the_phones_are_no_phones(tmp_path):
+    """Those of Kaldi's lexiconp.txt, and of the Montreal Forced Aligner: pronunciation, silence after it, before it, none."""
+    (tmp_path / "a.dict").write_text("the 1.0 DH AH0\n.5 1.0 HH AE1 F\ndogs\t0.99\t0.18\t1.0\t.5\tD AO1 G Z\n")
+    assert read_dictionary(tmp_path / "a.dict") == {"the": "DH AH", ".5": "HH AE F", "dogs": "D AO G Z"}
+
+
 def test_a_damaged_gzip_dictionary_is_refused(tmp_path):
     """Bytes that are lost or changed on the way, wherever they are behind the header."""
     path, whole = tmp_path / "a.gz", gzip.compress(DICTIONARY.encode())

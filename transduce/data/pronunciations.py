@@ -32,6 +32,9 @@ tone or a part of a vowel."""
 TONE = re.compile(r"[A-Za-z][3-5](?!\S)")
 """A tone, which tells that a dictionary is one of Mandarin, in upper or lower case: its ao1 is not
 CMU's AO1."""
+PROBABILITY = re.compile(r"\d*\.\d+")
+"""A probability before the phones, as in Kaldi's lexiconp.txt and in dictionaries of the Montreal
+Forced Aligner."""
 MARKS = '.,;:!?"()[]…“”„«»¿¡،؛؟۔।॥։።、。，！？；：「」（）'
 """Marks around words; an apostrophe belongs to one."""
 
@@ -47,8 +50,9 @@ def read_dictionary(path: Path) -> dict[str, str]:
     separated by spaces.
 
     A line is a word and its phones, as in the CMU Pronouncing Dictionary: `hello HH AH0 L OW1`.
-    Lines that begin with ;;; and the rest of a line from # on are comments. Of several
-    pronunciations, hello and hello(2), the first is taken. AH0 and AH1 are one phone, AH.
+    Lines that begin with ;;; and the rest of a line from # on are comments, and
+    probabilities are left out. Of several pronunciations, hello and hello(2), the first is taken.
+    AH0 and AH1 are one phone, AH.
 
     Raises:
         InputError: there is no such file, a line has a word without phones, or there are no words.
@@ -57,7 +61,8 @@ def read_dictionary(path: Path) -> dict[str, str]:
     for number, line in enumerate(read_lines(path), start=1):
         if line.startswith(";;;") or not (cells := line.split("#")[0].split()):
             continue
-        word, *phones = cells
+        word, *rest = cells
+        phones = [cell for cell in rest if not PROBABILITY.fullmatch(cell)]
         if not phones:
             raise InputError(
                 f"a line must be a word and its phones, but {path}, line {number}, is {line!r}; "
