@@ -259,3 +259,18 @@ def test_chinese_scored_by_words_gives_a_warning(tmp_path, caplog):
         assert main(["score", measure, str(tmp_path / "a"), str(tmp_path / "a"), "--resamples", "0"]) == 0
         assert re.findall(r"use transduce score (\w+)", caplog.text) == [instead] * bool(instead)
         caplog.clear()
+
+
+@pytest.mark.parametrize(("write", "name"), [("{} {}", "first"), ("{1} ({0})", "last")], ids=["Kaldi", "trn"])
+def test_ids_that_count_as_words_give_a_warning(tmp_path, caplog, write, name):
+    for side, words in (("hyp", "one two"), ("ref", "one three")):
+        rows = [write.format(f"utt-{i:02d}", words) for i in range(20)]
+        (tmp_path / side).write_bytes(lines(*rows))
+        (tmp_path / f"{side}.words").write_bytes(lines(*[words] * 20))
+    assert main(["score", "wer", str(tmp_path / "hyp.words"), str(tmp_path / "ref.words")]) == 0
+    assert not caplog.text
+    assert main(["score", "wer", str(tmp_path / "hyp"), str(tmp_path / "ref")]) == 0
+    word = write.format("utt-00", "").strip()
+    assert (
+        f"the {name} word, such as '{word}', is right in every line and different in each, so it seems" in caplog.text
+    )

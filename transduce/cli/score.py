@@ -15,7 +15,7 @@ from transduce.cli.large_files import check_output
 from transduce.config import within
 from transduce.data.sound_lists import LIST, NAMES
 from transduce.data.tables import each_record
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.score.measures import Tokenization, bleu, chrf, comet, ter, warn_without_words
 from transduce.score.score import Lines, Measure, Score, check_lines
 from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
@@ -210,6 +210,7 @@ def _score_transcripts(
     measure = replace(measure, normalize=scoring.normalize, english=scoring.english)
     rate = _print_score(measure, systems, [reference], [texts], scoring.resamples)
     assert isinstance(rate, ErrorRate)
+    _warn_of_ids(rate)
     if scoring.by is not None:
         print("\n" + rate.table(scoring.by, labels))
     if scoring.report is not None:
@@ -217,6 +218,20 @@ def _score_transcripts(
         names = [f"line {i}{key}" for i, key in enumerate(ids, start=1)]
         head = f"{rate}\n{_extent(rate, scoring.resamples)}\n\n"
         scoring.report.write_text(head + rate.report(names), encoding="utf-8", newline="\n")
+
+
+def _warn_of_ids(rate: ErrorRate) -> None:
+    """Warn if all lines seem to begin or end with an id, as in Kaldi's text and sclite's trn."""
+    pairs = [*zip(rate.hypotheses, rate.references, strict=True)]
+    for place, name in ((0, "first"), (-1, "last")):
+        words = [{(line.split() or [""])[place] for line in pair} for pair in pairs]
+        if len(pairs) >= 20 and len(set[str]().union(*words)) == sum(map(len, words)) == len(pairs):
+            logger.warning(
+                "the %s word, such as %r, is right in every line and different in each, so it "
+                "seems to be an id, but counts as a word; remove it from both files",
+                name,
+                *words[0],
+            )
 
 
 def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list[Path]:
