@@ -99,3 +99,13 @@ def test_parse_glossary_with_and_without_translations():
 def test_malformed_lines_are_refused(lines, message):
     with pytest.raises(ValueError, match=message):
         parse_glossary(lines, "x")
+
+
+def test_a_table_with_commas_is_refused():
+    """A term would be "dog,Hund", which no text has."""
+    message = (
+        "a glossary has tabs between terms and translations, but words.CSV is named as CSV, with commas; save it with "
+        "tabs, as .tsv"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_glossary(["dog,Hund"], "words.CSV")

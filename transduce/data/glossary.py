@@ -68,8 +68,13 @@ def parse_glossary(lines: Iterable[str], name: str) -> Terms:
     it is. Blank lines are skipped.
 
     Raises:
-        InputError: a line has another format, or a term has two translations.
+        InputError: the file is CSV, a line has another format, or a term has two translations.
     """
+    if name.lower().endswith(".csv"):
+        raise InputError(
+            f"a glossary has tabs between terms and translations, but {name} is named as CSV, with "
+            "commas; save it with tabs, as .tsv"
+        )
     terms: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
