@@ -82,6 +82,19 @@ def test_unequal_line_counts_are_refused_with_both_counts(tmp_path):
     )
 
 
+def test_sgml_of_test_sets_is_refused(tmp_path):
+    """Both sides of WMT's have equally many lines."""
+    source, target = tmp_path / "src.en.sgm", tmp_path / "ref.de.sgm"
+    source.write_text('<srcset srclang="any">\n<seg id="1">A dog.</seg>\n</srcset>\n')
+    target.write_text('<refset trglang="de">\n<seg id="1">Ein Hund.</seg>\n</refset>\n')
+    message = (
+        f"parallel text has a sentence a line, but {source} has markup by its name; extract its text, as sacrebleu --echo "
+        "writes that of WMT's test sets"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        PairFiles((source, target)).read()
+
+
 def test_pairs_with_a_blank_side_are_dropped_and_counted(tmp_path):
     source = write(tmp_path / "a.en", "one\n\n \t\nfour\n\u3000\nsix\n")
     target = write(tmp_path / "a.de", "eins\nzwei\ndrei\n\n\nsechs\n")

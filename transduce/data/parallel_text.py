@@ -29,6 +29,9 @@ BLOCK = 1 << 14
 
 SURVEY = "survey.json"
 
+MARKUP = (".sgm", ".sgml", ".xml")
+"""Endings of WMT's test sets, whose lines of markup would be sentences."""
+
 Pair = tuple[str, str]
 CopiedAs = Callable[[str], str]
 ItemT = TypeVar("ItemT")
@@ -101,8 +104,8 @@ class PairFiles:
         """All pairs, including those with a blank side.
 
         Raises:
-            InputError: the line counts differ, a line of a TSV has no tab or more than one, or a
-                column is missing.
+            InputError: the line counts differ, a line of a TSV has no tab or more than one, a
+                column is missing, or a file is SGML or XML.
         """
         return self.decoded("strict")
 
@@ -113,6 +116,11 @@ class PairFiles:
             return ((source, target) for source, target in chain.from_iterable(rows))
         if len(self.paths) == 1:
             return each_tsv_pair(self.paths[0], errors)
+        if marked_up := [path for path in self.paths if path.suffix.lower() in MARKUP]:
+            raise InputError(
+                f"parallel text has a sentence a line, but {marked_up[0]} has markup by its name; "
+                "extract its text, as sacrebleu --echo writes that of WMT's test sets"
+            )
         return in_step([*map(str, self.paths)], *(each_line(path, errors) for path in self.paths))
 
     def read(self, *, keep_blank: bool = False) -> ParallelText:
