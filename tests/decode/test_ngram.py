@@ -117,6 +117,8 @@ def test_the_unknown_word_in_capitals_is_the_same_one():
          "text with transduce tokenize RUN"),
         ("\\1-grams:\n-1\t</s>\n-1\ta\n-1\tb\n-1\tword\n-1\tof\n\\end\\\n", "an n-gram model is an ARPA file whose 1-grams are "
          "the run's tokens, but 1 of its 4 1-grams are; make its text with transduce tokenize RUN"),
+        ("mmap lm http://kheafield.com/code format version 5\n\0", "n-grams are read from an ARPA file, but this is a binary of "
+         "KenLM; name the ARPA file that it was made from"),
         ("\\1-grams:\n-1\t<s>\n-1\ta\n-1\tc\n\\end\\\n", "an n-gram model must have the end of a sentence, </s>, but this one lacks "
          "it; make it anew"),
         ("\\1-grams:\n-1\ta\n", "an ARPA file ends with \\end\\, but this one ends in its 1-grams; fetch or make it again"),

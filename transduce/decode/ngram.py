@@ -119,6 +119,11 @@ def _read(
     """The n-grams of an ARPA file as ids, with log 10 of their probabilities and backoffs."""
     n = 0
     for line in lines:
+        if line.startswith("mmap lm"):
+            raise InputError(
+                "n-grams are read from an ARPA file, but this is a binary of KenLM; name the ARPA "
+                "file that it was made from"
+            )
         if line.startswith("\\"):
             section = line.strip().removeprefix("\\").removesuffix("-grams:")
             if section.isdecimal() and section != str(n + 1):
