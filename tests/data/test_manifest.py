@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from transduce.cli.recordings import sounds_of
 from transduce.data.manifest import Manifests, Recording, read_manifest, split, write_manifest
 from transduce.data.sound_lists import each_row
 
@@ -69,6 +70,20 @@ def test_texts_without_sound_come_in_the_order_of_their_names(tmp_path):
     for name in "gcaehdbf":
         (tmp_path / f"{name}.txt").write_text("yes")
     assert "".join(row["id"] for _, row in each_row(tmp_path)) == "abcdefgh"
+
+
+def test_linked_folders_are_read_once_and_hidden_files_are_not(tmp_path):
+    """macOS writes a hidden ._2.wav beside 2.wav on the disks of others."""
+    for path in (tmp_path / "far" / "ann" / "1.wav", tmp_path / "talks" / "bob" / "2.wav"):
+        path.parent.mkdir(parents=True)
+        soundfile.write(path, np.zeros(800), 8000)
+        path.with_suffix(".txt").write_text("good day\n")
+    (tmp_path / "talks" / "bob" / "._2.wav").write_bytes(b"\0\5\x16\7")
+    (tmp_path / "talks" / "ann").symlink_to(tmp_path / "far" / "ann")
+    (tmp_path / "talks" / "bob" / "circle").symlink_to(tmp_path / "talks")
+    got = [(r.id, r.speaker, r.text) for r in read_manifest(tmp_path / "talks")]
+    assert got == [("ann/1", "ann", "good day"), ("bob/2", "bob", "good day")]
+    assert [*sounds_of([tmp_path / "talks"])] == [tmp_path / "talks/ann/1.wav", tmp_path / "talks/bob/2.wav"]
 
 
 def test_what_ffmpeg_decodes_is_measured_like_other_sound(tmp_path, monkeypatch):

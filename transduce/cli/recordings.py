@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from transduce.cli.common import STDIN, Columns, lines_or_errors, side_name
 from transduce.data.manifest import manifest_audio
-from transduce.data.sound_lists import SOUND, is_list
+from transduce.data.sound_lists import SOUND, files_below, is_list
 from transduce.errors import InputError, errors_of
 from transduce.tasks.formats import ENDINGS
 
@@ -44,7 +44,7 @@ def sounds_of(files: Sequence[Path]) -> "Iterator[Audio]":
             if isinstance(audio, Path) and is_list(audio):
                 yield from manifest_audio(audio)
             elif os.path.isdir(file):
-                sounds = [p for p in sorted(file.rglob("*")) if SOUND.fullmatch(p.suffix)]
+                sounds = [p for p in files_below(file) if SOUND.fullmatch(p.suffix)]
                 if not sounds:
                     raise InputError(
                         f"a folder must have sound, but {file} has none; name another, or files"

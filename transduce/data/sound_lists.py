@@ -57,6 +57,20 @@ def is_list(path: Path) -> bool:
     )
 
 
+def files_below(folder: Path) -> list[Path]:
+    """The files in a folder, at any depth, without hidden ones, such as macOS's ._x.wav; links to
+    folders are followed, but no folder is read twice."""
+    files, seen = [], set[str]()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        files += [Path(root, name) for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
 def each_row(path: Path, *, parts: bool = False) -> Iterator[tuple[str, Row]]:
     """The cells of every recording by column, and its place for messages.
 
@@ -175,7 +189,7 @@ def _kaldi_rows(folder: Path) -> Iterator[tuple[str, Row]]:
 
 def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
     """Sounds and the texts of the same name; a speaker is the folder of the sound."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = [path for path in files_below(folder) if path.is_file()]
     texts = {path.with_suffix(""): path for path in files if path.suffix.lower() == ".txt"}
     sounds = [path for path in files if SOUND.fullmatch(path.suffix)]
     for path in sounds:
