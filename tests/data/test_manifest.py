@@ -86,6 +86,16 @@ def test_linked_folders_are_read_once_and_hidden_files_are_not(tmp_path):
     assert [*sounds_of([tmp_path / "talks"])] == [tmp_path / "talks/ann/1.wav", tmp_path / "talks/bob/2.wav"]
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("0 46797 She had your suit.\n", "She had your suit."), ("0 1 2 3\n", "0 1 2 3"), ("0 4679 5\n", "0 4679 5")],
+)
+def test_the_numbers_of_samples_before_texts_of_timit_are_left_out(tmp_path, content, text):
+    soundfile.write(tmp_path / "SA1.WAV", np.zeros(800), 16000, format="NIST")
+    (tmp_path / "SA1.TXT").write_text(content)
+    assert [(r.seconds, r.text) for r in read_manifest(tmp_path)] == [(0.05, text)]
+
+
 def test_what_ffmpeg_decodes_is_measured_like_other_sound(tmp_path, monkeypatch):
     """Telephones record M4A; without FFmpeg its length is unknown, and training says what is needed."""
     for name, seconds in (("a.m4a", 1.25), ("b.MP4", 0.5)):

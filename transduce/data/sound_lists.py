@@ -35,6 +35,9 @@ SOUND = re.compile(
 LIST = re.compile(r".+\.(tsv|csv|jsonl?)(\.gz)?", re.IGNORECASE | re.DOTALL)
 """Names of files that list sound."""
 
+SAMPLES = re.compile(r"^0 \d{4,} (?=\D)")
+"""The first and the last sample, which stand before each text of TIMIT."""
+
 SPAN = "start end"
 """The key of a row for the part of its sound that it covers, in seconds; no table has such a
 column."""
@@ -196,6 +199,7 @@ def _sounds_and_texts(folder: Path) -> Iterator[tuple[str, Row]]:
         stem = path.with_suffix("")
         row = {"id": stem.relative_to(folder).as_posix(), "speaker": path.absolute().parent.name}
         text = " ".join(read_lines(texts[stem])) if stem in texts else ""
+        text = SAMPLES.sub("", text)
         yield str(path), {**row, "audio": str(path), "text": text}
     for stem in sorted(texts.keys() - {path.with_suffix("") for path in sounds}):
         yield str(texts[stem]), {"id": stem.relative_to(folder).as_posix(), "text": "alone"}
