@@ -1,5 +1,6 @@
 """Lines stay where they are, pairs stay together, and what is wrong is named by file, line and byte."""
 
+import csv
 import gzip
 import io
 import re
@@ -124,6 +125,19 @@ def test_empty_files_are_refused(tmp_path):
 def test_a_tsv_has_two_columns(tmp_path):
     path = write(tmp_path / "a.tsv", "one two\teins zwei\n\tdrei\nvier \t four\n")
     assert PairFiles((path,)).read() == ParallelText(["one two", "vier "], ["eins zwei", " four"], n_blank=1)
+
+
+def test_a_tsv_may_have_the_quotes_of_pandas(tmp_path):
+    """Which are those of the module csv; other quotes are a part of the text, as in Common Voice."""
+    pairs = [('"Go", he said.', "plain"), ('"Go!"', '"'), ('5" long', '"a" and ""b""'), ("Go.", '""')]
+    with (tmp_path / "a.tsv").open("w", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows(pairs)
+    assert '"""Go"", he said."\tplain' in (tmp_path / "a.tsv").read_text()
+    write(tmp_path / "b.tsv", "".join("\t".join(pair) + "\n" for pair in pairs))
+    for name in ("a.tsv", "b.tsv"):
+        assert [*PairFiles((tmp_path / name,))] == pairs
+        _, rows = split_table(["source\ttarget", *read_lines(tmp_path / name)], name)
+        assert [tuple(row) for _, row in rows] == pairs
 
 
 def test_a_tsv_line_with_a_wrong_number_of_cells_is_refused(tmp_path):

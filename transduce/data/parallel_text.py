@@ -13,7 +13,7 @@ import numpy as np
 
 from transduce.data.base_tokenizer import TAG
 from transduce.data.lines import each_line, in_step, is_blank, lines_fingerprint
-from transduce.data.tables import each_cell_row
+from transduce.data.tables import each_cell_row, tsv_cells
 from transduce.errors import InputError, logger
 from transduce.process import Bar
 
@@ -158,7 +158,7 @@ def each_tsv_pair(path: Path, errors: str = "strict") -> Iterator[Pair]:
         InputError: a line has no tab or more than one.
     """
     for number, line in enumerate(each_line(path, errors), start=1):
-        source, *others = line.split("\t")
+        source, *others = tsv_cells(line)
         if len(others) != 1:
             raise InputError(
                 f"a line must be a source, a tab and its target, but {path}, line {number}, has "

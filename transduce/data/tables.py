@@ -32,6 +32,9 @@ SPLIT = re.compile(
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that JSON and Arrow can hold, and no line of text has."""
 
+QUOTED = re.compile(r'"([^"]*(?:""[^"]*)+)"')
+"""A cell with doubled quotes inside of quotes, as in CSV."""
+
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 """The attribute of a TMX file that names the language of a text."""
 
@@ -60,7 +63,7 @@ def split_table(
         InputError: there is no line to name the columns, one is named twice, or a row has more or
             fewer cells.
     """
-    rows = _csv_rows(lines, name) if comma else enumerate((line.split("\t") for line in lines), 1)
+    rows = _csv_rows(lines, name) if comma else enumerate(map(tsv_cells, lines), 1)
     _, header = next(rows, (0, None))
     if header is None:
         raise InputError(
@@ -90,6 +93,15 @@ def split_table(
                 )
 
     return header, checked()
+
+
+def tsv_cells(line: str) -> list[str]:
+    """The cells of a line with tabs between them. Quotes belong to the text, unless they are
+    doubled inside of others, as pandas writes a text with quotes."""
+    return [
+        match[1].replace('""', '"') if (match := QUOTED.fullmatch(cell)) else cell
+        for cell in line.split("\t")
+    ]
 
 
 def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
