@@ -110,6 +110,16 @@ def test_the_unknown_word_in_capitals_is_the_same_one():
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+def test_a_model_without_the_unknown_word_gives_a_warning(caplog):
+    model(ARPA)
+    assert not caplog.text
+    row = model(ARPA.replace("-1.5\t<unk>\n", "")).log_probs(torch.tensor([[BOS]]))[0]
+    assert row[TOKENS.index("c")] < -200
+    assert (
+        "has no <unk>, so the 5 tokens that it lacks are practically forbidden; make it with <unk>, as" in caplog.text
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

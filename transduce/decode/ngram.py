@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transduce.decode.scorer import Places, Scores, Tokens
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 
 MISSING = -100.0
 """Log 10 of the probability of tokens that are not words of a model without <unk>; the value is
@@ -91,6 +91,12 @@ class NGrams:
             raise InputError(
                 "an n-gram model must have the end of a sentence, </s>, but this one lacks it; "
                 "make it anew"
+            )
+        if unknown not in known:
+            logger.warning(
+                "this n-gram model has no <unk>, so the %d tokens that it lacks are practically "
+                "forbidden; make it with <unk>, as ngram-count -unk does",
+                unknown - n_tokens,
             )
         self.words = np.array([i if i in known else unknown for i in range(unknown + 2)])
         """The model's word for each token, then two words that are not tokens: <unk> and <s>."""
