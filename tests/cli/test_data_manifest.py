@@ -1,6 +1,7 @@
 """`transduce data manifest`: of a Kaldi directory, of a folder of x.wav and x.txt, and of the tables of other tools."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -335,8 +336,13 @@ def test_malformed_tables_are_refused_with_their_line(tmp_path):
 
 def test_null_cells_and_cells_of_several_lines(tmp_path):
     put(tmp_path / "m.jsonl", '{"audio": "a.npy", "text": null, "duration": null, "speaker": null}', "")
+    put(
+        tmp_path / "nan.jsonl",
+        json.dumps({"audio": "a.npy", "text": math.nan, "duration": math.nan, "speaker": math.nan}),
+    )
     put(tmp_path / "m.csv", "audio,text", 'a.npy,"two', 'lines"', "", 'b.npy,"a, b"', "")
-    assert [(r.text, r.speaker) for r in read_manifest(tmp_path / "m.jsonl")] == [("", "a.npy")]
+    for name in ("m.jsonl", "nan.jsonl"):
+        assert [(r.text, r.speaker) for r in read_manifest(tmp_path / name)] == [("", "a.npy")]
     assert [r.text for r in read_manifest(tmp_path / "m.csv")] == ["two lines", "a, b"]
 
 

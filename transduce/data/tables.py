@@ -149,7 +149,8 @@ def _json_record(line: str, path: Path, number: int) -> dict[str, str]:
     """The cells of a JSON object; "translation.en" is the field en of the field translation."""
     try:
         cells = {}
-        for name, cell in json.loads(line).items():
+        # Python writes a missing value of pandas as NaN
+        for name, cell in json.loads(line, parse_constant=lambda _: None).items():
             inner = cell if isinstance(cell, dict) else {"": cell}
             for field, value in inner.items():
                 if not isinstance(value, list | dict):  # which are no text
