@@ -80,24 +80,7 @@ class NGrams:
             for past, values in following.items()
         }
         known = {*following[()]}
-        n_tokens = len(known & {*range(unknown)} - {bos_id, eos_id})
-        if n_tokens <= n_others:  # words of plain text may be tokens, too, such as "in"
-            raise InputError(
-                "an n-gram model is an ARPA file whose 1-grams are the run's tokens, but "
-                f"{n_tokens} of its {n_tokens + n_others} 1-grams are; make its text with "
-                "transduce tokenize RUN"
-            )
-        if eos_id not in known:
-            raise InputError(
-                "an n-gram model must have the end of a sentence, </s>, but this one lacks it; "
-                "make it anew"
-            )
-        if unknown not in known:
-            logger.warning(
-                "this n-gram model has no <unk>, so the %d tokens that it lacks are practically "
-                "forbidden; make it with <unk>, as ngram-count -unk does",
-                unknown - n_tokens,
-            )
+        _check_words(known, n_others, unknown, bos_id=bos_id, eos_id=eos_id)
         self.words = np.array([i if i in known else unknown for i in range(unknown + 2)])
         """The model's word for each token, then two words that are not tokens: <unk> and <s>."""
         self._row = lru_cache(maxsize=CACHED)(self._log_probs)
@@ -117,6 +100,29 @@ class NGrams:
             ids, log_probs = self.following[past]
             row[ids] = log_probs
         return row
+
+
+def _check_words(known: set[int], n_others: int, unknown: int, *, bos_id: int, eos_id: int) -> None:
+    """Raise InputError if most 1-grams, of which n_others are no tokens, are no tokens, or </s> is
+    none of them; give a warning if <unk> is not."""
+    n_tokens = len(known & {*range(unknown)} - {bos_id, eos_id})
+    if n_tokens <= n_others:  # words of plain text may be tokens, too, such as "in"
+        raise InputError(
+            "an n-gram model is an ARPA file whose 1-grams are the run's tokens, but "
+            f"{n_tokens} of its {n_tokens + n_others} 1-grams are; make its text with "
+            "transduce tokenize RUN"
+        )
+    if eos_id not in known:
+        raise InputError(
+            "an n-gram model must have the end of a sentence, </s>, but this one lacks it; "
+            "make it anew"
+        )
+    if unknown not in known:
+        logger.warning(
+            "this n-gram model has no <unk>, so the %d tokens that it lacks are practically "
+            "forbidden; make it with <unk>, as ngram-count -unk does",
+            unknown - n_tokens,
+        )
 
 
 def _read(

@@ -176,21 +176,7 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
         return Vocabulary(make, unk_id, {*added.values()}, languages, *around)
     spm = directory / "spiece.model"
     if spm.is_file():
-        try:
-            model = SentencePieceProcessor(model_file=str(spm))
-        except RuntimeError as error:
-            raise InputError(f"{spm} is no SentencePiece model: {error}") from error
-        first = BEFORE_PIECES if isinstance(settings, PegasusSettings) else 0
-        pieces = [""] * first + model.id_to_piece([*range(len(model))])
-        n_extra = read_optional(directory / TOKENIZER).get("extra_ids", 100) or 0
-        if isinstance(settings, T5Settings) and len(pieces) + n_extra <= size:
-            more["added_tokens"] = more["added_tokens"] or [
-                {"content": f"<extra_id_{i}>", "id": len(pieces) + n_extra - 1 - i, "special": True}
-                for i in range(n_extra)
-            ]
-        pieces += [""] * (size - len(pieces))
-        make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces, more)
-        return Vocabulary(make, first + model.unk_id(), set(), {})
+        return _read_spiece(settings, spm, more)
     spm = directory / "sentencepiece.bpe.model"
     if not spm.is_file() or not (directory / "vocab.json").is_file():
         raise InputError(
@@ -208,6 +194,27 @@ def _read_vocabulary(settings: EncoderDecoderSettings, end: int, language_codes:
     languages = {name: i for i, name in tags if i < size}
     make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces, more)
     return Vocabulary(make, pieces.index("<unk>"), {*languages.values()}, languages)
+
+
+def _read_spiece(settings: EncoderDecoderSettings, spm: Path, more: Json) -> Vocabulary:
+    """Read spiece.model of T5, whose sentinels are not in it, or of Pegasus; `more` has the
+    optional parts of the tokenizer."""
+    size = settings.vocab_size
+    try:
+        model = SentencePieceProcessor(model_file=str(spm))
+    except RuntimeError as error:
+        raise InputError(f"{spm} is no SentencePiece model: {error}") from error
+    first = BEFORE_PIECES if isinstance(settings, PegasusSettings) else 0
+    pieces = [""] * first + model.id_to_piece([*range(len(model))])
+    n_extra = read_optional(settings.directory / TOKENIZER).get("extra_ids", 100) or 0
+    if isinstance(settings, T5Settings) and len(pieces) + n_extra <= size:
+        more["added_tokens"] = more["added_tokens"] or [
+            {"content": f"<extra_id_{i}>", "id": len(pieces) + n_extra - 1 - i, "special": True}
+            for i in range(n_extra)
+        ]
+    pieces += [""] * (size - len(pieces))
+    make = partial(ImportedTokenizer.of_pieces, spm.read_bytes(), pieces, more)
+    return Vocabulary(make, first + model.unk_id(), set(), {})
 
 
 def _tokenizers(
