@@ -95,7 +95,7 @@ def prompts(**fields: object) -> dict[str, object]:
          "logit_bias=1000000000.0"),
         ("/v1/completions", prompts(best_of=3), 400, "best_of must be n, but it is 3; leave it out"),
         ("/v1/completions", prompts(temperature=0, n=2), 400,
-         "greedy search has one text per prompt, but n=2 at temperature=0; raise the temperature, or use beam_size"),
+         "a request may have 1 texts per prompt at temperature 0, but it has 2; ask for less"),
         ("/v1/completions", prompts(logprobs=0), 400, "logprobs: Input should be None, but it is 0; correct it"),
         ("/v1/completions", prompts(max_completion_tokens=5), 400,
          "max_completion_tokens: Input should be None, but it is 5; correct it"),

@@ -115,6 +115,8 @@ class CompletionBody(BaseModel):
             raise InputError(f"best_of must be n, but it is {self.best_of}; leave it out")
         check_bound(sum(map(len, self.prompts)), limits.characters, "characters of prompts")
         check_bound(len(self.prompts) * self.n, limits.texts, "texts")
+        if not self.temperature:
+            check_bound(self.n, 1, "texts per prompt at temperature 0")
         check_bound(self.max_tokens, limits.max_tokens, "max_tokens")
         check_bound(self.min_length, self.max_tokens, "min_tokens")
         check_bound(len(self.stops), 4, "stops")
