@@ -257,6 +257,31 @@ def test_typed_text_is_translated_after_a_pause(page, offline):
 
 
 @pytest.mark.long
+def test_translation_stays_while_the_next_one_is_computed(page, offline):
+    """And is cleared if that fails."""
+    text, best = (
+        page.get_by_label("Text (lines are translated one by one)"),
+        page.get_by_role("group", name="Translation"),
+    )
+    translate(page, "Print it")
+    want, then = (offline["mt"].translate([line], n_best=3)[0][0].text for line in ("Print it", "Print it now."))
+    expect(best).to_have_text(want)
+    waiting = []
+    page.route("**/page/translate", lambda route: waiting.append(route))
+    with page.expect_request("**/page/translate"):
+        text.press_sequentially(" now.")
+    expect(page.locator("#translate .source")).to_have_text("Print it now.")
+    expect(best).to_have_text(want)
+    waiting.pop().continue_()
+    expect(best).to_have_text(then)
+    with page.expect_request("**/page/translate"):
+        text.press_sequentially("..")
+    expect(best).to_have_text(then)
+    waiting.pop().fulfill(body="")  # an answer that breaks off
+    expect(best).to_be_empty()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("page", [{"permissions": ["clipboard-read", "clipboard-write"]}], indirect=True)
 def test_an_example_is_translated_and_copied(page, offline):
     """A sentence of the run's held-out data, which is there while there is no text."""

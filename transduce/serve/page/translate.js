@@ -23,9 +23,14 @@ export function start(panel, runs, records) {
     clearTimeout(timer);
     tell(aloud ? "Translating ..." : "");
     results.replaceChildren();
-    show([]);
-    const lines = await translated(runs[run.value], text.value, 1 + Number(n.value), signal, results, show);
-    if (aloud) tell(`Translated: ${lines.join(" ")}`, "aloud");
+    if (aloud) show([]); // after a pause in typing, the last translation stays until there is a new one
+    try {
+      const lines = await translated(runs[run.value], text.value, 1 + Number(n.value), signal, results, show);
+      if (aloud) tell(`Translated: ${lines.join(" ")}`, "aloud");
+    } catch (error) {
+      if (!signal.aborted && !results.querySelector(".ranked")) show([]);
+      throw error;
+    }
   });
   /** Without text, offer examples from the run's held-out data. */
   const offer = async () => {
