@@ -72,7 +72,8 @@ def prompts(**fields: object) -> dict[str, object]:
         ("/inference", upload(wav(601, rate=1000)), 400,
          "sound may last 600 s, but file 'a.wav' lasts longer; send it in parts"),
         ("/translate", {"json": {**ASKED, "source": "auto", "target": "xx"}}, 400,
-         "the source language is known only if the server has a single one, but it has []; send it as source"),
+         "the source language is known only if the server has a single one, but it has []; send a source and a target of "
+         "/languages"),
         ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file: Value error, Expected UploadFile, "
          "received: <class 'str'>, but it is '../../etc/passwd'; correct it"),
         ("/inference", upload(wav(), model="../mt"), 404, "to transcribe, this server has asr, but not '../mt'; see /v1/models"),

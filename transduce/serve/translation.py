@@ -143,7 +143,7 @@ def _only_source(state: ServerState, target: str = "") -> str:
     if len(sources) != 1:
         raise InputError(
             "the source language is known only if the server has a single one, but it has "
-            f"{sources}; send it as source"
+            f"{sources}; send a source and a target of /languages"
         )
     return sources[0]
 
