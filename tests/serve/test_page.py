@@ -95,6 +95,7 @@ def test_ensembles_have_the_first_runs_record_and_no_attention(runs, tmp_path):
         ({"model": "../mt"}, 404, "to translate, this server has mt, but not '../mt'; see /v1/models"),
         ({"model": "lm"}, 404, "to translate, this server has mt, but not 'lm'; see /v1/models"),
         ({"line": "a" * 10_001}, 400, "a request may have 10000 characters, but it has 10001; ask for less"),
+        ({"target": "fr"}, 400, "this server translates en to de, but not  to fr; see /languages"),
         ({"n_best": 11}, 400, "n_best: Input should be less than or equal to 10, but it is 11; correct it"),
     ],
 )

@@ -269,8 +269,10 @@ async def translate_line(http: fastapi.Request, state: State) -> Json:
     query = await read_body(http, state, LineBody)
     run = state.find(query.model, Translator)
     check_bound(len(query.line), state.config.characters, "characters")
-    pair = Languages(query.source, query.target) if query.source else run.languages[0]
-    _check_pair(pair, run.languages)
+    pair = run.languages[0]
+    if query.source or query.target:
+        pair = Languages(query.source, query.target)
+        _check_pair(pair, run.languages)
     kind = TranslationRequest(pair, query.n_best, attention=True)
     ((outputs,),) = await run.engine.outputs(Request([query.line], kind, [query.n_best]))
     return {
