@@ -101,7 +101,11 @@ class BeamConfig:
         check_choices(self)
         at_least(0, self, "length_offset")
         within(f"[0, {MAX_ALPHA}]", self, "alpha")
-        within(f"[1, {self.beam_size}]", self, "n_best")
+        if not 1 <= self.n_best <= self.beam_size:
+            raise InputError(
+                f"n_best must lie between 1 and beam_size={self.beam_size}, which may be raised, "
+                f"but n_best={self.n_best}"
+            )
 
     def length_penalty(self, length: int) -> float:
         """The divisor of the log-probability of so many tokens, including EOS; 1 if alpha is 0.
