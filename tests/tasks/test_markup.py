@@ -78,6 +78,7 @@ def test_only_words_are_changed():
         ("a <img> b", [1, 0], "<img> B A"),
         ("a <b></b> b", [0, 1], "A <b></b> B"),
         ("a</b> b", [1, 0], "</b> B A"),
+        ("<b>a b c", [1, 2, 0], "<b>B C A"),  # as in <b>a b c<br>d</b>, where all words are bold
         ("<b><i>a</b> b</i>", [0, 1], "<b><i>A</i></b> <i>B</i>"),
     ],
 )

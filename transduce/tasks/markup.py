@@ -92,7 +92,7 @@ class Fragment:
     def translated(self, output: Output) -> str:
         """The translation, with each tag around the words that are aligned to those that it wraps.
         A tag without words stands before the word that is aligned to the nearest source word, or at
-        the end."""
+        the beginning or end, if it is there in the source."""
         spans = [word.span() for word in re.finditer(r"\S+", self.text)]
         words = output.text.split()
         origin = {n: place for place, n in output.alignment.pairs} if output.alignment else {}
@@ -114,7 +114,9 @@ class Fragment:
                 tail += self.text[end : tag.start] + tag.opening + tag.closing
                 end = tag.start
             else:
-                near = min(range(len(words)), key=lambda n: abs(sources[n] - behind), default=0)
+                near = 0
+                if behind:  # a tag before all words stays there
+                    near = min(range(len(words)), key=lambda n: abs(sources[n] - behind), default=0)
                 gap = self.text[tag.start : tag.start + 1].isspace()
                 alone[near] += tag.opening + tag.closing + " " * gap
         parts = [""]
