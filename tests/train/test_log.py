@@ -86,6 +86,26 @@ def test_disabled_progress_bar_still_counts(monkeypatch):
     sink.close()
 
 
+@pytest.mark.parametrize("updates", [3, 0])
+def test_a_validation_that_is_repeated_has_one_line(tmp_path, monkeypatch, updates):
+    """A crash before the checkpoint of a validation: at the end, after a save without a validation; or before all."""
+    config = toy.config(max_updates=3, validate_every=9, save_every_minutes=1e-9 if updates else None)
+    trainer = toy.trainer(tmp_path, config=config, pretrained=not updates)
+    save = trainer.store.save
+
+    def crash(model, optimizer, progress):
+        if progress.validated:
+            raise KeyboardInterrupt
+        save(model, optimizer, progress)
+
+    monkeypatch.setattr(trainer.store, "save", crash)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert toy.metrics(tmp_path) == [("valid", updates)]
+    toy.trainer(tmp_path, config=config, pretrained=not updates).run()
+    assert toy.metrics(tmp_path) == [("valid", update) for update in sorted({updates, 3})]
+
+
 def test_speed_after_a_validation_is_that_before_it_until_two_updates_are_timed():
     """Ten tokens a second, then twenty; the time of the validation does not count."""
     speeds, now = [], 0.0

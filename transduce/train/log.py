@@ -239,7 +239,8 @@ class RunFiles(Sink):
             lines = [
                 json.dumps(line) + "\n"
                 for line in read_json_lines(self.metrics)
-                if line.get("update", math.inf) <= progress.update
+                if (line.get("update", math.inf), line.get("kind") == "valid")
+                <= (progress.update, progress.validated)
             ]
             write_file(self.metrics, "".join(lines))
 
