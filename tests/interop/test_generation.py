@@ -111,6 +111,21 @@ def test_config_json_replaces_a_missing_generation_config(tmp_path):
     assert read_generation(replace(SETTINGS, directory=tmp_path)) == Generation(eos_token_id=(2,), num_beams=7)
 
 
+@pytest.mark.parametrize("ids", [{}, {"bos_token_id": 5}])
+def test_force_bos_token_to_be_generated_means_what_it_means_to_transformers(tmp_path, ids):
+    """In config.json of old BARTs, if there is no generation_config.json."""
+    from transformers import BartConfig, GenerationConfig
+
+    old = ids | {"force_bos_token_to_be_generated": True}
+    theirs = GenerationConfig.from_model_config(BartConfig(**old))
+    read(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | old))
+    settings = replace(SETTINGS, directory=tmp_path)
+    assert read_generation(settings).forced_bos_token_id is None
+    (tmp_path / "generation_config.json").unlink()
+    assert read_generation(settings).forced_bos_token_id == theirs.forced_bos_token_id
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -181,6 +181,8 @@ def read_generation(settings: Settings) -> Generation:
     plain = config | vars(settings)
     plain = {name: plain[name] for name in IN_CONFIG if name in plain}
     plain |= {name: value for name, value in stored.items() if value is not None}
+    if stored.get("force_bos_token_to_be_generated") and stored is config:  # BARTs of 2020
+        plain["forced_bos_token_id"] = config.get("bos_token_id", 0)
     for name, value in (NEUTRAL | (NEUTRAL_IN_SAMPLING if plain.get("do_sample") else {})).items():
         known = name in OF_WHISPER and isinstance(settings, WhisperSettings)
         if not known and plain.get(name, value) != value:
