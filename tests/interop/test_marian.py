@@ -199,3 +199,17 @@ def test_spaces_are_cleaned_up_as_tokenizer_config_says(tmp_path, spm):
     assert export_marian(parts, tmp_path / "again")
     stored = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
     assert stored["clean_up_tokenization_spaces"] is True
+
+
+def test_search_is_exported_where_the_tokenizer_cannot_be(tmp_path, spm):
+    """A SentencePiece model alone would split the added tokens; their own tokenizer still fits the model."""
+    theirs, _ = rival(directory := tmp_path / "theirs", 0, spm)
+    size = theirs.config.vocab_size
+    (directory / "added_tokens.json").write_text(json.dumps({"<ctx>": size}))
+    theirs.resize_token_embeddings(size + 1)
+    theirs.generation_config.num_beams = 3
+    theirs.save_pretrained(directory)
+    assert not export_marian(read_run(read_settings(directory)), tmp_path / "again")
+    stored = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert (stored["num_beams"], stored["eos_token_id"]) == (3, theirs.config.eos_token_id)
+    assert theirs.config.pad_token_id in stored["suppress_tokens"]

@@ -305,9 +305,6 @@ def export_marian(parts: Parts, directory: Path) -> bool:
         weights["model.shared.weight"] = weights.pop("model.decoder.embed_tokens.weight")
         del weights["model.encoder.embed_tokens.weight"]
     write_model(directory, theirs, weights)
-    if source is None or sentencepiece_of(source) is None or sentencepiece_of(target) is None:
-        return False
-    _write_tokenizers(directory, source, target, config.max_positions)
     search = {
         "decoder_start_token_id": target.bos_id,
         "eos_token_id": target.eos_id,
@@ -315,6 +312,9 @@ def export_marian(parts: Parts, directory: Path) -> bool:
         "max_length": config.max_positions,
     }
     write_json(directory / GENERATION, search | generation_settings(decoding, target.suppressed))
+    if source is None or sentencepiece_of(source) is None or sentencepiece_of(target) is None:
+        return False
+    _write_tokenizers(directory, source, target, config.max_positions)
     return True
 
 
