@@ -19,7 +19,7 @@ from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import CharTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.data.language import read_header
+from transduce.data.shards import read_header
 from transduce.data.tables import each_cell_row
 from transduce.data.tokenizer_files import load_tokenizer
 from transduce.decode.ngram import NGrams

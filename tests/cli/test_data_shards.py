@@ -9,7 +9,8 @@ import pytest
 from tests.data.test_language import SPACED, at_once
 from transduce.cli.main import main
 from transduce.cli.text import pieces_of
-from transduce.data.language import Shards, read_text
+from transduce.data.language import read_text
+from transduce.data.shards import Shards
 from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
 from transduce.files import write_file
 

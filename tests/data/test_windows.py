@@ -13,7 +13,8 @@ import torch
 
 from recipes.baselines import bigram_cross_entropy
 from transduce.data import language as module
-from transduce.data.language import Stream, open_shards, read_header, write_shard
+from transduce.data.language import Stream
+from transduce.data.shards import open_shards, read_header, write_shard
 from transduce.data.text_batches import HeldOutWindows, TokenWindows
 
 

@@ -16,7 +16,8 @@ from transduce.cli.common import Machine
 from transduce.cli.likelihood import score_perplexity
 from transduce.cli.main import main
 from transduce.config import with_fields
-from transduce.data.language import OneText, Shards, TextFiles, encode_text, write_shard
+from transduce.data.language import OneText, TextFiles, encode_text
+from transduce.data.shards import Shards, write_shard
 from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
 from transduce.experiment.config import with_vocabularies
 

@@ -21,16 +21,10 @@ from transduce.cli.common import OptionalFile
 from transduce.cli.jobs import end_with_parent, submit, worker_pool
 from transduce.cli.large_files import check_output
 from transduce.config import at_least
-from transduce.data.language import (
-    CUT,
-    encode_text,
-    open_shards,
-    read_header,
-    read_text,
-    write_shard,
-)
+from transduce.data.language import CUT, encode_text, read_text
 from transduce.data.lines import check_text, decode_lines
 from transduce.data.parallel_text import Pair, PairFiles, has_text
+from transduce.data.shards import open_shards, read_header, write_shard
 from transduce.data.tables import TABLES, table_files
 from transduce.data.tokenizer_files import (
     FILES,

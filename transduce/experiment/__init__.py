@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from transduce.data.frame_reader import FrameReader as FrameReader
     from transduce.data.language import (
         OneText as OneText,
-        Shards as Shards,
         Stream as Stream,
         TextFiles as TextFiles,
         encode_text as encode_text,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
         SentencePieceTokenizer as SentencePieceTokenizer,
         train_tokenizer_pair as train_tokenizer_pair,
     )
+    from transduce.data.shards import Shards as Shards
     from transduce.data.speech_batches import (
         SpeechPairs as SpeechPairs,
         SpeechPairsConfig as SpeechPairsConfig,
