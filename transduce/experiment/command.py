@@ -190,14 +190,14 @@ def _check_vocabulary(x: Experiment, default: Experiment) -> None:
 
 
 def _starting_run(start_from: Path | str | None, run: Path | str | None) -> Path | None:
-    """The config.json of --start-from's run; if that run is gone and the new run has begun, the new
+    """The directory of --start-from's run; if that run is gone and the new run has begun, the new
     run's, which has the same model."""
     if start_from is None:
         return None
     from transduce.run import on_disk
 
-    paths = [on_disk(path) / "config.json" for path in (start_from, run) if path is not None]
-    return next(filter(Path.is_file, paths), None)
+    runs = [on_disk(path) for path in (start_from, run) if path is not None]
+    return next((run for run in runs if (run / "config.json").is_file()), None)
 
 
 def _commented_yaml(config: Any, others: Sequence[Any], indent: str = "") -> Iterator[str]:
@@ -330,21 +330,18 @@ for each in (_Yaml, _QuotingYaml):
     )
 
 
-def _like_run(x: ExperimentT, path: Path) -> ExperimentT:
+def _like_run(x: ExperimentT, directory: Path) -> ExperimentT:
     """Use the model of another run with the same types of input and output; for sound, also its
     features and alignment heads.
 
     A run of another kind, such as a translator for a language model, changes nothing.
-
-    Args:
-        path: the run's config.json.
 
     Raises:
         InputError: the run cannot be read.
     """
     from transduce.run import load_run
 
-    run = load_run(path.parent)
+    run = load_run(directory)
     taken: dict[str, Any] = {"model": run.model}
     if run.feature_extractor is not None and hasattr(x, "features"):
         heads = flatten(run.experiment).get("decoding.alignment_heads", [])

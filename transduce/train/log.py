@@ -234,13 +234,13 @@ class RunFiles(Sink):
         return self.directory / "metrics.jsonl"
 
     def open(self, progress: Progress) -> None:
-        """Remove the lines of updates that will be repeated."""
+        """Remove the lines of updates and validations that will be repeated."""
         if self.metrics.exists():
+            last = progress.update, progress.validated
             lines = [
                 json.dumps(line) + "\n"
                 for line in read_json_lines(self.metrics)
-                if (line.get("update", math.inf), line.get("kind") == "valid")
-                <= (progress.update, progress.validated)
+                if (line.get("update", math.inf), line.get("kind") == "valid") <= last
             ]
             write_file(self.metrics, "".join(lines))
 
