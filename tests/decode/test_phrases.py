@@ -54,7 +54,7 @@ def search(
     return beam_search(scorer(language, sentences), prompts, constraints, beam, required=required)
 
 
-def test_the_ways_of_a_long_chinese_text_are_found_fast():
+def test_the_ways_of_a_long_chinese_text_equal_brute_force():
     """All tokens with the first byte of a character were compared at each place, 8 ms; conftest.py bounds a test's time."""
     signs = [chr(0x4E00 + i) for i in range(4096)]
     pieces = [*signs, *(a + b for k in (1, 7, 99, 500, 999) for a, b in zip(signs, signs[k:], strict=False))]

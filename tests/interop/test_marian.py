@@ -13,7 +13,8 @@ import torch
 
 from tests.interop.rivals import compare, drawn, pieces_of, random_search, random_sizes, randomize
 from transduce.cli.main import main
-from transduce.data.tokenizer_files import ImportedTokenizer, load_tokenizer
+from transduce.data.imported_tokenizer import ImportedTokenizer
+from transduce.data.tokenizer_files import load_tokenizer
 from transduce.interop import read_run
 from transduce.interop.encoder_decoder import export_marian
 from transduce.interop.pretrained import read_settings

@@ -14,9 +14,9 @@ from tests.language_runs import any_tokenizer, language_model
 from tests.runs import GERMAN, RATE, SPECIAL, TINY, library_tokenizer, sentences, sound
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.imported_tokenizer import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import train_tokenizer_pair
-from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.decode.phrases import text_prefix
 from transduce.decode.text_rules import biased, forbidden, lexicon
 from transduce.experiment.config import with_vocabularies

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.imported_tokenizer import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_optional, write_file, write_json
 from transduce.interop.generation import (

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import field
 
 from transduce.config import Json
-from transduce.data.tokenizer_files import ImportedTokenizer
+from transduce.data.imported_tokenizer import ImportedTokenizer
 from transduce.errors import InputError, logger
 from transduce.files import read_json, regular
 from transduce.interop.pretrained import CONFIG, known_fields, pieces_settings, read_table

@@ -14,8 +14,8 @@ from tokenizers.processors import TemplateProcessing
 
 from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
+from transduce.data.imported_tokenizer import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import Weights, read_optional, write_file, write_json
 from transduce.interop.generation import (

@@ -13,8 +13,8 @@ import torch
 from transduce.config import Json, at_least
 from transduce.data.config import FeatureConfig
 from transduce.data.features import FeatureExtractor
+from transduce.data.imported_tokenizer import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.data.tokenizer_files import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, read_optional
 from transduce.interop.generation import Generation, read_decoding

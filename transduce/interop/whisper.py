@@ -12,7 +12,7 @@ from torch import Tensor
 from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.config import FeatureConfig, VectorConfig
-from transduce.data.tokenizer_files import ImportedTokenizer
+from transduce.data.imported_tokenizer import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file, write_json
 from transduce.interop.generation import (
