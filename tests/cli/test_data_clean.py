@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 
+from transduce.cli.clean import FIRST
 from transduce.cli.main import main
-from transduce.cli.text import FIRST
 from transduce.data.corpus import Files
 
 GOOD = [
@@ -224,7 +224,7 @@ def test_invalid_characters_are_wrong_encoding_or_blank(tmp_path, clean):
 
 
 def test_a_pipe_is_read_once(clean, monkeypatch):
-    monkeypatch.setattr("transduce.cli.text.FIRST", 7)
+    monkeypatch.setattr("transduce.cli.clean.FIRST", 7)
     end, begin = os.pipe()
     rows = "".join(f"dog {i}\tHund {i}\n" for i in range(2000))
     os.write(begin, rows.encode())  # less than a pipe holds

@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.test_language import SPACED, at_once
 from transduce.cli.main import main
-from transduce.cli.text import pieces_of
+from transduce.cli.shards import pieces_of
 from transduce.data.language import read_text
 from transduce.data.shards import Shards
 from transduce.data.tokenizer_files import load_tokenizer, train_tokenizer
@@ -156,7 +156,7 @@ def test_several_processes_make_the_same_shards(tmp_path, make):
 
 @pytest.mark.process
 def test_a_killed_worker_is_reported_with_advice(make, monkeypatch):
-    monkeypatch.setattr("transduce.cli.text.write", _killed)
+    monkeypatch.setattr("transduce.cli.shards.write", _killed)
     assert make("--processes", "2") == (
         "transduce: workers must run until all is done, but one was killed, probably for lack of memory; use fewer --workers "
         "or --processes, and run the command again\n"

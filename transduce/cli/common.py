@@ -45,6 +45,8 @@ Runs = Positional[
 
 Files = Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]]
 
+Texts = Annotated[tuple[Path, ...], arg(metavar="FILE ...", help_behavior_hint="(required)")]
+
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 
 Count = Annotated[int | None, arg(help_behavior_hint="")]

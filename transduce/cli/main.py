@@ -57,9 +57,9 @@ COMMANDS = {
         "data:manifest",
         "Make a manifest of a folder of recordings or of another tool's list.",
     ),
-    "data clean": ("text:clean", "Remove pairs of parallel text that are useless for training."),
+    "data clean": ("clean:clean", "Remove pairs of parallel text that are useless for training."),
     "data shards": (
-        "text:shards",
+        "shards:shards",
         "Make shards of token ids of a text that is larger than memory.",
     ),
     "tokenize": (
