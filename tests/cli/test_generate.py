@@ -14,7 +14,7 @@ from tests.language_runs import language_model, language_run
 from transduce.cli.main import main
 from transduce.data.base_tokenizer import CharTokenizer
 from transduce.data.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.tasks.outputs import measure_perplexity
+from transduce.tasks.perplexity import measure_perplexity
 
 RULE = "-" * 20 + "\n"
 

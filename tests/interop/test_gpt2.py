@@ -23,7 +23,7 @@ from transduce.interop import read_model
 from transduce.interop.language_models import export_language_model
 from transduce.interop.pretrained import Parts
 from transduce.tasks.generate import GenerationConfig, Generator
-from transduce.tasks.outputs import measure_perplexity
+from transduce.tasks.perplexity import measure_perplexity
 
 pytestmark = pytest.mark.usefixtures("transformers")
 

@@ -15,7 +15,7 @@ from transduce.data.sentencepiece_bpe import BOS, EOS
 from transduce.data.text_batches import mask_id
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.tasks.outputs import measure_perplexity
+from transduce.tasks.perplexity import measure_perplexity
 
 SOURCES, TARGETS = [*ENGLISH[:3], "a", ""], [*GERMAN[:3], "", "b c"]
 FEW = td.SearchConfig(batch_tokens=40)

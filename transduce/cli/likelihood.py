@@ -118,7 +118,7 @@ def score_perplexity(
         batch_tokens: Positions per batch; changes speed and memory, not the result.
     """
     from transduce.tasks.generate import Generator
-    from transduce.tasks.outputs import measure_perplexity
+    from transduce.tasks.perplexity import measure_perplexity
 
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = machine.load(Generator, run)
