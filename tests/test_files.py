@@ -28,6 +28,16 @@ def test_writers_with_equal_process_ids_do_not_collide(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_devices_and_fifos_are_not_replaced(tmp_path):
+    """A root user's output named /dev/null would put a file there, for all programs of the machine."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    (device := tmp_path / "device").symlink_to("/dev/null")
+    for path in (fifo, device):
+        with pytest.raises(ValueError, match=rf"^{path} must be a file, but it is a FIFO, a socket or a device"):
+            write_file(path, "new", durable=False)
+    assert fifo.is_fifo() and device.is_symlink() and len([*tmp_path.iterdir()]) == 2
+
+
 def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path):
     """The transcript of a recording has its name, such as the title of a video in Japanese."""
     for name in ("a" * 255, "日" * 85, "\U00020000" * 63):

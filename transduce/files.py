@@ -44,8 +44,11 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
 
     Args:
         durable: wait for the disk; otherwise a power cut may still tear the file.
+
+    Raises:
+        InputError: `path` is a device, such as /dev/null, or another thing that is no file.
     """
-    if path.is_dir():
+    if regular(path).is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, file = _open_temporary(path)
@@ -304,12 +307,13 @@ def regular(path: Path) -> Path:
     """Return a path that is a file, a directory, or does not exist.
 
     Raises:
-        InputError: it is a FIFO, a socket or a device, where reading may wait forever.
+        InputError: it is a FIFO, a socket or a device, where reading may wait forever, and which no
+            file must replace.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError(
-            f"{path} must be a file, but it is a FIFO, a socket or a device; put a file in its "
-            "place"
+            f"{path} must be a file, but it is a FIFO, a socket or a device; name another, or put a "
+            "file in its place"
         )
     return path
 

@@ -293,7 +293,8 @@ def test_fifos_sockets_and_devices_are_refused_without_blocking(tmp_path, monkey
             with pytest.raises(ValueError) as error:
                 read(Path(path))
             assert str(error.value) == (
-                f"{path} must be a file, but it is a FIFO, a socket or a device; put a file in its place"
+                f"{path} must be a file, but it is a FIFO, a socket or a device; name another, or put a file in its "
+                "place"
             )
 
 
