@@ -192,3 +192,12 @@ def test_dev_null_may_be_input_and_output(run, monkeypatch):
     with open(os.devnull, "rb") as nothing:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(nothing))
         assert call("translate", run, "--output", os.devnull, *OPTIONS) == 0
+
+
+def test_dev_stdout_is_appended_to_a_file_as_a_shell_does(run, tmp_path, standard_input, monkeypatch):
+    (path := tmp_path / "all.txt").write_text("of before\n")
+    with path.open("a") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert call("translate", run, *OPTIONS, "--output", f"/dev/fd/{out.fileno()}") == 0
+    assert path.read_text().startswith("of before\n") and len(path.read_text().splitlines()) == 7
+    assert {*tmp_path.iterdir()} == {path, standard_input}

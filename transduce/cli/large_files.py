@@ -186,7 +186,7 @@ def carry_out(
     if isinstance(items, Iterator):
         size = 1 if sys.stdin.isatty() else job.CHUNK
         return _print(job, split_chunks(items, lambda _: 1, size), None, destination.workers or 1)
-    output = destination.output
+    output = None if _is_stdout(destination.output) else destination.output
     if output is not None:
         check_output(output, [*inputs, *job.model_files])
     key, n, cost = job.key(items)
@@ -211,6 +211,16 @@ def carry_out(
             path.replace(output)
             progress_file(path).unlink()
     end(done.n_errors, done.n_inputs, job.UNUSABLE)
+
+
+def _is_stdout(output: Path | None) -> bool:
+    """Whether an output is the file that standard output goes to, as /dev/stdout is behind >> FILE;
+    replacing it would lose its earlier lines."""
+    with suppress(OSError, ValueError, AttributeError):  # one of them is no file
+        return output is not None and os.path.samestat(
+            os.fstat(sys.stdout.fileno()), output.stat()
+        )
+    return False
 
 
 def _complete(
