@@ -200,6 +200,18 @@ def test_perplexity_includes_bos_and_eos_of_each_line():
     assert "|first:bos|eos:yes|" in got.signature
 
 
+@pytest.mark.parametrize("kind", ["characters", "bytes", "pieces"])
+def test_a_prompt_that_is_not_utf8_is_refused(tmp_path, capsys, kind):
+    """Python reads the bytes of an argument that are not UTF-8 as lone surrogates."""
+    arguments = ["generate", str(language_run(tmp_path / "run", kind)), "--prompt", "Gr\udcfc\udcdfe"]
+    for options in ([], ["--stream"]):
+        assert main([*arguments, *options]) == 2
+        assert capsys.readouterr().err == (
+            "transduce: prompt 1: a prompt is text, but element 0 is 'Gr\\udcfc\\udcdfe', which UTF-8 cannot hold; "
+            "make text of it\n"
+        )
+
+
 def test_a_uniform_model_has_the_perplexity_of_its_vocabulary_size(tmp_path):
     tokenizer = CharTokenizer.train(["abcdefgh"])
     model = language_model(8)

@@ -212,5 +212,5 @@ class Generation(SearchJob):
 def _encodable(generator: "Generator", prompt: str, number: int) -> str:
     """Return a prompt that the tokenizer can read, or raise InputError with its number."""
     with errors_of(f"prompt {number + 1}"):
-        generator.tokenizer.encode([prompt])
+        generator.encode_uncut(prompt)
     return prompt

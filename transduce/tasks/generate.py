@@ -303,7 +303,12 @@ class Generator(Task):
         return ids[-n:]
 
     def encode_uncut(self, prompt: str) -> list[int]:
-        """Ids of a prompt of any length, at least one; with BOS if texts begin with it."""
+        """Ids of a prompt of any length, at least one; with BOS if texts begin with it.
+
+        Raises:
+            InputError: it is no text that UTF-8 can encode, or this vocabulary cannot spell it.
+        """
+        check_list([prompt], "a prompt is text", of_text=True)
         (ids,) = self.tokenizer.encode([prompt])
         start = self.tokenizer.bos_id
         if self.tokenizer.opening:
