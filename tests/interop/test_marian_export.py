@@ -1,5 +1,6 @@
 """Our translation models in transformers: MarianMTModel gives the logits, MarianTokenizer the ids, generate the texts."""
 
+import errno
 import json
 import re
 import warnings
@@ -147,3 +148,16 @@ def test_search_settings_are_exported_where_transformers_has_them(tmp_path, capl
         assert {name: got.get(name) for name in settings} == settings
         assert lost in caplog.text and bool(caplog.messages) == bool(lost)
         caplog.clear()
+
+
+def test_an_export_that_a_full_disk_stopped_can_be_repeated(tmp_path, monkeypatch, capsys):
+    words = ["export", str(random_run(tmp_path / "run", model=LITTLE)), str(tmp_path / "out"), "--to", "marian"]
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("transduce.interop.pretrained.write_file", fail)
+        assert main(words) == 2
+    assert "make room, and run it again" in capsys.readouterr().err
+    assert main(words) == 0

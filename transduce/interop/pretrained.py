@@ -248,9 +248,9 @@ class Parts(NamedTuple):
 
 def write_model(directory: Path, theirs: Json, weights: Weights) -> None:
     """Write config.json and model.safetensors into a directory, which is created if needed."""
-    write_json(directory / CONFIG, theirs)
     contiguous = {name: weight.cpu().contiguous() for name, weight in weights.items()}
     write_file(directory / WEIGHTS, serialize(contiguous, metadata={"format": "pt"}))
+    write_json(directory / CONFIG, theirs)  # last, as it makes this a model
 
 
 def write_tokenizer_settings(
