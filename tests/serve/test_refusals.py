@@ -94,6 +94,9 @@ def prompts(**fields: object) -> dict[str, object]:
          "logit_bias.5: Input should be a valid number, unable to parse string as a number, but it is 'x'; correct it"),
         ("/v1/completions", prompts(logit_bias={"5": 1e9}), 400, "logit_bias must lie in [-1000, 1000], but "
          "logit_bias=1000000000.0"),
+        *(("/v1/completions", prompts(logit_bias={name: 1}), 400, f"logit_bias.{name}.[key]: {rule}, but it is {name!r}; correct it")
+          for name, rule in (("-1", "Input should be greater than or equal to 0"),
+                             ("the", "Input should be a valid integer, unable to parse string as an integer"))),
         ("/v1/completions", prompts(best_of=3), 400, "best_of must be n, but it is 3; leave it out"),
         ("/v1/completions", prompts(temperature=0, n=2), 400,
          "a request may have 1 texts per prompt at temperature 0, but it has 2; ask for less"),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import fastapi
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, model_validator
 
 from transduce.config import Json
 from transduce.errors import InputError
@@ -71,7 +71,7 @@ class CompletionBody(BaseModel):
     best_of: int | None = None
     frequency_penalty: float = Field(0.0, ge=0, le=0)
     presence_penalty: float = Field(0.0, ge=0, le=0)
-    logit_bias: dict[str, float] = {}
+    logit_bias: dict[NonNegativeInt, float] = {}
     """Values to add to the logits of tokens, by token id."""
     logprobs: None = None
     suffix: str = Field("", max_length=0)
