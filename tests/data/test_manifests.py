@@ -46,6 +46,19 @@ def test_validation_is_held_out_of_training(folder, hold_out):
     assert len(set(seen)) > 1
 
 
+@pytest.mark.parametrize(("hold_out", "share"), [("speakers", 0.4), ("recordings", 0.5)])
+def test_recordings_without_text_or_sound_are_not_held_out(folder, hold_out, share):
+    """Words written for them would be errors; they stay in training, which leaves them out and counts them."""
+    rows = [f"nowhere.wav\t\t{name}\tno sound" for name in "ABC"]
+    rows += [f"{i}.wav\t1.0\t{name}\t{text}" for i, name in enumerate("ABCDE" * 2) for text in [f"text {i}" * (i % 2)]]
+    rows = [f"{i}\t{row}" for i, row in enumerate(rows)]
+    (folder / "some.tsv").write_text("\n".join(["id\taudio\tseconds\tspeaker\ttext", *rows, ""]))
+    for seed in range(5):
+        train, valid, _ = Manifests(data=folder, train=Path("some.tsv"), hold_out=hold_out, share=share).read(seed)
+        assert len(valid) == 2 and all(r.text and r.seconds for r in valid), seed
+        assert sorted(r.id for r in train + valid) == sorted(map(str, range(13)))
+
+
 @pytest.mark.parametrize("valid", [None, Path("valid.tsv")])
 def test_a_left_out_speaker_is_only_in_the_test(folder, valid):
     train, held_out, test = Manifests(data=folder, valid=valid, leave_out="A").read(1)

@@ -240,7 +240,11 @@ class Manifests:
                 [r for r in part if r.speaker != who] for part in (train, valid, replay)
             )
         if train and not self.valid:
-            train, valid = split(train, self.hold_out, self.share, seed)
+            # one without text or sound would only add errors to every score
+            usable = [r for r in train if r.text.strip() and r.seconds]
+            _, valid = split(usable or train, self.hold_out, self.share, seed)
+            held_out = {r.id for r in valid}
+            train = [r for r in train if r.id not in held_out]
         if not train or not valid:
             raise InputError(
                 f"training and validation need recordings, but there are {len(train)} and "
