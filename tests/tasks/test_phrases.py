@@ -423,6 +423,11 @@ def test_strongly_biased_phrases_appear(translator, caplog):
             translator(LINES, logit_bias=bias)
 
 
+def test_a_biased_phrase_may_have_the_digits_of_another_script(translator):
+    texts = translator(LINES, logit_bias={"٤": 100.0})
+    assert sum("٤" in text for text in texts) == 4  # one line is blank
+
+
 def test_bias_of_absent_phrases_does_not_change_scores(translator):
     """A phrase that begins a word has begun behind every space, and before the text."""
     plain = translator.translate(LINES, beam_size=4, n_best=4)

@@ -64,12 +64,17 @@ class RulesConfig:
     @property
     def biased_ids(self) -> dict[int, float]:
         """The bias of each token id."""
-        return {int(name): bias for name, bias in self.logit_bias if name.isdecimal()}
+        return {int(name): bias for name, bias in self.logit_bias if _is_id(name)}
 
     @property
     def biased_phrases(self) -> tuple[tuple[str, float], ...]:
         """The phrases with a bias, and their bias."""
-        return tuple(pair for pair in self.logit_bias if not pair[0].isdecimal())
+        return tuple(pair for pair in self.logit_bias if not _is_id(pair[0]))
+
+
+def _is_id(name: str) -> bool:
+    """Whether a key of logit_bias is a token id; digits of other scripts are a text."""
+    return name.isascii() and name.isdecimal()
 
 
 @dataclass(frozen=True, kw_only=True)
