@@ -365,3 +365,19 @@ def test_eos_may_have_any_name_but_must_be_configured(tmp_path, capsys):
         f"{tmp_path / 'theirs'} they begin with [290, 292] and end with [293]; name what ends them in config.json (eos_token_id)\n"
     )
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("settings", [{}, {"tokenizer_class": "Qwen2Tokenizer"}])
+def test_vocabulary_of_qwen_is_refused_without_its_splitting(tmp_path, capsys, settings):
+    """Its digits are tokens of their own, and its texts are NFC: vocab.json and merges.txt have neither."""
+    rival(theirs := tmp_path / "theirs", "qwen2" if not settings else "llama", vocab_size=294, eos_token_id=0)
+    model = json.loads(byte_bpe(TEXT, size=290).model)["model"]
+    (theirs / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (theirs / "merges.txt").write_text("\n".join(map(" ".join, model["merges"])))
+    (theirs / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert main(["import", str(theirs), str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: a tokenizer of {settings.get('tokenizer_class', 'qwen2')} must be tokenizer.json, as it splits texts in "
+        f"another way than GPT-2's, but {theirs} has none; write it with transformers: "
+        "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)\n"
+    )

@@ -128,9 +128,18 @@ def read_run(settings: Settings, model: Transformer, generation: Generation) -> 
     """Add the tokenizer and the generation settings to a model.
 
     Raises:
-        InputError: there is no tokenizer, or it does not begin and end texts in a supported way.
+        InputError: there is no tokenizer, or it does not begin and end texts in a supported way, or
+            only its vocabulary is there, but not how it splits texts.
     """
-    tokenizer = _text_tokenizer(settings.directory, generation.eos_token_id, model.vocab_size)
+    directory = settings.directory
+    kind = read_optional(directory / TOKENIZER).get("tokenizer_class") or settings.model_type
+    if str(kind).lower().startswith("qwen") and not (directory / "tokenizer.json").is_file():
+        raise InputError(
+            f"a tokenizer of {kind} must be tokenizer.json, as it splits texts in another way than "
+            f"GPT-2's, but {directory} has none; write it with transformers: "
+            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+        )
+    tokenizer = _text_tokenizer(directory, generation.eos_token_id, model.vocab_size)
     return Parts(model, None, tokenizer, read_sampling(generation, model.config))
 
 
