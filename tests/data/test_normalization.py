@@ -31,8 +31,9 @@ def test_every_character_is_preserved():
 
 def test_line_breaks_and_tabs_become_spaces():
     tokenizer = trained(TEXTS)
-    for mark in "\t\v\f\r\x1c\x1d\x1e\x85\u2028\u2029":
+    for mark in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029":
         assert tokenizer.decode(tokenizer.encode([f"one{mark}two"])) == ["one two"]
+        assert tokenizer.encode([f"one two{mark}"]) == tokenizer.encode(["one two"])
 
 
 def test_nfkc_equals_that_of_unicodedata():

@@ -244,8 +244,8 @@ def test_trailing_space_of_a_prompt_is_written_once(kind, beam_size):
             if beam_size == 1:
                 stream = g.stream(prompt, x, prompt_number=number, text_number=k)
                 assert "".join(stream) == output.text
-    if kind == "pieces":  # SentencePiece knows no tab
-        assert g(["All\t"], x) == g(["All "], x) != g(["All"], x)
+    if kind == "pieces":  # SentencePiece knows no tab and no line break
+        assert g(["All\t"], x) == g(["All\n"], x) == g(["All "], x) != g(["All"], x)
 
 
 def test_long_prompts_are_cut_and_texts_end_with_the_positions(caplog):

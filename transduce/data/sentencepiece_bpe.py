@@ -33,7 +33,7 @@ Normalization = Literal["identity", "nmt_nfkc"]
 """identity keeps every character, except that tabs and line separators become spaces; nmt_nfkc is
 SentencePiece's rule for Unicode NFKC, which writes ² as 2, and a full-width comma as a comma."""
 
-BREAKS = "\t\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
+BREAKS = "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 """Characters that would make one line several."""
 
 

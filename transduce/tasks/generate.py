@@ -284,7 +284,7 @@ class Generator(Task):
     def _prompt(self, prompt: str, config: GenerationConfig) -> "Prompt":
         ids = self.encode(prompt, config.max_length)
         (text,) = self.tokenizer.decode([ids])
-        if prompt[-1:] not in (" ", "\t") or text.endswith((" ", "\t")) or not prompt.strip():
+        if not prompt[-1:].isspace() or text[-1:].isspace() or not prompt.strip():
             return Prompt(ids)
         written = self.tokenizer.surfaces[ids[-1]].endswith(b" ")
         return Prompt(ids, Prefix(vocabulary(self.tokenizer), [], b"" if written else b" "))
