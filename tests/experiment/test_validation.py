@@ -1,6 +1,7 @@
 """What a training looks at, computed another way."""
 
 import math
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from transduce.experiment.config import ValidateBy, with_vocabularies
 from transduce.experiment.validation import draw_attention, held_out_loss, speech_validator, translation_validator
 from transduce.model.transformer import Transformer, cross_attention
 from transduce.plot import attention_map
-from transduce.score.measures import MEASURES
+from transduce.score.measures import LIBRARIES, MEASURES
 from transduce.tasks.search import GREEDY
 
 
@@ -116,6 +117,17 @@ def test_loss_can_be_the_score_and_unknown_metrics_are_refused(loaded, pairs):
     assert got.score == -got.metrics["loss"]
     with pytest.raises(ValueError, match="blue"):
         translation_validator(loaded, text, pairs.epoch(0), by="blue")
+
+
+def test_a_missing_library_of_the_tokenization_is_named_before_training(loaded, monkeypatch):
+    """Not at the first validation, where the updates before it would be lost."""
+    monkeypatch.setitem(sys.modules, LIBRARIES["ja-mecab"], None)
+    with pytest.raises(ValueError) as error:
+        translation_validator(loaded, ParallelText(["a"], ["東京です。"]), [], tokenize="ja-mecab")
+    assert str(error.value) == (
+        "--tokenize ja-mecab needs the library MeCab, but it is not installed; in a clone of transduce: "
+        "pip install '.[mecab]', or name --tokenize char"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -129,9 +129,8 @@ def translation_validator(
 
     BLEU ignores the capitals of references if outputs can have none.
     """
-    warn_without_words(by, text.target)
     bleu = "bleu.lowercase" if folds_case(translator.tokenizer) else "bleu"
-    score = _scoring([bleu], by, text.source, tokenize)
+    score = _scoring([bleu], by, text.target, text.source, tokenize)
     examples = {
         i: (text.source[i], text.target[i]) for i in spread(range(len(text.source)), SAMPLES)
     }
@@ -163,8 +162,8 @@ def speech_validator(
         canary: other recordings, whose measures are reported separately, such as canary.wer.
     """
     scored = pairs.recordings if recordings is None else recordings
-    warn_without_words(by, [recording.text for recording in scored])
-    score = _scoring(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
+    names = ["wer", "cer"] if by in ("loss", "wer", "cer") else []
+    score = _scoring(names, by, [recording.text for recording in scored], None, tokenize)
     if canary:  # names unusable ones, and raises if all are
         config = replace(pairs.config, max_seconds=math.inf, ctc_column="")
         SpeechPairs(canary, pairs.reader, transcriber.tokenizer, config)
@@ -293,12 +292,23 @@ def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
 
 
 def _scoring(
-    names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None
+    names: list[str],
+    by: str,
+    references: Lines,
+    sources: Lines | None,
+    tokenize: Tokenization | None,
 ) -> Callable[[Lines, Lines], dict[str, float]]:
-    """Return a function that scores outputs by these measures and by `by`."""
+    """Return a function that scores outputs by these measures and by `by`.
+
+    Raises:
+        InputError: a measure lacks a library, or cannot use the references.
+    """
+    warn_without_words(by, references)
     if by != "loss" and by not in names:
         names = [*names, by]
     measures = [get_measure(name, tokenize).with_sources(sources) for name in names]
+    for measure in measures:
+        measure.with_references([references])  # raises its error before a training
     return lambda outputs, references: {
         measure.name: measure(outputs, references, resamples=0).value for measure in measures
     }
