@@ -131,7 +131,7 @@ def run(specified: ex.SpeechExperiment) -> dict[str, float]:
 
     # Training
     objective = ex.CrossEntropy(model, ex.token_losses(x, model, processor))  # and CTC
-    transcriber, search = td.Transcriber(model, tokenizer, features, lexicon=words), x.decoding.greedy()
+    transcriber, search = td.Transcriber(model, tokenizer, features, x.decoding, words), x.decoding.greedy()
     ex.check_search(transcriber, [held_out.recordings[0].audio], x.decoding)
     validate = ex.speech_validator(
         transcriber, held_out, by=x.validate_by, tokenize=x.tokenize, search=search, recordings=valid, canary=canary

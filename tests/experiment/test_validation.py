@@ -11,6 +11,7 @@ import jiwer
 import matplotlib.image
 import pytest
 import sacrebleu
+import soundfile
 import torch
 import torch.nn.functional as F
 
@@ -19,8 +20,9 @@ from tests.data.conftest import speech_pairs
 from tests.runs import ENGLISH, GERMAN, RATE, random_speech_run, record, sentences
 from transduce.data.audio import read_audio
 from transduce.data.batch import Batch
-from transduce.data.features import FeatureCache
+from transduce.data.features import FeatureCache, FeatureExtractor
 from transduce.data.frame_reader import FrameReader
+from transduce.data.manifest import Recording
 from transduce.data.parallel_text import ParallelText
 from transduce.data.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
 from transduce.data.text_batches import TextPairs
@@ -161,6 +163,32 @@ def test_speech_validation_has_loss_error_rates_and_samples(speech):
             total += F.cross_entropy(logits[0], torch.tensor([*ids, EOS]), reduction="sum").item()
             n_tokens += len(ids) + 1
     assert got.metrics["loss"] == pytest.approx(total / n_tokens, rel=1e-5)
+
+
+def test_speech_validation_cuts_recordings_longer_than_the_segments_of_the_search(speech, tmp_path, monkeypatch):
+    """A model fails on sound that is much longer than in its training; transcribe cuts it, too."""
+    transcriber, pairs = speech
+    sounds = [read_audio(r.audio, RATE) for r in pairs.recordings]
+    pause = torch.zeros(RATE // 2)
+    waveform = torch.cat([part for sound in sounds for part in (sound, pause)])
+    soundfile.write(tmp_path / "long.wav", waveform.numpy(), RATE, subtype="FLOAT")
+    texts = [r.text for r in pairs.recordings]
+    long = Recording("long", tmp_path / "long.wav", len(waveform) / RATE, "A", " ".join(texts))
+    decoding = replace(GREEDY, max_seconds=3.0, length_ratio=0.2, length_extra=5)
+    assert long.seconds > decoding.max_seconds > max(r.seconds for r in pairs.recordings)
+    (transcript,) = transcriber.transcribe([long.audio], decoding)
+    outputs = [*transcriber([r.audio for r in pairs.recordings], decoding), transcript.text]
+
+    def not_in_autocast(self, waveform):
+        assert not torch.is_autocast_enabled("cpu")
+        return self.mfcc(self.log_mel(waveform))
+
+    monkeypatch.setattr(FeatureExtractor, "__call__", not_in_autocast)
+    validate = speech_validator(transcriber, pairs, search=decoding, recordings=[*pairs.recordings, long])
+    with torch.autocast("cpu", torch.bfloat16, enabled=True):
+        validate(transcriber.model)
+    got = validate(transcriber.model).metrics["cer"]
+    assert len(transcript.segments) > 1 and got == pytest.approx(100 * jiwer.cer([*texts, long.text], outputs))
 
 
 def test_a_canary_is_scored_without_changing_the_score(speech):

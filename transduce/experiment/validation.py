@@ -192,15 +192,23 @@ def _transcripts(
     reader: FrameReader,
     search: SearchConfig,
 ) -> list[str]:
-    """The transcript of every recording, without segmentation; "" if its sound cannot be used."""
+    """The transcript of every recording, which is only cut if it is longer than the segments of the
+    search; "" if its sound cannot be used."""
     texts: list[str] = []
     for group in group_by_duration(recordings, CHUNK):
         frames: dict[int, Tensor] = {}
+        by_place: dict[int, str] = {}
         for i, recording in enumerate(group):
+            if recording.seconds > search.max_seconds:
+                with torch.autocast("cpu", enabled=False):  # features are float32, as in the reader
+                    (transcript,) = transcriber.transcribe([recording.audio], search)
+                by_place[i] = transcript.text
+                continue
             with suppress(InputError):
                 frames[i] = reader(recording.audio)
-        outputs = dict(zip(frames, transcriber.decode([*frames.values()], search), strict=True))
-        texts += [outputs[i][0].text if i in outputs else "" for i in range(len(group))]
+        outputs = transcriber.decode([*frames.values()], search)
+        by_place |= {i: output[0].text for i, output in zip(frames, outputs, strict=True)}
+        texts += [by_place.get(i, "") for i in range(len(group))]
     return texts
 
 
