@@ -312,8 +312,8 @@ def regular(path: Path) -> Path:
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError(
-            f"{path} must be a file, but it is a FIFO, a socket or a device; name another, or put a "
-            "file in its place"
+            f"{path} must be a file, but it is a FIFO, a socket or a device; name another, or put "
+            "a file in its place"
         )
     return path
 
