@@ -337,3 +337,18 @@ def test_second_signal_interrupts_and_handlers_are_restored():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_closed_terminals_request_a_stop_but_nohup_ignores_them():
+    """The kernel and the shell each send SIGHUP."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGHUP, handler)
+            with StopRequest() as stop:
+                for _ in range(2):
+                    signal.raise_signal(signal.SIGHUP)
+            assert stop.requested == (handler == signal.SIG_DFL)
+            assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -217,9 +217,7 @@ def _is_stdout(output: Path | None) -> bool:
     """Whether an output is the file that standard output goes to, as /dev/stdout is behind >> FILE;
     replacing it would lose its earlier lines."""
     with suppress(OSError, ValueError, AttributeError):  # one of them is no file
-        return output is not None and os.path.samestat(
-            os.fstat(sys.stdout.fileno()), output.stat()
-        )
+        return output is not None and os.path.samestat(os.fstat(sys.stdout.fileno()), output.stat())
     return False
 
 

@@ -39,18 +39,20 @@ class HostCopy:
 
 
 class StopRequest(ExitStack):
-    """While open, the first SIGINT or SIGTERM sets `requested`; a second one acts at once."""
+    """While open, the first SIGINT, SIGTERM or, unless nohup ignores it, SIGHUP sets `requested`; a
+    second one acts at once, except for SIGHUP: a closed terminal sends several."""
 
     requested = False
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
+            hangup = [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM, *hangup):
                 self.callback(signal.signal, number, signal.signal(number, self._request))
         return self
 
-    def _request(self, *_: object) -> None:
-        if self.requested:
+    def _request(self, number: int, _: object) -> None:
+        if self.requested and number != signal.SIGHUP:
             raise KeyboardInterrupt
         self.requested = True
 

@@ -102,7 +102,7 @@ class Trainer:
         self.log = Log(sinks if self.world.first else [])
 
     def run(self) -> Progress:
-        """Train to the end; on Ctrl-C or SIGTERM save, then raise KeyboardInterrupt.
+        """Train to the end; on Ctrl-C, SIGTERM or SIGHUP save, then raise KeyboardInterrupt.
 
         Raises:
             FloatingPointError: max_skipped updates in a row had no finite loss or gradient, or the
