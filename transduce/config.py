@@ -298,7 +298,12 @@ def checked(config: Any, plain: Any, prefix: str = "") -> Json:
     changes: Json = {}
     for name, value in _checked_object(plain, prefix).items():
         if name not in hints:
-            if ours := our_names(str(name), flatten(to_dict(config))):
+            if "." in str(name):
+                parts = name.split(".")
+                nested = ": {".join(parts) + ": ..." + "}" * (len(parts) - 1)
+                raise InputError(f"fields are nested, but {name} has a dot; write {nested}")
+            same = str(name).replace("-", "_")
+            if ours := [same] if same in hints else our_names(same, flatten(to_dict(config))):
                 here = " or ".join(prefix + key for key in ours)
                 raise InputError(f"there is no field {prefix}{name}; here it is {here}")
             near = get_close_matches(str(name), hints, n=1) or hints

@@ -229,6 +229,11 @@ def test_the_config_of_a_run_gives_its_experiment(chosen, tmp_path):
     ("plain", "message"),
     [
         ({"training": {"max_update": 3}}, "there is no field training.max_update; did you mean max_updates?"),
+        (
+            {"training.optim.peak_rate": 3},
+            "fields are nested, but training.optim.peak_rate has a dot; write training: {optim: {peak_rate: ...}}",
+        ),
+        ({"vocab-size": 3}, "there is no field vocab-size; here it is vocab_size"),  # not those of encoder and decoder
         ({"training": {"max_updates": "3"}}, 'training.max_updates must be a whole number, but it is "3"'),
         ({"training": 3}, "training must be an object of fields, but it is 3"),
     ],
