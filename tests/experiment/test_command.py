@@ -266,13 +266,16 @@ def test_other_wrong_fields_are_named_with_their_values(tmp_path, plain, name, v
         with_files(translation.COMMANDS, [path])
 
 
-@pytest.mark.parametrize("number", ["0500", "-010", "1:30", "01_0"])
-def test_ambiguous_yaml_numbers_are_refused(run_recipe, tmp_path, number):
+@pytest.mark.parametrize("number", ["0500", "-010", "1:30", "1:30.5", "01_0", "2024-06-01"])
+def test_ambiguous_yaml_numbers_and_dates_are_text(run_recipe, tmp_path, number):
     path = tmp_path / "x.yaml"
-    path.write_text(f"training: {{validate_every: {number}}}\n")
-    code, out, err = run_recipe(translation, "--config", path)
-    assert (code, out) == (2, "") and err.startswith("transduce: --config takes JSON, or YAML in a .yaml, but ")
-    assert err.endswith(f"{number.replace('_', '')!r}\n") or err.endswith(f"{number!r}\n")
+    path.write_text(f"training: {{max_minutes: {number}}}\n")
+    assert run_recipe(translation, "--config", path) == (
+        2, "", f'transduce: {path}: training.max_minutes must be a number or null, but it is "{number}"\n'
+    )  # fmt: skip
+    path.write_text(f"run: {number}\nsymbols: {number}\ndecoding: {{glossary: {{{number}: {number}}}}}\n")
+    x = with_files(translation.COMMANDS, [path])
+    assert (str(x.run), x.symbols, x.decoding.glossary) == (number, number, ((number, number),))
 
 
 @pytest.mark.parametrize(("number", "want"), [("0x10", 16), ("0b101", 5), ("1_000", 1000), ("+7", 7), ("0", 0)])

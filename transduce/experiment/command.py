@@ -307,8 +307,12 @@ def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML in which each field is named once, 5e-3 is a number, and 0500 and 1:30 are errors
-    instead of 320 and 90."""
+    """YAML in which each field is named once, 5e-3 is a number, and 0500, 1:30 and 2024-06-01 are
+    text instead of 320, 90 and a date."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        is_text = kind is yaml.ScalarNode and re.match(r"[-+]?(0[\d_]|[\d_]+:)|\d{4}-", value)
+        return self.DEFAULT_SCALAR_TAG if is_text else super().resolve(kind, value, implicit)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         # before << merges others in
