@@ -1,6 +1,7 @@
 """BLEU finds the words of every script, as sacrebleu does where it is told the language."""
 
 import sys
+from urllib.error import URLError
 
 import pytest
 import sacrebleu
@@ -48,6 +49,20 @@ def test_missing_tokenizer_library_falls_back_to_characters(monkeypatch, name):
         ValueError, match=rf"^--tokenize {name} needs .* pip install '\.\[mecab\]', or name --tokenize char$"
     ):
         get_measure("bleu", name)(TEXTS[name], TEXTS[name])
+
+
+def test_a_tokenization_whose_model_cannot_be_downloaded_is_named(monkeypatch, tmp_path):
+    def unreachable(url, path):
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.download_file", unreachable)
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    with pytest.raises(ValueError) as error:
+        get_measure("bleu", "flores200")(["a b c d"], ["a b c d"])
+    assert str(error.value) == (
+        "--tokenize flores200 needs a model, which is downloaded once, but: <urlopen error Name or service not known>; "
+        "check the network, or name another"
+    )
 
 
 def test_the_command_takes_a_tokenization(tmp_path, capsys):

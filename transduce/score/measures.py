@@ -162,7 +162,8 @@ class BleuMeasure(TranslationMeasure):
         """BLEU with the tokenization of these references; warn if none is long enough.
 
         Raises:
-            InputError: this tokenization needs a library that is not installed.
+            InputError: this tokenization needs a library that is not installed, or a model that
+                cannot be downloaded.
         """
         lines = [line for each in references for line in each]
         name = self.tokenize or tokenization(lines)
@@ -170,7 +171,13 @@ class BleuMeasure(TranslationMeasure):
             way_out = ", or name --tokenize char"
             require(LIBRARIES[name], f"--tokenize {name}", "mecab", way_out)
         measure = replace(self, make=partial(BLEU, tokenize=name))
-        metric: Any = measure.metric
+        try:
+            metric: Any = measure.metric
+        except OSError as error:  # sacrebleu downloads the model of flores200
+            raise InputError(
+                f"--tokenize {name} needs a model, which is downloaded once, but: {error}; check "
+                "the network, or name another"
+            ) from error
         order = metric.max_ngram_order
         if all(len(metric.tokenizer(line.rstrip()).split()) < order for line in lines):
             logger.warning(
