@@ -428,6 +428,12 @@ def test_a_biased_phrase_may_have_the_digits_of_another_script(translator):
     assert sum("٤" in text for text in texts) == 4  # one line is blank
 
 
+def test_a_biased_phrase_that_is_not_utf8_is_left_out(translator, caplog):
+    """Such as an argument in Latin-1, whose bytes Python reads as lone surrogates."""
+    assert translator(LINES, logit_bias={"Gr\udcfc": 5.0}) == translator(LINES)
+    assert caplog.messages == ["this vocabulary cannot spell 'Gr\\udcfc', which is left out"]
+
+
 def test_bias_of_absent_phrases_does_not_change_scores(translator):
     """A phrase that begins a word has begun behind every space, and before the text."""
     plain = translator.translate(LINES, beam_size=4, n_best=4)

@@ -138,8 +138,19 @@ class SentencePieceTokenizer(Tokenizer):
         return tagged
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        # one by one: for a list SentencePiece starts threads, which takes longer than a text
-        return [self._processor.encode(text) for text in texts]
+        """See Tokenizer.
+
+        Raises:
+            InputError: UTF-8 cannot encode a text.
+        """
+        try:
+            # one by one: for a list SentencePiece starts threads, which takes longer than a text
+            return [self._processor.encode(text) for text in texts]
+        except RuntimeError as error:
+            raise InputError(
+                f"a text must be one that UTF-8 can encode, but one of {[*texts]!r:.80} is not; "
+                "correct it"
+            ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return [self._processor.decode([*row]) for row in ids]
