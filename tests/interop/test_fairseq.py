@@ -197,6 +197,21 @@ def test_long_sources_are_cut_with_room_for_special_tokens(tmp_path, caplog):
     assert "was cut to 0" in caplog.text
 
 
+def test_sources_are_read_up_to_the_last_position_of_the_model(tmp_path, caplog):
+    import transformers
+
+    _, tokenizer = rival(directory := tmp_path / "theirs", 4, "m2m100")
+    changed(directory / "config.json", max_position_embeddings=700)
+    theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(directory)
+    assert main(["import", str(directory), str(tmp_path / "run")]) == 0
+    batch = tokenizer([line := " ".join(ENGLISH[0].split() * 60)], return_tensors="pt")
+    assert 512 < batch.input_ids.numel() < 700
+    translator = td.load_translator(tmp_path / "run")
+    (want,) = tokenizer.batch_decode(theirs.generate(**batch), skip_special_tokens=True)
+    assert translator([line]) == [re.sub("__[a-z]+__", "", want).strip()]
+    assert translator.decoding.max_source_length == 700 and "was cut" not in caplog.text
+
+
 def test_command_sets_source_and_target_language(tmp_path, capsys):
     theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     run, chosen = tmp_path / "run", {"source_language": "fra_Latn", "target_language": "eng_Latn"}

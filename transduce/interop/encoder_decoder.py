@@ -119,6 +119,8 @@ def read_run(settings: EncoderDecoderSettings, model: Transformer, generation: G
         source, target = _tokenizers(settings, generation)
     n_forced = 1 if target.opens_by_language else len(target.opening)
     decoding = read_decoding(generation, model.vocab_size, n_forced=n_forced)
+    # transformers does not cut sources
+    decoding["max_source_length"] = max(512, model.config.max_positions)
     return Parts(model, source, target, decoding)
 
 
