@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Library, pre_tokenizers
 
 import transduce as td
 from tests.interop.test_gpt2 import PROMPTS, changed, pieces
+from tests.language_runs import byte_bpe
 from transduce.cli.main import main
 from transduce.data.json_tokenizer import JSONTokenizer
 from transduce.interop import read_model, read_run
@@ -77,6 +79,22 @@ def test_add_prefix_space_is_read(tmp_path):
     theirs = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
     texts = ["Speak to me", " Speak", "", "a\nb"]
     assert JSONTokenizer.load(tmp_path).encode(texts) == theirs(texts)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "RobertaTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("space", [True, False])
+def test_add_prefix_space_of_the_configuration_replaces_that_of_tokenizer_json(tmp_path, kind, space):
+    """In the classes with a name; the one for any tokenizer.json ignores it."""
+    import transformers
+
+    library = Library.from_str(byte_bpe(PROMPTS, size=SIZE).model.decode())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=not space)
+    library.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": kind, "add_prefix_space": space}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    texts = ["Speak to me", " Speak", "a\nb"]
+    theirs = getattr(transformers, kind).from_pretrained(tmp_path)(texts, add_special_tokens=False)
+    assert JSONTokenizer.load(tmp_path).encode(texts) == theirs["input_ids"]
 
 
 @pytest.mark.parametrize("kind", SIZES)

@@ -27,6 +27,10 @@ LETTERS = "".join(c if c in _PRINTED else next(_OTHERS) for c in map(chr, range(
 from U+0100 on."""
 
 
+PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""The classes of transformers that take tokenizer.json as it is."""
+
+
 class JSONTokenizer(Tokenizer):
     """A tokenizer.json of the library `tokenizers`: BPE, unigram, or any other model that it has.
 
@@ -133,7 +137,7 @@ class JSONTokenizer(Tokenizer):
         path = Path(path)
         for file in (path, path / "tokenizer.json"):
             if file.is_file():
-                return super().load(file)
+                return super().load(file)._with_prefix_space(file.parent)
         try:
             merges = models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
         except Exception as error:  # the library raises nothing narrower
@@ -146,6 +150,19 @@ class JSONTokenizer(Tokenizer):
             tokenizer.add_special_tokens([AddedToken(END, normalized=True, special=True)])
         _add_tokens(tokenizer, path)
         return cls(tokenizer.to_str().encode())
+
+    def _with_prefix_space(self, directory: Path) -> "JSONTokenizer":
+        """The same tokenizer with add_prefix_space of tokenizer_config.json, which the classes of
+        transformers that are named there prefer."""
+        from transduce.files import read_optional  # it loads torch, which would slow down --help
+
+        settings = read_optional(directory / "tokenizer_config.json")
+        before, space = self._tokenizer.pre_tokenizer, settings.get("add_prefix_space")
+        named = settings.get("tokenizer_class") not in (None, *PLAIN)
+        if isinstance(before, pre_tokenizers.ByteLevel) and named and isinstance(space, bool):
+            before.add_prefix_space = space
+            return JSONTokenizer(self._tokenizer.to_str().encode())
+        return self
 
     @property
     def is_byte_bpe(self) -> bool:
