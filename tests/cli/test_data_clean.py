@@ -211,6 +211,16 @@ def test_numbers_have_no_script(tmp_path, clean):
     assert (code, written["c.de"][-2:]) == (0, ["Ein Hund.", "Zwei Hunde."]) and said.endswith(": 1 other script\n")
 
 
+def test_text_that_a_browser_read_as_windows_1252_is_wrong_encoding(tmp_path, clean):
+    """It keeps the bytes that have no letter there, such as the last one of a closing quote."""
+    wrong = "".join(bytes([b]).decode("cp1252", "ignore") or chr(b) for b in "Sie sagte: “Ja”".encode())
+    assert wrong.endswith("Jaâ€\x9d")
+    put(tmp_path / "a.en", ["She said yes."] * 2)
+    put(tmp_path / "a.de", [wrong, "Sie sagte: “Ja”"])
+    code, said, written = clean(tmp_path / "a.en", tmp_path / "a.de")
+    assert (code, written["c.de"]) == (0, ["Sie sagte: “Ja”"]) and said.endswith(": 1 wrong encoding\n")
+
+
 def test_invalid_characters_are_wrong_encoding_or_blank(tmp_path, clean):
     rows = [("a \ud800 b", "c"), ("d \0 e", "f"), ("\u200b", "c"), ("\ufeff\u200d", "c"), ("a", "b")]
     code, said, written = clean(put(tmp_path / "a.jsonl", [json.dumps({"en": s, "de": t}) for s, t in rows]))

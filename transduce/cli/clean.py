@@ -168,11 +168,15 @@ class Filters:
         return ""
 
 
+CONTROLS = {byte: 0xDC00 + byte for byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
+"""Bytes that are no letter in Windows-1252, and which other programs read as control characters."""
+
+
 def _decoded_twice(text: str) -> bool:
     """Whether UTF-8 was read as Latin-1 or Windows-1252, and written as UTF-8 again."""
     for encoding in ("latin1", "cp1252"):
         with suppress(UnicodeError):
-            text.encode(encoding).decode()
+            text.translate(CONTROLS).encode(encoding, "surrogateescape").decode()
             return not text.isascii()
     return False
 
