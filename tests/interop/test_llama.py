@@ -346,6 +346,20 @@ def test_tokenizer_larger_than_its_model_is_refused(tmp_path, capsys):
     assert "at most as many tokens as its model" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
+def test_other_ends_of_texts_give_a_warning(tmp_path, caplog):
+    """Texts go on after them, which transformers ends there."""
+    rival(theirs := tmp_path / "theirs", "qwen2", vocab_size=296, eos_token_id=[292, 291, 295])
+    chat_tokenizer(theirs, begins=False)
+    assert main(["import", str(theirs), str(tmp_path / "run")]) == 0
+    assert caplog.messages == [
+        "only <|im_end|> ends texts here, but in transformers each of <|im_end|>, <|end_of_text|>, 295 does (eos_token_id)"
+    ]
+    for path in (theirs / "config.json", theirs / "generation_config.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 292}))
+    caplog.clear()
+    assert main(["import", str(theirs), str(tmp_path / "alone")]) == 0 and not caplog.messages
+
+
 def test_eos_may_have_any_name_but_must_be_configured(tmp_path, capsys):
     rival(tmp_path / "theirs", "llama", vocab_size=294, eos_token_id=293)
     chat_tokenizer(tmp_path / "theirs", begins=False)

@@ -16,7 +16,7 @@ from transduce.config import Json
 from transduce.data.base_tokenizer import Tokenizer
 from transduce.data.imported_tokenizer import ImportedTokenizer
 from transduce.data.json_tokenizer import JSONTokenizer
-from transduce.errors import InputError
+from transduce.errors import InputError, logger
 from transduce.files import Weights, read_optional, write_file, write_json
 from transduce.interop.generation import (
     GENERATION,
@@ -168,6 +168,13 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
         str(eos_token.get("content") if isinstance(eos_token, dict) else eos_token)
     )
     end = named if named in ends else next(iter(ends), None)
+    if len({*ends}) > 1:
+        names = [str(library.id_to_token(i) or i) for i in ends]
+        logger.warning(
+            "only %s ends texts here, but in transformers each of %s does (eos_token_id)",
+            names[ends.index(end)],
+            ", ".join(names),
+        )
     if tokenizer.eos_id == end and tokenizer.bos_id in (begins or (None, end)) and begins != [end]:
         return tokenizer
     if end is None or len(begins) > 1:
