@@ -38,7 +38,7 @@ CONFIGS = {
     "deep.json": b"[" * 100_000,
     "deep.yaml": b"[" * 3000,
     "itself.yaml": b"&a {run: *a}",
-    "no day.yaml": b"run: 2020-99-99",
+    "no day.yaml": b"run: !!timestamp 2020-99-99",
     "no time.yaml": b"run: !!timestamp x",
     "no truth.yaml": b"run: !!bool x",
     "no number.yaml": b"run: !!int x",
