@@ -201,3 +201,15 @@ def test_dev_stdout_is_appended_to_a_file_as_a_shell_does(run, tmp_path, standar
         assert call("translate", run, *OPTIONS, "--output", f"/dev/fd/{out.fileno()}") == 0
     assert path.read_text().startswith("of before\n") and len(path.read_text().splitlines()) == 7
     assert {*tmp_path.iterdir()} == {path, standard_input}
+
+
+def test_standard_output_must_not_be_the_input(run, tmp_path, monkeypatch, capsys):
+    """A command would go on reading the lines that it writes, until the disk is full."""
+    (path := tmp_path / "lines.txt").write_text(text := f"{LINES[0]}\n")
+    with path.open("a") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert call("translate", run, path) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: an output must not be added to what is read, but standard output is {path}; name another file\n"
+    )
+    assert path.read_text() == text

@@ -189,6 +189,11 @@ def carry_out(
     output = None if _is_stdout(destination.output) else destination.output
     if output is not None:
         check_output(output, [*inputs, *job.model_files])
+    elif own := [path for path in inputs if path.is_file() and _is_stdout(path)]:
+        raise InputError(
+            f"an output must not be added to what is read, but standard output is {own[0]}; name "
+            "another file"
+        )
     key, n, cost = job.key(items)
     cost //= part.total
     limit = max(1, min(job.CHUNK, -(-cost // (destination.workers or 1))))
