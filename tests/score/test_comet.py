@@ -92,7 +92,7 @@ def test_missing_sources_and_library_are_errors(judge, monkeypatch):
         comet(["a"], ["b"])
     monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError) as error:
-        validation._scoring(["bleu"], "comet", SOURCES, None)
+        validation._scoring(["bleu"], "comet", REFERENCES, SOURCES, None)
     assert str(error.value) == MISSING
 
 
