@@ -298,8 +298,8 @@ def checked(config: Any, plain: Any, prefix: str = "") -> Json:
     changes: Json = {}
     for name, value in _checked_object(plain, prefix).items():
         if name not in hints:
-            if "." in str(name):
-                parts = name.split(".")
+            parts = str(name).split(".")
+            if len(parts) > 1:
                 nested = ": {".join(parts) + ": ..." + "}" * (len(parts) - 1)
                 raise InputError(f"fields are nested, but {name} has a dot; write {nested}")
             same = str(name).replace("-", "_")

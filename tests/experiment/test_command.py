@@ -233,6 +233,7 @@ def test_the_config_of_a_run_gives_its_experiment(chosen, tmp_path):
             {"training.optim.peak_rate": 3},
             "fields are nested, but training.optim.peak_rate has a dot; write training: {optim: {peak_rate: ...}}",
         ),
+        ({1.5: 3}, "fields are nested, but 1.5 has a dot; write 1: {5: ...}"),
         ({"vocab-size": 3}, "there is no field vocab-size; here it is vocab_size"),  # not those of encoder and decoder
         ({"training": {"max_updates": "3"}}, 'training.max_updates must be a whole number, but it is "3"'),
         ({"training": 3}, "training must be an object of fields, but it is 3"),
