@@ -186,14 +186,7 @@ def carry_out(
     if isinstance(items, Iterator):
         size = 1 if sys.stdin.isatty() else job.CHUNK
         return _print(job, split_chunks(items, lambda _: 1, size), None, destination.workers or 1)
-    output = None if _is_stdout(destination.output) else destination.output
-    if output is not None:
-        check_output(output, [*inputs, *job.model_files])
-    elif own := [path for path in inputs if path.is_file() and _is_stdout(path)]:
-        raise InputError(
-            f"an output must not be added to what is read, but standard output is {own[0]}; name "
-            "another file"
-        )
+    output = _checked(destination.output, job, inputs)
     key, n, cost = job.key(items)
     cost //= part.total
     limit = max(1, min(job.CHUNK, -(-cost // (destination.workers or 1))))
@@ -218,11 +211,27 @@ def carry_out(
     end(done.n_errors, done.n_inputs, job.UNUSABLE)
 
 
-def _is_stdout(output: Path | None) -> bool:
-    """Whether an output is the file that standard output goes to, as /dev/stdout is behind >> FILE;
-    replacing it would lose its earlier lines."""
+def _checked(output: Path | None, job: Job, inputs: Sequence[Path]) -> Path | None:
+    """The output, or None for the file that standard output goes to, as /dev/stdout is behind >>
+    FILE: replacing it would lose its earlier lines.
+
+    Raises:
+        InputError: it is a file that is read.
+    """
+    if output is not None and not _is_stdout(output):
+        check_output(output, [*inputs, *job.model_files])
+        return output
+    if own := [path for path in inputs if path.is_file() and _is_stdout(path)]:
+        raise InputError(
+            f"an output must not be added to what is read, but standard output is {own[0]}; name "
+            "another file"
+        )
+    return None
+
+
+def _is_stdout(path: Path) -> bool:
     with suppress(OSError, ValueError, AttributeError):  # one of them is no file
-        return output is not None and os.path.samestat(os.fstat(sys.stdout.fileno()), output.stat())
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), path.stat())
     return False
 
 
